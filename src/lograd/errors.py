@@ -1,0 +1,39 @@
+"""One sentence for whoever gave us something that cannot work: what was given, what is valid, what to do.
+
+Every error that lograd raises on purpose is a `LogradError` and also the built-in type that a Python programmer would
+catch (`ValueError`, `TypeError`, `ArithmeticError`).  The command line prints the sentence and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class LogradError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InvalidValue(LogradError, ValueError):
+    """A value of the right type that is outside what is valid."""
+
+
+class InvalidType(LogradError, TypeError):
+    """A value of a type that cannot serve."""
+
+
+class MomentDoesNotExist(LogradError, ArithmeticError):
+    """An integral of a law that diverges, or leaves the range of float64."""
+
+
+def sentence(what: str, got: Any, expected: str) -> str:
+    """`what` must be `expected`, got `got`: the form that all messages share."""
+    text = got if isinstance(got, str) and got.startswith("an ") else repr(got)
+    return f"{what} must be {expected}; got {text if len(text) <= 120 else text[:117] + '...'}."
+
+
+def nearest_name(name: str, valid: Iterable[str]) -> str:
+    """A hint ` Did you mean 'mxfp4'?` for a misspelt name, or the empty string."""
+    close = difflib.get_close_matches(name.lower(), list(valid), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
