@@ -1,0 +1,26 @@
+"""Number formats as values: what a low-bit float, integer or block can represent, and how a number is rounded to it.
+
+The lowest layer.  Everything here is scalar and slow, and is the definition that the theory integrates over and that
+the kernels must equal bit for bit.
+"""
+
+from .block import BlockFormat
+from .catalogue import CATALOGUE, AnyFormat, parse_format
+from .float import FloatFormat
+from .ideal import IdealFormat
+from .integer import IntFormat
+from .values import ROUNDINGS, Cells, Format, Rounding
+
+__all__ = [
+    "CATALOGUE",
+    "ROUNDINGS",
+    "AnyFormat",
+    "BlockFormat",
+    "Cells",
+    "FloatFormat",
+    "Format",
+    "IdealFormat",
+    "IntFormat",
+    "Rounding",
+    "parse_format",
+]

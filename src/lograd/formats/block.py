@@ -1,0 +1,103 @@
+"""Block formats: elements of a few bits that share one scale, as in the OCP microscaling (MX) formats and NVFP4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from ..errors import InvalidType, InvalidValue, sentence
+from .float import FloatFormat
+from .integer import IntFormat
+from .values import Rounding, check_width
+
+
+@final
+@dataclass(frozen=True)
+class BlockFormat:
+    """`size` neighbouring elements and one scale: a block decodes to decode(scale) * decode(element).
+
+    The scale's own format says how it is chosen.  A scale of powers of two (no mantissa, as E8M0) follows the OCP MX
+    rule 2^(floor(log2 max|x|) - emax): the largest element lands in the element format's top binade and may saturate
+    there.  A scale with a mantissa (as E4M3 in NVFP4) is max|x| / element.max, rounded to nearest.
+
+    Args:
+        element: the format of each element.
+        size: elements in a block.
+        scale: the format of the shared scale; unsigned, or its sign is not used.
+
+    The MX rule is that of [ocp2023], the NVFP4 block that of [nvidia2025].  NVIDIA adds a float32 scale per tensor; it
+    is a factor in front of all blocks and not part of the block format.
+
+    @techreport{ocp2023,
+      title       = {OCP Microscaling Formats (MX) Specification, Version 1.0},
+      institution = {Open Compute Project},
+      year        = {2023}
+    }
+
+    @misc{nvidia2025,
+      title  = {Pretraining Large Language Models with NVFP4},
+      author = {NVIDIA},
+      year   = {2025},
+      eprint = {2509.25149},
+      archivePrefix = {arXiv}
+    }
+    """
+
+    element: FloatFormat | IntFormat
+    size: int
+    scale: FloatFormat
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.element, FloatFormat | IntFormat):
+            raise InvalidType(sentence("element of a block format", self.element, "a FloatFormat or an IntFormat"))
+        if not isinstance(self.scale, FloatFormat):
+            raise InvalidType(sentence("scale of a block format", self.scale, "a FloatFormat"))
+        check_width("size of a block", self.size, 1, 2**20)
+
+    @property
+    def bits_per_element(self) -> float:
+        """Storage for one element, its share of the scale included."""
+        return self.element.bits + self.scale.bits / self.size
+
+    def __str__(self) -> str:
+        return f"{self.element}/{self.size}/{self.scale}"
+
+    def scale_of(self, block: Sequence[float]) -> float:
+        """The shared scale for a block, a value of the scale's format; NaN if the block holds NaN or infinity."""
+        largest = max(map(abs, block), default=0.0)
+        if not all(map(math.isfinite, block)):
+            return math.nan
+        if self.scale.mantissa:
+            return self.scale.round(largest / self.element.max)
+        emax = math.frexp(self.element.max)[1] - 1
+        ideal = math.ldexp(1.0, max(math.frexp(largest)[1] - 1 - emax, -1074)) if largest else 0.0
+        return self.scale.round(ideal, "toward_zero")
+
+    def encode(
+        self, block: Sequence[float], rounding: Rounding = "nearest", *, uniforms: Sequence[float] | None = None
+    ) -> tuple[int, list[int]]:
+        """(code of the scale, codes of the elements) of one block of at most `size` elements, saturating."""
+        if len(block) > self.size:
+            raise InvalidValue(
+                sentence("a block", f"an array of {len(block)} elements", f"at most {self.size} elements")
+            )
+        scale = self.scale_of(block)
+        if math.isnan(scale):  # the scale carries the NaN: element formats of 4 and 6 bits have none
+            return self.scale.encode(scale), [0] * len(block)
+        draws = uniforms if uniforms is not None else [0.0] * len(block)
+        scaled = [x / scale if scale else 0.0 for x in block]
+        rounded = [self.element.round(x, rounding, uniform=u) for x, u in zip(scaled, draws, strict=True)]
+        return self.scale.encode(scale), [self.element.encode(x) for x in rounded]
+
+    def decode(self, scale: int, codes: Sequence[int]) -> list[float]:
+        """The values of a block."""
+        factor = self.scale.decode(scale)
+        return [factor * self.element.decode(code) for code in codes]
+
+    def round(
+        self, block: Sequence[float], rounding: Rounding = "nearest", *, uniforms: Sequence[float] | None = None
+    ) -> list[float]:
+        """The values that one block is rounded to: `decode` of `encode`."""
+        return self.decode(*self.encode(block, rounding, uniforms=uniforms))
