@@ -1,0 +1,32 @@
+"""Laws of |g|, the magnitude of a neural gradient's nonzero elements.
+
+A law answers three questions, and everything else in lograd is asked through them: `cdf`, `quantile` and
+`partial_moment(order, t)`.  NumPy and SciPy in float64; tensors are accepted by `fit`, torch is not needed.
+"""
+
+from .bell import Exponential, HalfCauchy, HalfNormal
+from .empirical import Empirical
+from .goodness import FAMILIES, QQ, Fit, ks_distance, qq, rank_laws
+from .law import Law
+from .loglaplace import LogLaplace
+from .lognormal import LogNormal
+from .truncated import Truncated
+from .uniform import Uniform
+
+__all__ = [
+    "FAMILIES",
+    "QQ",
+    "Empirical",
+    "Exponential",
+    "Fit",
+    "HalfCauchy",
+    "HalfNormal",
+    "Law",
+    "LogLaplace",
+    "LogNormal",
+    "Truncated",
+    "Uniform",
+    "ks_distance",
+    "qq",
+    "rank_laws",
+]

@@ -1,0 +1,92 @@
+"""A law without its far tail: real gradients end before a lognormal does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import InvalidType
+from .law import Law, Order, Values, check_interval, magnitudes, parameter, probabilities, values
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Truncated(Law):
+    """`law` on the condition that x <= `limit`.
+
+    The released code of [chmiel2021] cuts the lognormal at the observed 1 - 1/300 quantile before it computes cosines;
+    at sigma 2 and 90 % sparsity that moves the cosine from 0.98 to 0.86.  All moments exist if those of `law` near
+    zero do, so it is also what makes the half-Cauchy law usable.
+    """
+
+    law: Law
+    limit: Any
+    parameters: ClassVar[tuple[str, ...]] = ("limit",)
+
+    def __post_init__(self) -> None:
+        self._set(limit=parameter("limit", self.limit, low=0.0))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Truncated) and self.law == other.law and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((self.law, super().__hash__()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(self.law.shape, np.shape(self.limit))
+
+    @property
+    def family(self) -> Any:
+        return (Truncated, *self.law.family)
+
+    @property
+    def maximum(self) -> Values:
+        return values(np.minimum(self.law.maximum, self.limit))
+
+    @property
+    def log_mean(self) -> Values:
+        return self._log_moments()[0]
+
+    @property
+    def log_std(self) -> Values:
+        return self._log_moments()[1]
+
+    def cdf(self, t: ArrayLike) -> Values:
+        return values(self.law.cdf(np.minimum(t, self.limit)) / self.law.cdf(self.limit))
+
+    def quantile(self, p: ArrayLike) -> Values:
+        return self.law.quantile(probabilities(p) * self.law.cdf(self.limit))
+
+    def interval_moment(self, order: Order, low: ArrayLike, high: ArrayLike) -> Values:
+        low, high = check_interval(order, low, high)
+        inside = self.law.interval_moment(order, np.minimum(low, self.limit), np.minimum(high, self.limit))
+        return values(inside / self.law.cdf(self.limit))
+
+    @classmethod
+    def fit(cls, x: Any) -> Truncated:
+        """Not defined without a family; fit the law first: `Truncated.at_quantile(LogNormal.fit(x), x)`."""
+        raise InvalidType("Truncated has no family of its own to fit; use Truncated.at_quantile(LogNormal.fit(x), x).")
+
+    @classmethod
+    def at_quantile(cls, law: Law, x: Any, share: float = 1 - 1 / 300) -> Truncated:
+        """`law` cut at the observed quantile of the data."""
+        nonzero, zeros = magnitudes(x, "truncating a law")
+        return cls(law, float(np.quantile(nonzero, share)), count=nonzero.size, zeros=zeros)
+
+    @classmethod
+    def stack(cls, laws: Any) -> Truncated:
+        inner = [truncated.law for truncated in laws]
+        return cls(type(inner[0]).stack(inner), np.array([truncated.limit for truncated in laws]))
+
+    def _log_moments(self) -> tuple[Values, Values]:
+        """Mean and deviation of ln x by the midpoint rule over the quantiles: smooth, and never near a pole."""
+        p = (np.arange(4096) + 0.5).reshape((-1,) + (1,) * len(self.shape)) / 4096
+        logs = np.log(self.quantile(p))
+        return values(logs.mean(axis=0)), values(logs.std(axis=0))
+
+    def __str__(self) -> str:
+        return f"Truncated({self.law}, limit={self.limit})"
