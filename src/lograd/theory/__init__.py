@@ -1,0 +1,49 @@
+"""From a law and a format to numbers: sparsity, threshold, cosine, error, scale, allocation, variance.
+
+Identities in partial moments only; no function here names a law, but for Eq. 4, which is the lognormal's own.
+"""
+
+from .allocation import allocate, thresholds_for
+from .error import (
+    best_format,
+    float_formats,
+    format_errors,
+    lognormal_relative_error,
+    relative_error,
+    squared_error,
+)
+from .pruning import (
+    atp_sparsity,
+    cosine,
+    noise_to_signal,
+    nonzero_sparsity,
+    sparsity,
+    threshold,
+    threshold_for_cosine,
+    topk_sparsity,
+)
+from .scaling import scale
+from .variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
+
+__all__ = [
+    "allocate",
+    "atp_sparsity",
+    "best_format",
+    "block_householder_variance_bound",
+    "cosine",
+    "float_formats",
+    "format_errors",
+    "lognormal_relative_error",
+    "noise_to_signal",
+    "nonzero_sparsity",
+    "per_sample_variance_bound",
+    "per_tensor_variance_bound",
+    "relative_error",
+    "scale",
+    "sparsity",
+    "squared_error",
+    "threshold",
+    "threshold_for_cosine",
+    "thresholds_for",
+    "topk_sparsity",
+]

@@ -1,0 +1,65 @@
+"""One law or many: the theory is written for one law with array parameters, and this deals lists of laws to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import InvalidType, sentence
+from ..laws import Law
+from ..laws.law import Values
+
+Laws = Law | Sequence[Law]
+
+
+def over_layers(laws: Laws, compute: Callable[..., Values], *arguments: ArrayLike) -> Values:
+    """compute(law, *arguments), or one entry per layer for a list of laws, each family in one vectorised call."""
+    if isinstance(laws, Law):
+        return compute(laws, *arguments)
+    if not isinstance(laws, Sequence) or not all(issubclass(kind, Law) for kind in set(map(type, laws))):
+        raise InvalidType(sentence("law", laws, "a Law such as LogNormal(0, 2), or a list of them, one per layer"))
+    families: dict[tuple[type[Law], ...], list[int]] = defaultdict(list)
+    for index, law in enumerate(laws):
+        families[law.family].append(index)
+    columns = [np.broadcast_to(np.asarray(argument, dtype=np.float64), len(laws)) for argument in arguments]
+    result = np.empty(len(laws))
+    for family, indices in families.items():
+        stacked = family[0].stack([laws[index] for index in indices])
+        result[indices] = compute(stacked, *(column[indices] for column in columns))
+    return result
+
+
+def over_axis(values: ArrayLike, axes: int) -> Values:
+    """A list of values as a leading axis before `axes` layer axes, so that both broadcast."""
+    array = np.asarray(values, dtype=np.float64)
+    return array.reshape(array.shape + (1,) * axes)
+
+
+def solve_increasing(
+    function: Callable[[Values], tuple[Values, Values]], target: Values, start: Values, tolerance: ArrayLike = 1e-14
+) -> Values:
+    """The l where function(l) = (value, slope) reaches `target`, by Newton steps kept inside what is known of l.
+
+    All entries at once.  `value` must not decrease, and should be nearly a line; `start` is any finite guess.
+    """
+    target, point = np.broadcast_arrays(target, start)
+    shape, target, point = point.shape, np.atleast_1d(target), np.atleast_1d(point).astype(np.float64)
+    low, high = np.full(point.shape, -np.inf), np.full(point.shape, np.inf)
+    reach = 1.0
+    for _ in range(200):
+        value, slope = function(point.reshape(shape))
+        low, high = np.where(value <= target, point, low), np.where(value >= target, point, high)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            done = (np.abs(value - target) <= tolerance) | (high - low <= 1e-15 * (1 + np.abs(point)))
+            step = point + (target - value) / slope
+            # Where Newton leaves the bracket: halve it, or walk on with longer strides while a side is open.
+            middle = np.where(np.isinf(high), low + reach, np.where(np.isinf(low), high - reach, (low + high) / 2))
+        if done.all():
+            break
+        newton = (step > low) & (step < high) & (np.abs(step - point) < 100)
+        point = np.where(done, point, np.where(newton, step, middle))
+        reach *= 2
+    return point.reshape(shape)
