@@ -1,0 +1,188 @@
+"""One HTML file that needs nothing else: styles and drawings inside, no script, no font, no network.
+
+A `Page` is filled from top to bottom and saved whole or not at all. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from pathlib import Path
+
+from ..errors import InvalidValue, LogradError, sentence
+from .chart import CHART_CSS, Chart, escape, number
+
+_PAGE_CSS = """
+:root{--page:#f5f7f9;--tint:#e3f0f9;--code:#eef1f4;color-scheme:light dark}
+@media screen and (prefers-color-scheme:dark){:root{--page:#0f141a;--tint:#173246;--code:#222b35}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--lg-ink);font:16px/1.55 var(--lg-font);-webkit-text-size-adjust:100%}
+main,header,footer{max-width:1180px;margin:0 auto;padding:0 20px}
+header{padding-top:40px} h1{font-size:30px;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em}
+header p{margin:0;color:var(--lg-muted);font-size:18px}
+h2{font-size:21px;line-height:1.3;margin:44px 0 10px}
+p{margin:12px 0;max-width:74ch}
+.note{border-left:3px solid var(--lg-c0);padding:2px 0 2px 14px;color:var(--lg-muted)}
+code,pre{font:.875em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+code,pre{background:var(--code);border-radius:5px} code{padding:1px 5px} pre{padding:14px 16px;overflow-x:auto}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,165px),1fr));gap:14px;margin:22px 0}
+.tile,.card{background:var(--lg-surface);border:1px solid var(--lg-grid);border-radius:10px}
+.tile{padding:16px 18px} .tile b{display:block;font-size:30px;line-height:1.15;font-variant-numeric:tabular-nums}
+.tile span{display:block;font-weight:600;margin-top:4px} .tile small{color:var(--lg-muted);font-size:13px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:16px;margin:18px 0}
+.charts .card{margin:0;padding:6px;overflow:hidden}
+.charts svg{display:block;width:100%;height:auto;max-width:700px;margin:0 auto} .charts .narrow{display:none}
+figure{margin:18px 0} figcaption{color:var(--lg-muted);font-size:14px;margin:0 0 8px}
+.scroll{overflow-x:auto} table{border-collapse:collapse;width:100%;font-size:14.5px}
+th,td{padding:8px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--lg-grid)}
+td{font-variant-numeric:tabular-nums}
+th{color:var(--lg-muted);font-weight:600;border-bottom-color:var(--lg-axis)} tr:last-child td{border-bottom:0}
+.r{text-align:right} .c{text-align:center} td.hit{background:var(--tint);font-weight:600}
+footer{margin-top:48px;padding-bottom:36px;color:var(--lg-muted);font-size:13px}
+@media (max-width:560px){main,header,footer{padding-left:14px;padding-right:14px} header{padding-top:24px}
+h1{font-size:25px} header p{font-size:16px} .charts .wide{display:none} .charts .narrow{display:block}
+.tiles{grid-template-columns:1fr 1fr;gap:10px} .tile{padding:12px 14px} .tile b{font-size:25px}
+th,td{padding:7px 10px}}
+@media print{body{background:#fff;font-size:10.5pt} header{padding-top:0} .tile,.card,tr{break-inside:avoid}
+h2{break-after:avoid} .charts{grid-template-columns:1fr 1fr} .tile b{font-size:19pt} .tile span{font-size:10pt}
+.scroll{overflow:visible} th,td{white-space:normal;padding:4px 7px} table{font-size:9pt} pre{white-space:pre-wrap}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+"""
+_PHONE = 380  # pixels: text keeps its size on a phone because the chart is drawn again, narrow
+
+
+def _prose(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _is_number(cell: object) -> bool:
+    return cell is None or (isinstance(cell, Real) and not isinstance(cell, bool))
+
+
+def _cell(cell: object) -> str:
+    match cell:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if cell else "no"
+        case Integral():
+            return f"{int(cell):,}".replace("-", "−")
+        case Real():
+            return number(float(cell))
+    return escape(cell)
+
+
+class CannotWrite(LogradError, OSError):
+    """The page could not be saved; whatever was there before is still there."""
+
+
+@dataclass
+class Page:
+    """A page under construction; every method adds one block and returns the page.
+
+    `footer` is small print for the end: versions, and the command that made the page.
+    """
+
+    title: str
+    subtitle: str = ""
+    footer: str = ""
+    _blocks: list[str] = field(default_factory=list, init=False, repr=False)
+
+    def _add(self, block: str) -> Page:
+        self._blocks.append(block)
+        return self
+
+    def heading(self, text: str) -> Page:
+        return self._add(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str) -> Page:
+        """A paragraph; words between backticks are set as code."""
+        return self._add(f"<p>{_prose(text)}</p>")
+
+    def note(self, text: str) -> Page:
+        """A paragraph set apart: a limit, a caveat, how to read what follows."""
+        return self._add(f'<p class="note">{_prose(text)}</p>')
+
+    def code(self, text: str) -> Page:
+        return self._add(f"<pre>{escape(text)}</pre>")
+
+    def metrics(self, tiles: Sequence[tuple[str, str, str]]) -> Page:
+        """Big numbers: (value, label, hint) for each tile; the hint may be empty."""
+        inner = "".join(
+            f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span><small>{_prose(hint)}</small></div>'
+            for value, label, hint in tiles
+        )
+        return self._add(f'<div class="tiles">{inner}</div>')
+
+    def charts(self, *charts: Chart) -> Page:
+        """Charts side by side where the screen has room."""
+        inner = []
+        for chart in charts:
+            wide = chart.svg(styled=False)
+            narrow = replace(chart, width=_PHONE, height=min(chart.height, 300)).svg(styled=False)
+            inner.append(f'<div class="card"><div class="wide">{wide}</div><div class="narrow">{narrow}</div></div>')
+        return self._add(f'<div class="charts">{"".join(inner)}</div>')
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        caption: str = "",
+        align: str = "",
+        highlight: Callable[[int, int], bool] | Collection[tuple[int, int]] = (),
+    ) -> Page:
+        """A table that scrolls inside its own card.
+
+        `align` has a letter `l`, `c` or `r` for each column; by default numbers go right. Floats are shown with
+        four digits, `None` as a dash. `highlight` says which (row, column) cells, counted from zero, stand out.
+        """
+        if any(len(row) != len(columns) for row in rows):
+            raise InvalidValue(sentence(f"rows of the table {caption!r}", rows, f"of {len(columns)} cells each"))
+        if not align:
+            align = "".join("r" if rows and all(map(_is_number, c)) else "l" for c in zip(*rows, strict=True))
+        if len(align) != len(columns) or set(align) - set("lcr"):
+            raise InvalidValue(sentence("align", align, f"a letter l, c or r for each of {len(columns)} columns"))
+        hit = highlight if callable(highlight) else lambda row, column: (row, column) in highlight
+        head = "".join(f'<th scope="col" class="{align[j]}">{escape(name)}</th>' for j, name in enumerate(columns))
+        body = "".join(
+            "<tr>"
+            + "".join(f'<td class="{align[j]}{" hit" * hit(i, j)}">{_cell(cell)}</td>' for j, cell in enumerate(row))
+            + "</tr>"
+            for i, row in enumerate(rows)
+        )
+        title = f"<figcaption>{_prose(caption)}</figcaption>" if caption else ""
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return self._add(f'<figure>{title}<div class="card scroll" tabindex="0">{table}</div></figure>')
+
+    def html(self) -> str:
+        subtitle = f"<p>{_prose(self.subtitle)}</p>" if self.subtitle else ""
+        return (
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            f"<style>{CHART_CSS}{_PAGE_CSS}</style></head>\n<body><header><h1>{escape(self.title)}</h1>{subtitle}</header>\n"
+            f"<main>{chr(10).join(self._blocks)}</main>\n<footer>{_prose(self.footer)}</footer></body></html>\n"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
+        target = Path(path).resolve()  # through a link, so that the link survives
+        if not target.parent.is_dir():
+            raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
+        draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
+        try:
+            with open(draft, "x", encoding="utf-8", newline="\n") as file:  # a new file gets the usual permissions
+                file.write(self.html())
+                file.flush()
+                os.fsync(file.fileno())
+            if target.is_file():
+                draft.chmod(target.stat().st_mode & 0o777)
+            os.replace(draft, target)
+        except OSError as error:
+            raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return target
