@@ -1,0 +1,228 @@
+"""The command line: `lograd COMMAND`.  Every command has --json, and every error is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from . import __version__
+from .errors import InvalidValue, LogradError, nearest_name
+
+app = typer.Typer(
+    help="Backward passes with fewer bits and more zeros, chosen by theory, proven by measurement.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def main() -> None:
+    """Entry point: errors raised on purpose become one sentence on standard error."""
+    try:
+        app()
+    except LogradError as error:
+        print(f"lograd: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # `lograd formats | head`
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("lograd-demo.html"),
+    as_json: Json = False,
+) -> None:
+    """Train a small network, look at its gradients, and show what their law predicts; ends in a page."""
+    from . import demo as story
+
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
+        task = progress.add_task(f"training a small network, {story.STEPS} steps", total=story.STEPS)
+        layers = story.train_and_capture(progress=lambda step: progress.update(task, completed=step))
+        task = progress.add_task("fitting laws, rounding and pruning", total=len(layers))
+        findings = []
+        for layer in layers:
+            findings.append(story.examine(layer))
+            progress.advance(task)
+    simulated = story.simulated_table()
+    tables = {
+        "Laws and formats of real gradients": (story.LAYER_COLUMNS, story.layer_rows(findings)),
+        f"Asked for {story.TARGET:.0%} zeros": (story.SPARSITY_COLUMNS, story.sparsity_rows(findings)),
+        "Predicted beside simulated, exact lognormal": (story.SIMULATED_COLUMNS, simulated),
+    }
+    page = story.build_page(findings, simulated, f"lograd {__version__}. Made by: lograd demo").save(output)
+    if as_json:
+        _print_json(
+            {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, (columns, rows) in tables.items()}
+            | {"page": str(page)}
+        )
+        return
+    for title, (columns, rows) in tables.items():
+        _print_table(title, columns, rows)
+    out.print(f"\nThe page: [link={page.resolve().as_uri()}]{page}[/link] (open it in a browser)")
+
+
+@app.command()
+def formats(
+    format: Annotated[str | None, typer.Argument(help="A format such as 1-4-1, int4 or mxfp4; none for all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The catalogue of number formats, or every code of one format."""
+    from .formats import CATALOGUE, BlockFormat, parse_format
+
+    if format is None:
+        rows = [_summary(name, entry) for name, entry in CATALOGUE.items()]
+        if as_json:
+            _print_json(rows)
+        else:
+            _print_table("Formats with a name", list(rows[0]), [list(map(_cell, row.values())) for row in rows])
+            out.print("\nAny other: 1-EXPONENT-MANTISSA (lograd formats 1-4-1), intBITS, ELEMENT/SIZE/SCALE.")
+        return
+    chosen = parse_format(format)
+    summary = _summary(format, chosen)
+    element = chosen.element if isinstance(chosen, BlockFormat) else chosen
+    codes = _codes(element)
+    if as_json:
+        _print_json(summary | {"codes": codes})
+        return
+    _print_table(str(chosen), ["property", "value"], [[key, _cell(value)] for key, value in summary.items()])
+    if not codes:
+        out.print(f"\n{element} is too wide to list, or has no codes; formats of up to 8 bits list theirs.")
+        return
+    title = "Elements of a block, before its scale" if isinstance(chosen, BlockFormat) else "Every code"
+    half = (len(codes) + 1) // 2  # two columns: in a signed float, the negative codes beside the positive ones
+    pairs = [
+        [*codes[i].values(), *(codes[i + half].values() if i + half < len(codes) else ("", ""))] for i in range(half)
+    ]
+    _print_table(title, ["code", "value", "code", "value"], [[_cell(cell) for cell in row] for row in pairs])
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="table2, fig3a, fig3b, fig3c, fig4, or all.")] = "all",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a table or figure of the papers anew, the paper's value beside ours."""
+    from .report import Page
+    from .reproduce import REPRODUCTIONS
+    from .reproduce.result import text
+
+    names = list(REPRODUCTIONS) if name == "all" else [name]
+    if unknown := [one for one in names if one not in REPRODUCTIONS]:
+        hint = nearest_name(unknown[0], REPRODUCTIONS)
+        raise InvalidValue(f"{unknown[0]!r} is not one of {', '.join(REPRODUCTIONS)}, all.{hint}")
+    results = [REPRODUCTIONS[one]() for one in names]
+    if as_json:
+        _print_json([result.to_json() for result in results])
+        return
+    page = Page("lograd reproduce", "The papers' tables and figures, computed anew.", f"lograd reproduce {name}")
+    for result in results:
+        _print_table(result.title, result.columns, [[text(cell) for cell in row] for row in result.rows])
+        out.print(result.claim)
+        for note in result.notes:
+            out.print(f"  {note}", style="dim")
+        result.add_to(page)
+    out.print(f"\nThe page: {page.save(output or Path(f'lograd-{name}.html'))}")
+
+
+@app.command()
+def env(as_json: Json = False) -> None:
+    """Versions, CPU features, native kernels in use, threads: what a bug report needs."""
+    from .environment import describe
+
+    sections = describe()
+    if as_json:
+        _print_json(sections)
+        return
+    for title, section in sections.items():
+        _print_table(title, ["", ""], [[key, _cell(value)] for key, value in section.items()], header=False)
+
+
+@app.command()
+def cite(as_json: Json = False) -> None:
+    """BibTeX of the papers and specifications that the package implements."""
+    from .citation import citations
+
+    found = citations()
+    if as_json:
+        _print_json([{"key": entry.key, "bibtex": entry.bibtex, "used_by": entry.used_by} for entry in found])
+    else:
+        print("\n\n".join(f"% {', '.join(entry.used_by)}\n{entry.bibtex}" for entry in found))
+
+
+def _summary(name: str, format: Any) -> dict[str, Any]:
+    from .formats import BlockFormat
+
+    element = format.element if isinstance(format, BlockFormat) else format
+    listable = element.bits <= 16
+    return {
+        "name": name,
+        "text": str(format),
+        "bits per element": format.bits_per_element if isinstance(format, BlockFormat) else format.bits,
+        "finite values": len(element.values()) if listable else None,
+        "largest": element.max,
+        "smallest positive": getattr(element, "min_positive", None) or (1.0 if listable and element.max > 1 else None),
+        "infinity and NaN": getattr(element, "specials", "none"),
+    }
+
+
+def _codes(format: Any) -> list[dict[str, Any]]:
+    from .formats import IdealFormat
+
+    if isinstance(format, IdealFormat) or format.bits > 8:
+        return []
+    return [{"code": f"{code:0{format.bits}b}", "value": _plain(format.decode(code))} for code in range(2**format.bits)]
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
+    out.print(f"\n{title}", style="bold")
+    table = Table(show_header=header, box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 or not header else "right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    out.print(table)

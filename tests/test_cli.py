@@ -1,0 +1,140 @@
+"""The command line as a person meets it: a real process, its exit code, its output."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import lograd
+from lograd.citation import citations
+from lograd.formats import CATALOGUE
+from lograd.reproduce import REPRODUCTIONS
+from lograd.reproduce.pruning import CUT
+
+COMMANDS = ["demo", "formats", "reproduce", "env", "cite"]
+
+
+def run(*arguments, cwd=None):
+    code = "from lograd.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["formats", "1-4"], "'1-4' is not a format"),
+        (["formats", "mxpf4"], "Did you mean 'mxfp4'?"),
+        (["reproduce", "tabel2"], "Did you mean 'table2'?"),
+        (["reproduce", "table2", "-o", "no/such/folder/page.html"], "no/such/folder"),
+        (["frobnicate"], "No such command"),
+        (["formats", "--jsonn"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version_and_no_arguments():
+    assert run("--version").stdout.strip() == lograd.__version__
+    assert "formats" in run().stdout + run().stderr
+
+
+def test_formats_lists_the_catalogue_and_every_code():
+    rows = json.loads(run("formats", "--json").stdout)
+    assert [row["name"] for row in rows] == list(CATALOGUE)
+    three = json.loads(run("formats", "1-3-0", "--json").stdout)
+    positive = [0, 0.25, 0.5, 1, 2, 4, 8, 16]
+    assert [code["value"] for code in three["codes"]] == [*positive, *(-value for value in positive)]
+    assert "nan" in [code["value"] for code in json.loads(run("formats", "e4m3fn", "--json").stdout)["codes"]]
+    text = run("formats", "nvfp4").stdout
+    assert "1-2-1/16/1-4-3:fn" in text
+    assert "before its scale" in text
+    assert "too wide to list" in run("formats", "float32").stdout
+
+
+def test_env_reports_versions_features_and_native_kernels():
+    sections = json.loads(run("env", "--json").stdout)
+    assert sections["versions"]["numpy"] == np.__version__
+    native = sections["native module"]
+    assert native["in use"] is (native["reason"] == "")
+    assert ("log_histogram" in " ".join(native["kernels"])) is native["in use"]
+    assert "numpy" in run("env").stdout
+
+
+def test_cite_prints_what_the_docstrings_carry():
+    done = run("cite")
+    assert done.returncode == 0
+    for key in ("chmiel2021", "chen2020", "ocp2023", "nvidia2025", "ye2020"):
+        assert f"{{{key}," in done.stdout
+    # Every reference in a docstring has its entry, and every entry is used somewhere.
+    found = citations()
+    assert all(entry.used_by for entry in found)
+    assert "lograd.theory.pruning" in next(entry for entry in found if entry.key == "chmiel2021").used_by
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_reproduce_prints_and_plots(name, tmp_path):
+    done = run("reproduce", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / f"lograd-{name}.html").read_text()
+    assert "<svg" in page
+    assert REPRODUCTIONS[name]().title.split(":")[0] in done.stdout
+    data = json.loads(run("reproduce", name, "--json", cwd=tmp_path).stdout)
+    assert data[0]["rows"]
+
+
+def test_reproduced_table_2_equals_the_paper():
+    result = REPRODUCTIONS["table2"]()
+    assert len(result.rows) == 10
+    assert all(row[result.columns.index("equal")] == "yes" for row in result.rows)
+    literal = [row[-1] == row[result.columns.index("paper")] for row in result.rows]
+    assert sum(literal) < 10  # the printed Eq. 4 does not give the table
+
+
+def test_reproduced_figures_agree_with_simulation():
+    figure = REPRODUCTIONS["fig3a"]()
+    for row in figure.rows:
+        cells = dict(zip(figure.columns, row, strict=True))
+        assert abs(cells["simulated"] - cells["exact"]) <= cells["± 4 s.e."]
+    switches = REPRODUCTIONS["fig3b"]()
+    for row in switches.rows:
+        cells = dict(zip(switches.columns, row, strict=True))
+        assert abs(cells["Eq. 2 exact"] - cells["authors' code"]) < 0.5
+        assert cells["Eq. 4 with 2^n1"] == pytest.approx(cells["Eq. 2 exact"], rel=0.04)
+    pruning = REPRODUCTIONS["fig4"]()
+    for row in pruning.rows:
+        cells = dict(zip(pruning.columns, row, strict=True))
+        assert abs(cells["simulated"] - cells["sparsity asked"]) <= cells["± 4 s.e."]
+        if cells["threshold"] < np.exp(CUT * cells["sigma (ln)"]):
+            assert cells["cosine, truncated"] == pytest.approx(cells["released code"], rel=1e-9)
+
+
+def test_demo_ends_in_a_page(tmp_path):
+    done = run("demo", "--json", "-o", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    rows = data["Laws and formats of real gradients"]
+    assert len(rows) == 5
+    for row in rows:
+        assert float(row["error predicted"]) == pytest.approx(float(row["error measured"]), rel=0.05)
+    for row in data["Asked for 85% zeros"]:
+        assert float(row["got, empirical law"].rstrip("%")) == pytest.approx(85, abs=2)  # 256 to 262,144 elements
+        assert float(row["cosine predicted"]) == pytest.approx(float(row["cosine measured"]), rel=0.05)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") >= 8
+    assert "near-lognormal" in page
