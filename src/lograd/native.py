@@ -83,6 +83,20 @@ def status() -> Status:
     )
 
 
+def kernel(name: str) -> Any:
+    """A compiled kernel, which takes addresses; None where the extension is not in use."""
+    return getattr(_extension, name, None)
+
+
+def use_isa(name: str = "") -> bool:
+    """Use the kernels of an instruction set (generic, avx2, avx512); the widest one without a name.
+
+    False, and no change, if this build or this CPU does not have it.  The environment variable LOGRAD_ISA does the same
+    at import.
+    """
+    return _extension is not None and bool(_extension.use_isa(name))
+
+
 def histogram_layout(dtype: DTypeLike) -> tuple[int, int]:
     """The exponent of the first bin and the number of bins of `log_histogram`, for float32 or float64.
 

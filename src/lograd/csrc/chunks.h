@@ -1,0 +1,132 @@
+// The loop that all elementwise kernels share: read a chunk as float32, draw its random numbers, compute, write it back.
+//
+// A chunk lies in the L1 cache.  Kernels see kChunk floats in, kChunk floats out and kChunk halves of random bits, whole
+// vectors only: types, tails and alignment are dealt with here.
+//
+// This is compiled for several instruction sets, so it uses no function template of the standard library: the linker
+// keeps one copy of those, and it could be one that an older CPU cannot run.
+
+#pragma once
+
+#include <type_traits>
+
+#include "vector.h"
+
+namespace lograd {
+
+struct Bfloat16 {
+    std::uint16_t bits;
+};
+struct Float16 {
+    std::uint16_t bits;
+};
+
+namespace LOGRAD_ISA {
+
+constexpr std::size_t kChunk = 128;
+// How far ahead of the arithmetic memory is asked for, in elements.
+constexpr std::size_t kAhead = 512;
+
+inline void widen(const float* from, float* to, std::size_t n) { std::memcpy(to, from, n * sizeof(float)); }
+inline void widen(const Bfloat16* from, float* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::uint32_t word = std::uint32_t{from[i].bits} << 16;
+        std::memcpy(to + i, &word, 4);
+    }
+}
+inline float widen_half(std::uint16_t half) {
+    const std::uint32_t sign = std::uint32_t{half & 0x8000u} << 16, rest = half & 0x7fffu;
+    std::uint32_t word;
+    if (rest >= 0x7c00u) word = 0x7f800000u | (rest & 0x3ffu) << 13;
+    else if (rest >= 0x400u) word = (rest << 13) + 0x38000000u;
+    else {  // subnormal: exact as an integer times 2^-24
+        const float value = static_cast<float>(rest) * 0x1p-24f;
+        std::memcpy(&word, &value, 4);
+    }
+    word |= sign;
+    float out;
+    std::memcpy(&out, &word, 4);
+    return out;
+}
+inline void widen(const Float16* from, float* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i] = widen_half(from[i].bits);
+}
+
+inline void narrow(const float* from, float* to, std::size_t n) { std::memcpy(to, from, n * sizeof(float)); }
+inline void narrow(const float* from, Bfloat16* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) {
+        std::uint32_t word;
+        std::memcpy(&word, from + i, 4);
+        const bool nan = (word & 0x7fffffffu) > 0x7f800000u;
+        // Ties to even; torch writes every NaN as 0x7fc0.
+        to[i].bits = nan ? 0x7fc0u : static_cast<std::uint16_t>((word + 0x7fffu + (word >> 16 & 1)) >> 16);
+    }
+}
+inline std::uint16_t narrow_half(float value) {
+    std::uint32_t word;
+    std::memcpy(&word, &value, 4);
+    const std::uint16_t sign = static_cast<std::uint16_t>(word >> 16 & 0x8000u);
+    const std::uint32_t m = word & 0x7fffffffu;
+    if (m > 0x7f800000u) return sign | 0x7e00u;
+    if (m >= 0x47800000u) return sign | 0x7c00u;  // 65536 and beyond; 65520 to 65536 overflow by the carry below
+    if (m < 0x38800000u) {                        // below 2^-14: round to a multiple of 2^-24
+        float magnitude;
+        std::memcpy(&magnitude, &m, 4);
+        const float shifted = magnitude + 0.5f;  // 0.5 has a last place of 2^-24
+        std::uint32_t steps;
+        std::memcpy(&steps, &shifted, 4);
+        return sign | static_cast<std::uint16_t>(steps - 0x3f000000u);
+    }
+    return sign | static_cast<std::uint16_t>((m - 0x38000000u + 0xfffu + (m >> 13 & 1)) >> 13);
+}
+inline void narrow(const float* from, Float16* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i].bits = narrow_half(from[i]);
+}
+
+inline void write(const float* from, float* to, bool past_cache) {
+    if (past_cache)
+        for (std::size_t j = 0; j < kChunk; j += W) stream(to + j, load<F>(from + j));
+    else
+        std::memcpy(to, from, kChunk * sizeof(float));
+}
+template <class T> void write(const float* from, T* to, bool) { narrow(from, to, kChunk); }
+
+// kernel(in, out, random, first, valid): `first` is the random index of in[0]; elements from `valid` on are padding.
+template <bool Random, class In, class Out, class Kernel>
+void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::uint64_t seed, Kernel kernel) {
+    alignas(64) float in[kChunk], out[kChunk];
+    alignas(64) std::uint16_t random[kChunk] = {};
+    // Blocks of random numbers hold eight elements, so the first chunk ends where a block does.
+    std::size_t done = Random ? (8 - index % 8) % 8 : 0;
+    if (done > n) done = n;
+    const auto ragged = [&](std::size_t at, std::size_t count) {
+        widen(x + at, in, count);
+        std::memset(in + count, 0, (kChunk - count) * sizeof(float));
+        const std::size_t lead = Random ? (index + at) % 8 : 0;
+        alignas(64) std::uint16_t padded[kChunk + 8 * kBlocksAtOnce];
+        if (Random) {
+            upper16((index + at) / 8, seed, padded, kChunk / 8 + 1);
+            std::memcpy(random, padded + lead, sizeof random);
+        }
+        kernel(in, out, random, index + at, count);
+        narrow(out, y + at, count);
+    };
+    if (done) ragged(0, done);
+    const bool past_cache = n * sizeof(Out) >= (std::size_t{4} << 20) && static_cast<const void*>(x) != y &&
+                            reinterpret_cast<std::uintptr_t>(y + done) % (W * 4) == 0;
+    for (; done + kChunk <= n; done += kChunk) {
+        for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + kAhead + j);
+        if (Random) upper16((index + done) / 8, seed, random, kChunk / 8);
+        if constexpr (std::is_same_v<In, float>) {
+            kernel(x + done, out, random, index + done, kChunk);
+        } else {
+            widen(x + done, in, kChunk);
+            kernel(in, out, random, index + done, kChunk);
+        }
+        write(out, y + done, past_cache);
+    }
+    if (done < n) ragged(done, n - done);
+}
+
+}  // namespace LOGRAD_ISA
+}  // namespace lograd

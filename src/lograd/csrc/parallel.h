@@ -1,0 +1,17 @@
+// A few persistent threads that share a range of elements.
+//
+// Kernels take their randomness from the element's index alone, so how a range is cut never shows in a result.
+
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace lograd {
+
+// Calls body(begin, end) over pieces of [0, count) on at most `threads` threads, the caller's included.  Pieces start at
+// multiples of `grain`, so that none cuts a block that belongs together.
+void parallel_for(std::size_t count, std::size_t grain, int threads,
+                  const std::function<void(std::size_t, std::size_t)>& body);
+
+}  // namespace lograd

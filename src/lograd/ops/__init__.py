@@ -1,0 +1,171 @@
+"""The elementwise operators: prune and quantize a gradient, at the speed of memory where the native module is in use.
+
+All are pure: the result depends on the arguments alone, and randomness on (seed, offset + position in memory order).
+float32, bfloat16 and float16 in, the same out; arithmetic is in float32.  NaN in, NaN out.  They record no gradient:
+they are meant for gradients themselves.
+
+Scalars may be numbers, or one-element tensors, which change from call to call without a recompilation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidType, InvalidValue, sentence
+from ..formats import Format
+from ..formats.values import check_rounding
+from .grid import grid_of
+from .library import FLOAT_TYPES, dense, library
+
+__all__ = [
+    "Counted", "dither", "dither_", "library", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_",
+    "threshold_prune", "threshold_prune_",
+]  # fmt: skip
+
+Scalar = float | Tensor
+
+
+class Counted(NamedTuple):
+    """A result with what was counted in it: a tensor of exact zeros, NaN and saturated elements."""
+
+    result: Tensor
+    counts: Tensor
+
+
+def stochastic_prune(
+    x: Tensor,
+    threshold: Scalar,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """Eq. 5 of [chmiel2021]: keep |x| > a; else sign(x) a with probability |x| / a, else 0.  E[T(x)] = x.
+
+    Probabilities are honoured to 2^-48, and to float32's own 2^-24 relative.  A pruned element is +0.0.
+    """
+    return _run("stochastic_prune", x, (_scalar("threshold", threshold, x, 0.0), _key(seed, offset, x)), out, counted)
+
+
+def stochastic_prune_(x: Tensor, threshold: Scalar, seed: int | Tensor = 0, offset: int | Tensor = 0) -> Tensor:
+    """`stochastic_prune` in place."""
+    result: Tensor = stochastic_prune(x, threshold, seed, offset, out=x)
+    return result
+
+
+def threshold_prune(x: Tensor, threshold: Scalar, *, out: Tensor | None = None, counted: bool = False) -> Any:
+    """Keep |x| > threshold, set the rest to 0: the deterministic, biased rule of the top-k baselines."""
+    return _run("threshold_prune", x, (_scalar("threshold", threshold, x, 0.0),), out, counted)
+
+
+def threshold_prune_(x: Tensor, threshold: Scalar) -> Tensor:
+    """`threshold_prune` in place."""
+    result: Tensor = threshold_prune(x, threshold, out=x)
+    return result
+
+
+def dither(
+    x: Tensor,
+    step: Scalar,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """x rounded stochastically to multiples of `step`: the non-subtractive dither of dithered backprop, unbiased."""
+    return _run("dither", x, (_scalar("step", step, x, math.ulp(0.0)), _key(seed, offset, x)), out, counted)
+
+
+def dither_(x: Tensor, step: Scalar, seed: int | Tensor = 0, offset: int | Tensor = 0) -> Tensor:
+    """`dither` in place."""
+    result: Tensor = dither(x, step, seed, offset, out=x)
+    return result
+
+
+def quantize(
+    x: Tensor,
+    format: Format,
+    scale: Scalar = 1.0,
+    rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """Q(scale x) / scale for a float or integer format of at most 8 bits, saturating.
+
+    Simulated: the result has the type of x.  "nearest" sends ties to the even code; "stochastic" is unbiased inside the
+    format's range, to 2^-48 of a step.
+    """
+    check_rounding(rounding, ("nearest", "stochastic"))
+    arguments = (
+        _scalar("scale", scale, x, math.ulp(0.0)),
+        *astuple(grid_of(format)),
+        rounding == "stochastic",
+        _key(seed, offset, x),
+    )
+    return _run("quantize", x, arguments, out, counted)
+
+
+def quantize_(
+    x: Tensor,
+    format: Format,
+    scale: Scalar = 1.0,
+    rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """`quantize` in place."""
+    result: Tensor = quantize(x, format, scale, rounding, seed, offset, out=x)
+    return result
+
+
+def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
+    if out is None:
+        result, counts = getattr(torch.ops.lograd, name).default(x, *arguments)
+    else:
+        if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
+            raise InvalidValue(
+                f"out= must have the type, shape and strides of x, and fill its memory without gaps; x is {_describe(x)}, "
+                f"out is {_describe(out)}."
+            )
+        result, counts = out, getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, out)
+    return Counted(result, counts) if counted else result
+
+
+def _describe(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} with strides {tuple(x.stride())}"
+
+
+def _scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
+    if x.dtype not in FLOAT_TYPES:
+        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
+            raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {_describe(value)}.")
+        return value.to(dtype=torch.float32)
+    if not (isinstance(value, float | int) and math.isfinite(value) and value >= low):
+        raise InvalidValue(sentence(what, value, "finite and zero or positive" if low == 0 else "finite and positive"))
+    return torch.full((), value, dtype=torch.float32, device=x.device)
+
+
+def _key(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
+    if isinstance(seed, int) and isinstance(offset, int):
+        return torch.tensor([_wrap(seed), _wrap(offset)], device=x.device)
+    parts = [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
+    return torch.stack(parts)
+
+
+def _wrap(value: int) -> int:
+    """A 64-bit pattern as the int64 that holds it."""
+    return (value + 2**63) % 2**64 - 2**63

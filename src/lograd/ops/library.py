@@ -1,0 +1,101 @@
+"""The operators as PyTorch knows them: one signature, one fake and one kernel per backend each.
+
+`torch.library` dispatches: plain PyTorch is the kernel of every device, the native one that of the CPU.  Every operator
+also exists as `NAME_out`, which writes into a given tensor and serves `out=` and the in-place forms.  Both return counts
+of the result beside it: zeros, NaN, saturated elements.
+
+Random numbers belong to positions in memory order.  A dense tensor of any layout is processed as it lies and keeps its
+layout; one with gaps or overlaps is copied to a contiguous one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from . import reference
+from .grid import Grid
+
+library = torch.library.Library("lograd", "DEF")
+
+FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Element types, and the number by which the native module knows each."""
+COUNTS = 3
+
+
+def dense(x: Tensor) -> Tensor:
+    """x itself where its elements fill a block of memory, in whatever order; else a contiguous copy."""
+    return x if torch.ops.aten.is_non_overlapping_and_dense.default(x) else x.contiguous()
+
+
+def flat(x: Tensor) -> Tensor:
+    """The elements of a dense tensor in memory order."""
+    return x.as_strided((x.numel(),), (1,))
+
+
+def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -> None:
+    """Register `lograd::name(Tensor x, arguments) -> (y, counts)` and `lograd::name_out(..., out) -> counts`.
+
+    `plain(x, *arguments)` maps a flat float32 tensor.  The native kernel of the same name takes (type, x, y, elements,
+    *arguments, threads, counts) with addresses in place of tensors.
+    """
+
+    def run_plain(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
+        result, clipped = plain(flat(x).float(), *rest)
+        counts = torch.stack([(result == 0).sum(), result.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
+        flat(out).copy_(result)
+        return counts
+
+    kernel = native.kernel(name)
+
+    def run_native(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
+        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        addresses = (value.data_ptr() if isinstance(value, Tensor) else value for value in rest)
+        kernel(
+            FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), *addresses, torch.get_num_threads(),
+            counts.data_ptr(),
+        )  # fmt: skip
+        return counts
+
+    def register(run: Callable[..., Tensor], key: str) -> None:
+        def functional(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+            x = dense(x)
+            out = torch.empty_like(x)
+            return out, run(x, out, *rest)
+
+        library.impl(name, functional, key)
+        library.impl(f"{name}_out", lambda x, *rest: run(x, rest[-1], *rest[:-1]), key)
+
+    library.define(f"{name}(Tensor x, {arguments}) -> (Tensor, Tensor)")
+    library.define(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> Tensor")
+    register(run_plain, "CompositeExplicitAutograd")
+    if kernel is not None:
+        register(run_native, "CPU")
+    torch.library.register_fake(
+        f"lograd::{name}",
+        lambda x, *rest: (torch.empty_like(dense(x)), x.new_empty(COUNTS, dtype=torch.int64)),
+        lib=library,
+    )
+    torch.library.register_fake(
+        f"lograd::{name}_out", lambda x, *rest: x.new_empty(COUNTS, dtype=torch.int64), lib=library
+    )
+
+
+def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> reference.Result:
+    *grid, stochastic, key = grid_stochastic_key
+    return reference.quantize(x, scale, Grid(*grid), stochastic, key)
+
+
+_define("stochastic_prune", "Tensor threshold, Tensor key", reference.stochastic_prune)
+_define("threshold_prune", "Tensor threshold", reference.threshold_prune)
+_define("dither", "Tensor step, Tensor key", reference.dither)
+_define(
+    "quantize",
+    "Tensor scale, bool integer, int mantissa, int smallest_exponent, bool odd_exponents_up, float largest, "
+    "float largest_negative, bool stochastic, Tensor key",
+    _quantize,
+)
