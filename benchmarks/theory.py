@@ -114,6 +114,8 @@ def main() -> None:
         [f"| {' | '.join(columns)} |", "|---|---:|---:|---:|"]
         + [f"| {' | '.join(str(row.get(column, '')) for column in columns)} |" for row in rows]
     )
+    assert measured["threshold, lognormal, a list of laws"] < 20, "1,000 layers must take less than 20 ms"
+    assert released / measured["threshold, lognormal, a list of laws"] > 50, "and be 50 times faster than a search each"
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "theory.json").write_text(json.dumps(result, indent=2) + "\n")
     (RESULTS / "theory.md").write_text(f"{result['what']}. `./dev bench theory` makes this table.\n\n{table}\n")

@@ -1,8 +1,10 @@
 """The command line as a person meets it: a real process, its exit code, its output."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +51,27 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_reader_may_stop_early():
+    command = f"set -o pipefail; {sys.executable} -c 'from lograd.cli import main; main()' formats float16 | head -1"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
+
+
+def test_names_survive_a_narrow_terminal_and_brackets_in_paths(tmp_path):
+    code = "import lograd.cli as c; c.out = c._Console(width=40, markup=False); c.main()"
+    text = subprocess.run([sys.executable, "-c", code, "formats"], capture_output=True, text=True, check=True).stdout
+    assert "…" not in text
+    (tmp_path / "x[a]").mkdir()
+    done = run("reproduce", "table2", "-o", "x[a]/p.html", cwd=tmp_path)
+    assert "x[a]/p.html" in done.stdout.replace("\n", "")
+
+
+def test_json_writes_a_page_only_when_asked(tmp_path):
+    run("reproduce", "table2", "--json", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+    run("reproduce", "table2", "--json", "-o", "page.html", cwd=tmp_path)
+    assert (tmp_path / "page.html").exists()
+
+
 def test_version_and_no_arguments():
     assert run("--version").stdout.strip() == lograd.__version__
     assert "formats" in run().stdout + run().stderr
@@ -81,9 +104,10 @@ def test_cite_prints_what_the_docstrings_carry():
     assert done.returncode == 0
     for key in ("chmiel2021", "chen2020", "ocp2023", "nvidia2025", "ye2020"):
         assert f"{{{key}," in done.stdout
-    # Every reference in a docstring has its entry, and every entry is used somewhere.
     found = citations()
-    assert all(entry.used_by for entry in found)
+    source = "".join(path.read_text() for path in Path(lograd.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r"\[([a-z]+\d{4})\]", source)) <= {entry.key for entry in found}  # no reference without entry
+    assert all(len(entry.bibtex) > 80 for entry in found)
     assert "lograd.theory.pruning" in next(entry for entry in found if entry.key == "chmiel2021").used_by
 
 

@@ -262,6 +262,25 @@ def test_cells_say_what_round_does(format, x, rounding):
     assert format.round(x, rounding) == point
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
+def test_every_code_of_the_16_bit_formats(name, dtype):
+    codes = np.arange(2**16, dtype=np.uint16)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        theirs = codes.view(dtype).astype(np.float64)
+    ours = np.array([CATALOGUE[name].decode(code) for code in codes.tolist()])
+    assert np.array_equal(ours, theirs, equal_nan=True)
+    assert np.array_equal(np.signbit(ours[~np.isnan(ours)]), np.signbit(theirs[~np.isnan(theirs)]))
+
+
+def test_options_in_any_order_and_numpy_integers():
+    e8m0 = CATALOGUE["e8m0"]
+    assert parse_format("0-8-0:nozero:fn") == parse_format("0-8-0:fn:nozero:nosubnormals") == e8m0
+    assert FloatFormat(np.int32(4), np.int64(1)) == FloatFormat(4, 1)
+    assert IntFormat(np.int64(4)) == IntFormat(4)
+    for format in (FloatFormat(4, 1), IntFormat(8), IdealFormat(3, 1), e8m0):
+        assert format.min_positive == format.values()[format.values() > 0][0]
+
+
 def test_default_formats_spend_every_code():
     assert FloatFormat(3, 0).values()[7:].tolist() == [0, 0.25, 0.5, 1, 2, 4, 8, 16]
     for format in SMALL_FLOATS:
@@ -317,6 +336,12 @@ def test_equation_2_quantizer():
         (lambda: FloatFormat(8, 23).values(), r"2\*\*32 codes"),
         (lambda: IdealFormat(3, 1).encode(1.0), "has no codes"),
         (lambda: CATALOGUE["mxfp4"].round([0.0] * 33), "at most 32 elements"),
+        (lambda: CATALOGUE["mxfp4"].round([0.3], "stochastic"), "needs uniforms=, 1 draws"),
+        (lambda: CATALOGUE["mxfp4"].round([0.3, 1.0], "stochastic", uniforms=[0.1]), "got 1 for 2"),
+        (lambda: FloatFormat(4, 3).round(0.3, "stochastic"), "uniform must be a draw from"),
+        (lambda: IntFormat(4).round(0.3, "stochastic", uniform=7.0), "uniform must be a draw from"),
+        (lambda: parse_format("1-4-3:ieee:fn"), "option 'fn' says again what 'ieee' has said"),
+        (lambda: parse_format("1-4-3:bias=1:bias=2"), "option 'bias=2' says again"),
     ],
 )
 def test_bad_input_gets_one_sentence(build, message):

@@ -147,7 +147,7 @@ def test_array_parameters_equal_one_call_per_layer():
     for order in (-1, 0, 1, 2):
         one_by_one = [LogNormal(m, s).partial_moment(order, x) for m, s, x in zip(mu, sigma, t, strict=True)]
         assert stacked.partial_moment(order, t).tolist() == one_by_one
-    assert stacked.sample(7).shape == (7, 3)
+    assert stacked.sample(np.int64(7)).shape == stacked.sample((7,)).shape == (7, 3)
 
 
 def test_the_two_sigmas():
@@ -192,6 +192,9 @@ def test_fit_takes_tensors(dtype):
     x = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     for family in (*FAMILIES, Empirical):
         assert family.fit(x.transpose(0, 2)).count == 60
+    negated = torch.tensor([1 - 2j, 3j]).conj().imag  # a tensor with the negative bit set
+    assert Empirical.fit(negated) == Empirical.fit([2.0, 3.0])
+    assert LogNormal.fit(torch.tensor([1, -2, 3])).count == 3
     assert LogNormal.fit(x).mu == pytest.approx(LogNormal.fit(x.detach().double().numpy()).mu)
 
 
@@ -244,6 +247,10 @@ def test_laws_are_values():
         (lambda: ks_distance(LogNormal(0, 1), []), "got an empty tensor"),
         (lambda: qq(LogNormal(0, 1), [1.0], 0), "points must be at least 1"),
         (lambda: Empirical([0, 0], 0), "at least one count per layer"),
+        (lambda: Empirical([0.9, 1.7], 0), "counts of an Empirical law must be whole numbers"),
+        (lambda: LogNormal([1, 2], [1, 2, 3]), "parameters of LogNormal must have matching shapes; got mu (2,)"),
+        (lambda: Truncated(Uniform(1, 2), 0.5), "limit must leave something of Uniform"),
+        (lambda: LogNormal(0, 1).partial_moment(1, np.nan), "got NaN"),
     ],
 )
 def test_bad_input_gets_one_sentence(build, message):
@@ -256,8 +263,12 @@ def test_bad_input_gets_one_sentence(build, message):
 def test_bad_types_get_type_errors():
     with pytest.raises(InvalidType, match="sigma must be a number"):
         LogNormal(0.0, "wide")
-    with pytest.raises(InvalidType, match="fitting LogNormal must be given numbers"):
-        LogNormal.fit("text")
+    for bad in ("text", None, torch.tensor([3 + 4j]), torch.zeros(3, device="meta"), torch.zeros(3).to_sparse()):
+        for family in (LogNormal, Empirical):
+            with pytest.raises(InvalidType, match=f"fitting {family.__name__} must be given real numbers"):
+                family.fit(bad)
+    with pytest.raises(InvalidType, match="law of a Truncated must be"):
+        Truncated("x", 0.5)
     with pytest.raises(InvalidType, match="Truncated has no family"):
         Truncated.fit([1.0])
     with pytest.raises(InvalidType, match="merged with an Empirical"):
@@ -350,6 +361,39 @@ def test_empirical_stack_equals_one_by_one():
     assert np.allclose(stacked.quantile(p), [law.quantile(q) for law, q in zip(laws, p, strict=True)], rtol=1e-12)
     assert np.allclose(stacked.log_mean, [law.log_mean for law in laws])
     assert stacked.maximum.tolist() == [law.maximum for law in laws]
+
+
+def test_a_stack_of_one_layer_answers_for_every_p():
+    law = Empirical.fit(LogNormal(0.0, 1.0).sample(1000))
+    p = np.array([0.1, 0.2, 0.3])
+    assert Empirical.stack([law]).quantile(p).tolist() == law.quantile(p).tolist()
+    assert LogNormal.stack([LogNormal(0.0, 1.0)]).quantile(p).tolist() == LogNormal(0.0, 1.0).quantile(p).tolist()
+
+
+def test_stacks_keep_what_was_counted():
+    tensors = [np.concatenate([LogNormal(0.0, 1.0).sample(n), np.zeros(9 * n)]) for n in (10, 1000)]
+    for family in (LogNormal, HalfNormal, Empirical):
+        stacked = family.stack([family.fit(x) for x in tensors])
+        assert stacked.count.tolist() == [10, 1000]
+        assert stacked.zeros.tolist() == [90, 9000]
+        assert stacked.zero_share == pytest.approx([0.9, 0.9])
+
+
+def test_empirical_keeps_all_mass_of_subnormals():
+    for x in ([5e-324], [1e-323, 1.5e-323, 2e-323, 2.5e-323]):
+        law = Empirical.fit(x)
+        assert law.cdf(np.inf) == law.moment(0) == 1
+        with pytest.raises(MomentDoesNotExist, match="beyond the largest float64"):
+            law.moment(-1)
+
+
+def test_moments_at_the_edges():
+    assert HalfCauchy(1.0).partial_moment(1, 1e160) == pytest.approx(2 / np.pi * np.log(1e160), rel=1e-12)
+    assert HalfCauchy(1.0).partial_moment(1, 1e-9) == pytest.approx(1e-18 / np.pi, rel=1e-9)
+    for law in (HalfCauchy(1.0), Uniform(0.0, 1.0), HalfNormal(1.0), LogLaplace(0.0, 0.2)):
+        for order in (-1, 0, 1, 2):
+            assert law.interval_moment(order, np.inf, np.inf) == 0
+            assert law.interval_moment(order, 0.0, 0.0) == 0
 
 
 def test_inverse_moments_of_empirical_do_not_cancel():

@@ -107,7 +107,7 @@ class TestKernel:
 def test_status_of_a_working_extension() -> None:
     status = native.status()
     assert status.reason == ""
-    assert status.kernels == ("log_histogram",)
+    assert {"log_histogram", "stochastic_prune", "quantize"} <= set(status.kernels)
     assert status.compiler.split()[0] in {"GCC", "Clang", "MSVC"}
     assert status.isa in {"avx512", "avx2", "neon", "generic"}
 

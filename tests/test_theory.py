@@ -30,6 +30,7 @@ from lograd.theory import (
     squared_error,
     threshold,
     threshold_for_cosine,
+    threshold_for_noise,
     thresholds_for,
     topk_sparsity,
 )
@@ -154,6 +155,7 @@ def test_empirical_solves_the_sparsity_of_real_data(x):
 # -- formats --
 
 FORMATS = [FloatFormat(3, 0), FloatFormat(4, 1), FloatFormat(2, 3), FloatFormat(5, 2), IntFormat(4, symmetric=True)]
+NO_ZERO = FloatFormat(2, 1, subnormals=False, zero=False)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,16 @@ def test_errors_equal_monte_carlo(law, format, rounding):
     assert_in_band(
         squared_error(law, format, factor, rounding), error**2, "squared", slack=1e-12 * float(law.moment(2))
     )
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_errors_of_a_format_without_zero(rounding):
+    law = LogNormal(-1.0, 1.0)
+    x = law.sample(20_000, seed=37)
+    draws = np.random.default_rng(1).random(x.size)
+    rounded = np.array([NO_ZERO.round(v, rounding, uniform=u) for v, u in zip(x, draws, strict=True)])
+    assert_in_band(relative_error(law, NO_ZERO, 1.0, rounding), np.abs(rounded - x) / x)
+    assert_in_band(squared_error(law, NO_ZERO, 1.0, rounding), (rounded - x) ** 2)
 
 
 def test_errors_average_the_two_sides_of_an_asymmetric_integer():
@@ -270,8 +282,12 @@ def test_scale_rules():
     fitted = Empirical.fit(law.sample(1000))
     assert scale(fitted, format, "max") == format.max / fitted.maximum
     assert scale([law, fitted], format, "mean").shape == (2,)
-    fits = [LogNormal.fit(law.sample(1000)), LogNormal.fit(law.sample(10))]
-    assert scale(fits, format, "expected_max")[0] < scale(fits[0], format, "expected_max", count=10)
+    for family in (LogNormal, Empirical, HalfNormal):
+        fits = [family.fit(law.sample(1000)), family.fit(law.sample(100_000, seed=1))]
+        one_by_one = [float(scale(fit, format, "expected_max")) for fit in fits]
+        assert scale(fits, format, "expected_max") == pytest.approx(one_by_one)
+        assert scale(family.stack(fits), format, "expected_max") == pytest.approx(one_by_one)
+        assert np.isfinite(scale(fits[0], format, "expected_max", count=1))
 
 
 def test_relative_error_and_cosine_want_opposite_scales():
@@ -312,6 +328,17 @@ def test_allocation_keeps_the_budget_and_shares_the_cosine():
         assert cosines.min() > cosine(laws, threshold(laws, uniform)).min()
 
 
+@pytest.mark.parametrize("sigmas", [(3.8, 3.8), (3.8, 2.1), (4.0, 5.0), (5.0, 6.0), (1.0, 3.0)])
+@pytest.mark.parametrize("target", [1e-6, 0.01, 0.1, 0.5, 0.85, 0.99])
+def test_allocation_keeps_the_budget_where_the_cosine_is_1_to_the_last_digit(sigmas, target):
+    laws = [LogNormal(-8.0, sigma) for sigma in sigmas]
+    for counts in ([1.0, 1.0], [3.0, 7.0]):
+        result = allocate(laws, counts, target)
+        assert result @ counts == pytest.approx(target * sum(counts), rel=1e-8)
+        noise = noise_to_signal(laws, threshold(laws, result))
+        assert noise[0] == pytest.approx(noise[1], rel=1e-3)
+
+
 def test_common_cosine_is_the_optimum_of_the_smallest_cosine():
     """scipy maximises the smallest cosine over all splits of the budget and finds nothing better."""
     laws, counts, target = [LogNormal(0.0, 1.0), LogNormal(0.0, 2.0)], np.array([3.0, 1.0]), 0.7
@@ -333,6 +360,16 @@ def test_floors_of_the_paper():
     assert cosine(laws[0], threshold(laws[0], result[0])) == pytest.approx(0.95)
     capped = allocate(laws, counts, 0.85, "floors", floors=[0.95, 0.95, None], max_sparsity=0.86)
     assert capped[2] == 0.86  # the cap leaves the budget unmet, as it does in the paper's rule
+
+
+def test_uniform_and_floors_keep_the_budget_with_zeros_in_place():
+    laws = [LogNormal(0.0, 2.0)] * 3
+    for zeros, target in (([0.95, 0.0, 0.0], 0.6), ([0.9, 0.2, 0.0], 0.5), ([0.0, 0.0, 0.0], 0.85)):
+        uniform = allocate(laws, [1.0, 1.0, 1.0], target, "uniform", zero_share=zeros)
+        assert uniform.mean() == pytest.approx(target, rel=1e-12)
+        assert (uniform >= zeros).all()
+        floors = allocate(laws, [1.0, 1.0, 1.0], target, "floors", floors=[None, None, 0.95], zero_share=zeros)
+        assert floors.mean() == pytest.approx(target, rel=1e-12)
 
 
 def test_zeros_that_are_there_count():
@@ -428,16 +465,21 @@ def test_a_thousand_layers_are_one_call():
     rng = np.random.default_rng(0)
     laws = [LogNormal(m, s) for m, s in zip(rng.normal(size=1000), rng.uniform(0.3, 4, 1000), strict=True)]
     calls = []
-    original = LogNormal.interval_moment
+    original = LogNormal.partial_moment
 
     def counting(self, *arguments):
         calls.append(self.shape)
         return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogNormal, "interval_moment", counting)
+        patch.setattr(LogNormal, "partial_moment", counting)
         result = threshold(laws, 0.9)
-    assert len(calls) < 100
+        assert 2 < len(calls) < 30
+        assert set(calls) == {(1000,)}
+        calls.clear()
+        for law in laws[:30]:
+            threshold(law, 0.9)
+        assert len(calls) > 30  # so the count above does tell one call from many
     assert np.abs(sparsity(laws, result) - 0.9).max() < 1e-9
 
 
@@ -460,12 +502,26 @@ def test_a_thousand_layers_are_one_call():
         (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "means"), "Did you mean 'mean'"),
         (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "max"), "needs maximum="),
         (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "expected_max"), "needs count="),
-        (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "quantile(2)"), "a probability must be between 0 and 1"),
+        (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "quantile(2)"), "above 0 and below 1"),
         (lambda: allocate([LogNormal(0, 1)], [1, 2], 0.5), "counts must be 1 positive numbers, one per law"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "best"), "method must be 'uniform', 'floors' or 'cosine'"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "floors"), "floors must be 1 entries"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.95, max_sparsity=0.9), "out of reach with max_sparsity=0.9"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, zero_share=1.0), "zero_share must be at least 0 and below 1"),
+        (lambda: allocate([LogNormal(0, 1)], [1], 0.5, zero_share=[0.1, 0.2]), "zero_share must be one number, or 1"),
+        (lambda: allocate([LogNormal(0, 1)], [np.inf], 0.5), "counts must be 1 positive numbers"),
+        (lambda: allocate([LogNormal(0, 1)], [1], [0.5, 0.6]), "sparsity must be one number"),
+        (lambda: allocate([LogNormal(0, 1)], [1], 0.5, max_sparsity=np.nan), "max_sparsity must be one number"),
+        (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "bogus", zero_share=0.6), "method must be 'uniform'"),
+        (lambda: allocate(LogNormal([0, 1], 1), [1, 1], 0.5), "counts must be 0 positive numbers"),
+        (lambda: threshold([LogNormal(0, 1)] * 2, [0.1, 0.5, 0.9]), "2 laws need one number, or 2; got an array of"),
+        (lambda: thresholds_for([LogNormal(0, 1)], [np.nan]), "sparsity must be between 0 and 1"),
+        (lambda: nonzero_sparsity(0.85, 1.0), "zero_share must be at least 0 and below 1"),
+        (lambda: threshold_for_noise(LogNormal(0, 1), -1.0), "noise must be finite and zero or positive"),
+        (lambda: best_format(LogNormal(0, 1), 6, candidates=[]), "needs at least one candidate"),
+        (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "quantile(1)"), "above 0 and below 1"),
+        (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "quantile(1.2.3)"), "scale rule must be one of"),
+        (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), None), "scale rule must be one of"),
         (lambda: per_tensor_variance_bound(-1.0, 2, 2, 4), "range must be finite and above 0"),
     ],
 )
@@ -479,6 +535,10 @@ def test_bad_input_gets_one_sentence(ask, message):
 def test_bad_types_and_missing_moments():
     with pytest.raises(InvalidType, match="law must be a Law such as LogNormal"):
         threshold(0.5, 0.5)
+    with pytest.raises(InvalidType, match="one that is a stack itself"):
+        threshold([LogNormal([0, 1], 1)], 0.5)
+    with pytest.raises(InvalidType, match="format must be a FloatFormat"):
+        scale(LogNormal(0, 1), "1-4-1")
     with pytest.raises(InvalidType, match="a block has no fixed set of values"):
         relative_error(LogNormal(0, 1), CATALOGUE["mxfp4"])
     with pytest.raises(MomentDoesNotExist, match="tail falls"):

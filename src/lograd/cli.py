@@ -1,4 +1,4 @@
-"""The command line: `lograd COMMAND`.  Every command has --json, and every error is one sentence and exit code 2."""
+"""The command line: `lograd COMMAND`.  All commands have --json.  Bad input says what is valid and exits with code 2."""
 
 from __future__ import annotations
 
@@ -25,8 +25,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:  # `lograd formats | head`: the reader has seen enough
+        sys.stderr.close()
+        raise SystemExit(0)
+
+
 # A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+out = _Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -38,9 +46,8 @@ def main() -> None:
     except LogradError as error:
         print(f"lograd: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:  # `lograd formats | head`
-        sys.stderr.close()
-        raise SystemExit(0) from None
+    except BrokenPipeError:
+        out.on_broken_pipe()
 
 
 @app.callback(invoke_without_command=True)
@@ -57,7 +64,9 @@ def demo(
 ) -> None:
     """Train a small network, look at its gradients, and show what their law predicts; ends in a page."""
     from . import demo as story
+    from .report import check_folder
 
+    check_folder(output)  # before the work, not after it
     with Progress(console=Console(stderr=True), transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
         task = progress.add_task(f"training a small network, {story.STEPS} steps", total=story.STEPS)
         layers = story.train_and_capture(progress=lambda step: progress.update(task, completed=step))
@@ -81,7 +90,7 @@ def demo(
         return
     for title, (columns, rows) in tables.items():
         _print_table(title, columns, rows)
-    out.print(f"\nThe page: [link={page.resolve().as_uri()}]{page}[/link] (open it in a browser)")
+    out.print(f"\nThe page: {page} (open it in a browser)")
 
 
 @app.command()
@@ -123,12 +132,12 @@ def formats(
 def reproduce(
     name: Annotated[str, typer.Argument(help="table2, fig3a, fig3b, fig3c, fig4, or all.")] = "all",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default.")
+        Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute a table or figure of the papers anew, the paper's value beside ours."""
-    from .report import Page
+    from .report import Page, check_folder
     from .reproduce import REPRODUCTIONS
     from .reproduce.result import text
 
@@ -136,18 +145,24 @@ def reproduce(
     if unknown := [one for one in names if one not in REPRODUCTIONS]:
         hint = nearest_name(unknown[0], REPRODUCTIONS)
         raise InvalidValue(f"{unknown[0]!r} is not one of {', '.join(REPRODUCTIONS)}, all.{hint}")
+    if output is None and not as_json:
+        output = Path(f"lograd-{name}.html")
+    if output is not None:
+        check_folder(output)
     results = [REPRODUCTIONS[one]() for one in names]
+    page = Page("lograd reproduce", "The papers' tables and figures, computed anew.", f"lograd reproduce {name}")
+    for result in results:
+        result.add_to(page)
+    saved = page.save(output) if output is not None else None
     if as_json:
         _print_json([result.to_json() for result in results])
         return
-    page = Page("lograd reproduce", "The papers' tables and figures, computed anew.", f"lograd reproduce {name}")
     for result in results:
         _print_table(result.title, result.columns, [[text(cell) for cell in row] for row in result.rows])
         out.print(result.claim)
         for note in result.notes:
             out.print(f"  {note}", style="dim")
-        result.add_to(page)
-    out.print(f"\nThe page: {page.save(output or Path(f'lograd-{name}.html'))}")
+    out.print(f"\nThe page: {saved}")
 
 
 @app.command()
@@ -186,7 +201,7 @@ def _summary(name: str, format: Any) -> dict[str, Any]:
         "bits per element": format.bits_per_element if isinstance(format, BlockFormat) else format.bits,
         "finite values": len(element.values()) if listable else None,
         "largest": element.max,
-        "smallest positive": getattr(element, "min_positive", None) or (1.0 if listable and element.max > 1 else None),
+        "smallest positive": element.min_positive,
         "infinity and NaN": getattr(element, "specials", "none"),
     }
 
@@ -222,7 +237,8 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     out.print(f"\n{title}", style="bold")
     table = Table(show_header=header, box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 or not header else "right")
+        # Names and texts are folded and never cut off: they are there to be copied.
+        table.add_column(column, justify="left" if index == 0 or not header else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
     out.print(table)

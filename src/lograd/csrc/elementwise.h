@@ -30,17 +30,30 @@ template <bool Random, class Kernel> void run(const Piece& p, Kernel kernel) {
     }
 }
 
-inline void tally(const float* out, std::size_t valid, Counts& counts) {
-    std::int64_t zeros = 0, nans = 0;
-    for (std::size_t k = 0; k < valid; ++k) zeros += out[k] == 0.0f, nans += out[k] != out[k];
-    counts.zeros += zeros;
-    counts.nans += nans;
-}
+// Counts of a piece, one per lane.  Padding is zero in and zero out, so it is taken off at the end.
+struct Tally {
+    I zeros{}, nans{}, clipped{};
+    std::size_t padding = 0;
+
+    void add(const float* out, std::size_t valid) {
+        for (std::size_t j = 0; j < kChunk; j += W) {
+            const F y = load<F>(out + j);
+            zeros -= y == 0.0f;
+            nans -= y != y;
+        }
+        padding += kChunk - valid;
+    }
+    void add_to(Counts& counts) const {
+        for (std::size_t i = 0; i < W; ++i) counts.zeros += zeros[i], counts.nans += nans[i], counts.clipped += clipped[i];
+        counts.zeros -= static_cast<std::int64_t>(padding);
+    }
+};
 
 // Eq. 5: keep x if |x| > U a, as sign(x) max(|x|, a); else 0.
 inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
     const float s = a * 0x1p-16f;
     const F step = F{} + s, floor = F{} + a;
+    Tally tally;
     run<true>(p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
         I ties{};
         for (std::size_t j = 0; j < kChunk; j += W) {
@@ -59,19 +72,22 @@ inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
                 out[k] = static_cast<double>(m) > u * s ? std::copysign(m < a ? a : m, in[k]) : 0.0f;
             }
         }
-        tally(out, valid, counts);
+        tally.add(out, valid);
     });
+    tally.add_to(counts);
 }
 
 // Keep |x| > t, and NaN.
 inline void threshold_prune(const Piece& p, float t, Counts& counts) {
+    Tally tally;
     run<false>(p, [&](const float* in, float* out, const std::uint16_t*, std::uint64_t, std::size_t valid) {
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j);
             store(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
         }
-        tally(out, valid, counts);
+        tally.add(out, valid);
     });
+    tally.add_to(counts);
 }
 
 // Rounds magnitudes given in steps: nearest (ties to even), or up if U < the fraction.  Whole numbers below 2^23 come out;
@@ -101,6 +117,7 @@ template <bool Stochastic> struct Rounder {
 
 // Non-subtractive dither: g rounded stochastically to multiples of `step`.
 inline void dither(const Piece& p, float step, Counts& counts) {
+    Tally tally;
     run<true>(p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
         Rounder<true> rounder;
         for (std::size_t j = 0; j < kChunk; j += W) {
@@ -117,8 +134,9 @@ inline void dither(const Piece& p, float step, Counts& counts) {
                 out[k] = std::copysign(Rounder<true>::exact(steps, random[k], first + k, p.seed) * step, in[k]);
             }
         }
-        tally(out, valid, counts);
+        tally.add(out, valid);
     });
+    tally.add_to(counts);
 }
 
 inline F power_of_two(I exponent) { return bits<F>((exponent + 127) << 23); }
@@ -129,10 +147,10 @@ template <bool Stochastic> void quantize_as(const Piece& p, const Grid& grid, fl
     // Beyond the largest value nothing is rounded, so exponents and steps stay small.
     const F bound = select(largest > largest_negative, largest, largest_negative);
     const I smallest = I{} + grid.smallest_exponent;
+    Tally tally;
     run<Stochastic>(
         p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
             Rounder<Stochastic> rounder;
-            I clipped{};
             for (std::size_t j = 0; j < kChunk; j += W) {
                 const F x = load<F>(in + j), y = x * scale, m = magnitude(y);
                 const F inside = select(m < bound, m, bound);  // NaN becomes the bound here, and NaN again below
@@ -151,7 +169,7 @@ template <bool Stochastic> void quantize_as(const Piece& p, const Grid& grid, fl
                 const F limit = select(bits<I>(sign(y)) != 0, largest_negative, largest);
                 const F value = rounded * power_of_two(exponent);
                 const F bounded = select(value < limit, value, limit);
-                clipped -= m > limit;
+                tally.clipped -= m > limit;
                 const F result = bits<F>(bits<U>(bounded) | sign(y)) / scale;
                 store(out + j, select(m == m, result, x));
             }
@@ -170,9 +188,9 @@ template <bool Stochastic> void quantize_as(const Piece& p, const Grid& grid, fl
                     out[k] = std::copysign(value < limit ? value : limit, y) / scale;
                 }
             }
-            for (std::size_t k = 0; k < W; ++k) counts.clipped += clipped[k];
-            tally(out, valid, counts);
+            tally.add(out, valid);
         });
+    tally.add_to(counts);
 }
 
 inline void quantize(const Piece& p, const Grid& grid, float scale, bool stochastic, Counts& counts) {

@@ -54,7 +54,7 @@ class BlockFormat:
             raise InvalidType(sentence("element of a block format", self.element, "a FloatFormat or an IntFormat"))
         if not isinstance(self.scale, FloatFormat):
             raise InvalidType(sentence("scale of a block format", self.scale, "a FloatFormat"))
-        check_width("size of a block", self.size, 1, 2**20)
+        object.__setattr__(self, "size", check_width("size of a block", self.size, 1, 2**20))
 
     @property
     def bits_per_element(self) -> float:
@@ -86,7 +86,11 @@ class BlockFormat:
         scale = self.scale_of(block)
         if math.isnan(scale):  # the scale carries the NaN: element formats of 4 and 6 bits have none
             return self.scale.encode(scale), [0] * len(block)
-        draws = uniforms if uniforms is not None else [0.0] * len(block)
+        if uniforms is None and rounding == "stochastic":
+            raise InvalidValue(f"stochastic rounding needs uniforms=, {len(block)} draws from [0, 1).")
+        if uniforms is not None and len(uniforms) != len(block):
+            raise InvalidValue(f"uniforms= must have one draw per element; got {len(uniforms)} for {len(block)}.")
+        draws: Sequence[float | None] = [None] * len(block) if uniforms is None else uniforms
         scaled = [x / scale if scale else 0.0 for x in block]
         rounded = [self.element.round(x, rounding, uniform=u) for x, u in zip(scaled, draws, strict=True)]
         return self.scale.encode(scale), [self.element.encode(x) for x in rounded]

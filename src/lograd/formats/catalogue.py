@@ -77,27 +77,24 @@ def parse_format(text: str) -> AnyFormat:
 
 
 def _parse_float(match: re.Match[str]) -> FloatFormat:
-    bias: int | None = None
-    specials = "none"
-    subnormals = zero = True
+    options: dict[str, str] = {}
+    valid = ("ieee", "fn", "fnuz", "bias=NUMBER", "nosubnormals", "nozero")
     for option in filter(None, match["options"].split(":")):
         key, _, value = option.partition("=")
-        if key == "bias" and value:
-            bias = int(value)
-        elif option in ("ieee", "fn", "fnuz"):
-            specials = option
-        elif option in ("nosubnormals", "nozero"):
-            subnormals, zero = False, option != "nozero"
-        else:
-            valid = ("ieee", "fn", "fnuz", "bias=NUMBER", "nosubnormals", "nozero")
+        kind = "specials" if option in ("ieee", "fn", "fnuz") else key
+        if kind not in ("specials", "nosubnormals", "nozero") and not (key == "bias" and value):
             raise InvalidValue(f"option {option!r} is not one of {', '.join(valid)}.{nearest_name(option, valid)}")
+        if kind in options:
+            raise InvalidValue(f"option {option!r} says again what {options[kind]!r} has said.")
+        options[kind] = option
+    zero = "nozero" not in options
     return FloatFormat(
         int(match["exponent"]),
         int(match["mantissa"]),
-        bias=bias,
-        specials=specials,  # type: ignore[arg-type]  # one of the literals, by the test above
+        bias=int(options["bias"].partition("=")[2]) if "bias" in options else None,
+        specials=options.get("specials", "none"),  # type: ignore[arg-type]  # one of the literals, as checked
         signed=match["sign"] == "1",
-        subnormals=subnormals,
+        subnormals=zero and "nosubnormals" not in options,
         zero=zero,
     )
 

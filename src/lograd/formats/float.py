@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 from ..errors import InvalidValue, sentence
-from .values import Format, Rounding, check_rounding, check_width, round_steps
+from .values import Format, Rounding, check_rounding, check_uniform, check_width, round_steps
 
 Specials = Literal["none", "ieee", "fn", "fnuz"]
 
@@ -52,11 +52,10 @@ class FloatFormat(Format):
     zero: bool = True
 
     def __post_init__(self) -> None:
-        check_width("exponent bits", self.exponent, 1, 11)
-        check_width("mantissa bits", self.mantissa, 0, 52)
-        if self.bias is None:
-            object.__setattr__(self, "bias", self.default_bias)
-        check_width("bias", self.bias, -(2**10), 2**10)
+        object.__setattr__(self, "exponent", check_width("exponent bits", self.exponent, 1, 11))
+        object.__setattr__(self, "mantissa", check_width("mantissa bits", self.mantissa, 0, 52))
+        bias = self.default_bias if self.bias is None else self.bias
+        object.__setattr__(self, "bias", check_width("bias", bias, -(2**10), 2**10))
         if self.specials not in get_args(Specials):
             raise InvalidValue(sentence("specials", self.specials, "one of 'none', 'ieee', 'fn', 'fnuz'"))
         if self.specials == "fnuz" and not (self.signed and self.zero):
@@ -162,14 +161,17 @@ class FloatFormat(Format):
             raise InvalidValue(f"{value!r} is not a value of {self}; round it first, or choose a format that has it.")
         return code
 
-    def round(self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float = 0.0) -> float:
+    def round(
+        self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float | None = None
+    ) -> float:
         check_rounding(rounding)
+        draw = check_uniform(rounding, uniform)
         x = float(x)
         if math.isnan(x):
             return x
         if x < 0 and not self.signed:
             return (0.0 if self.zero else self.min_positive) if saturate else math.nan
-        rounded = self._round_magnitude(abs(x), rounding, uniform) if math.isfinite(x) else math.inf
+        rounded = self._round_magnitude(abs(x), rounding, draw) if math.isfinite(x) else math.inf
         if rounded > self.max:
             if saturate or (rounding == "toward_zero" and math.isfinite(x)):
                 rounded = self.max

@@ -31,8 +31,8 @@ class IdealFormat(Format):
     mantissa: int
 
     def __post_init__(self) -> None:
-        check_width("exponent bits", self.exponent, 1, 10)
-        check_width("mantissa bits", self.mantissa, 0, 23)
+        object.__setattr__(self, "exponent", check_width("exponent bits", self.exponent, 1, 10))
+        object.__setattr__(self, "mantissa", check_width("mantissa bits", self.mantissa, 0, 23))
 
     @property
     def emax(self) -> int:
@@ -46,6 +46,10 @@ class IdealFormat(Format):
     @property
     def max(self) -> float:
         return 2.0**self.emax
+
+    @property
+    def min_positive(self) -> float:
+        return 2.0**-self.emax
 
     def __str__(self) -> str:
         return f"ideal-{self.exponent}-{self.mantissa}"
@@ -61,19 +65,21 @@ class IdealFormat(Format):
     def encode(self, value: float) -> int:
         raise InvalidValue(f"{self} is the idealised quantizer of Eq. 2 and has no codes; use FloatFormat for codes.")
 
-    def round(self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float = 0.0) -> float:
+    def round(
+        self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float | None = None
+    ) -> float:
         check_rounding(rounding, DETERMINISTIC)
         if math.isnan(x):
             return x
         magnitude = abs(x)
         if magnitude >= self.max:
             return math.copysign(self.max if saturate else math.inf, x)
-        if magnitude < 2.0**-self.emax:
+        if magnitude < self.min_positive:
             return math.copysign(0.0, x)
         exponent = math.frexp(magnitude)[1] - 1
         steps = math.ldexp(magnitude, self.mantissa - exponent)
         odd = math.floor(steps) % 2 == 1
-        return math.copysign(math.ldexp(round_steps(steps, odd, rounding, uniform), exponent - self.mantissa), x)
+        return math.copysign(math.ldexp(round_steps(steps, odd, rounding, 0.0), exponent - self.mantissa), x)
 
     def cells(self, rounding: Rounding = "nearest") -> tuple[Cells, ...]:
         check_rounding(rounding, DETERMINISTIC)
@@ -81,5 +87,5 @@ class IdealFormat(Format):
 
     def _edges(self, points: NDArray[np.float64], rounding: Rounding) -> NDArray[np.float64]:
         edges = super()._edges(points, rounding)
-        edges[1] = 2.0**-self.emax  # Eq. 2 drops what lies below to zero instead of rounding it
+        edges[1] = self.min_positive  # Eq. 2 drops what lies below to zero instead of rounding it
         return edges

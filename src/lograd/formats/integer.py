@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from ..errors import InvalidValue
-from .values import Format, Rounding, check_rounding, check_width, round_steps
+from .values import Format, Rounding, check_rounding, check_uniform, check_width, round_steps
 
 
 @final
@@ -29,7 +29,7 @@ class IntFormat(Format):
     signed: bool = True
 
     def __post_init__(self) -> None:
-        check_width("bits of an integer format", self.bits, 2, 32)
+        object.__setattr__(self, "bits", check_width("bits of an integer format", self.bits, 2, 32))
         if self.symmetric and not self.signed:
             raise InvalidValue("symmetric=True needs signed=True: an unsigned integer has no negative side.")
 
@@ -40,6 +40,10 @@ class IntFormat(Format):
     @property
     def max(self) -> float:
         return float(2 ** (self.bits - 1) - 1 if self.signed else 2**self.bits - 1)
+
+    @property
+    def min_positive(self) -> float:
+        return 1.0
 
     def __str__(self) -> str:
         return ("" if self.signed else "u") + f"int{self.bits}" + (":symmetric" if self.symmetric else "")
@@ -54,14 +58,17 @@ class IntFormat(Format):
             raise InvalidValue(f"{value!r} is not a value of {self}; round it first, or choose a format that has it.")
         return int(value) % int(2**self.bits)
 
-    def round(self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float = 0.0) -> float:
+    def round(
+        self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float | None = None
+    ) -> float:
         check_rounding(rounding)
+        draw = check_uniform(rounding, uniform)
         x = float(x)
         if math.isnan(x):
             return x
         rounded = math.inf
         if math.isfinite(x):
-            rounded = float(round_steps(abs(x), math.floor(abs(x)) % 2 == 1, rounding, uniform))
+            rounded = float(round_steps(abs(x), math.floor(abs(x)) % 2 == 1, rounding, draw))
         rounded = math.copysign(rounded, x)
         clipped = min(max(rounded, self.min), self.max)
         if clipped != rounded and not saturate and not (rounding == "toward_zero" and math.isfinite(x)):

@@ -6,9 +6,10 @@ A format is a frozen value.  The theory needs nothing of it but its cells; the k
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,21 @@ def check_rounding(rounding: str, valid: tuple[str, ...] = ROUNDINGS) -> None:
         raise InvalidValue(sentence("rounding", rounding, "one of " + ", ".join(map(repr, valid))))
 
 
-def check_width(what: str, width: object, low: int, high: int) -> None:
-    if not isinstance(width, int) or isinstance(width, bool) or not low <= width <= high:
+def check_width(what: str, width: Any, low: int, high: int) -> int:
+    """`width` as an int; NumPy's integers will do, a bool or a float will not."""
+    whole = None if isinstance(width, bool) or not hasattr(width, "__index__") else operator.index(width)
+    if whole is None or not low <= whole <= high:
         raise InvalidValue(sentence(what, width, f"a whole number from {low} to {high}"))
+    return whole
+
+
+def check_uniform(rounding: str, uniform: float | None) -> float:
+    """The random draw, which stochastic rounding must be given: a silent 0 would always truncate."""
+    if rounding != "stochastic":
+        return 0.0
+    if uniform is None or not 0 <= uniform < 1:
+        raise InvalidValue(sentence("uniform", uniform, "a draw from [0, 1) for stochastic rounding"))
+    return float(uniform)
 
 
 def round_steps(steps: float, odd: bool, rounding: str, uniform: float) -> int:
@@ -71,11 +84,14 @@ class Format(ABC):
         """The code of a representable value; `decode(encode(v)) == v`."""
 
     @abstractmethod
-    def round(self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float = 0.0) -> float:
+    def round(
+        self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float | None = None
+    ) -> float:
         """x rounded to a representable value.
 
         `rounding`: "nearest" (ties to the even code), "nearest_away" (ties away from zero), "toward_zero", or
-        "stochastic", which moves away from zero when the fraction passed plus `uniform`, a draw from [0, 1), reaches 1.
+        "stochastic", which needs `uniform`, a draw from [0, 1), and moves away from zero where the fraction of the step
+        that was passed plus the draw reaches 1.
         Values beyond the largest become the largest; with `saturate=False` they become infinity, or NaN where the
         format has no infinity.  NaN stays NaN.
         """
@@ -91,6 +107,12 @@ class Format(ABC):
     def max(self) -> float:
         """The largest finite value."""
         return float(self.values()[-1])
+
+    @property
+    def min_positive(self) -> float:
+        """The smallest positive value."""
+        values = self.values()
+        return float(values[values > 0][0])
 
     def cells(self, rounding: Rounding = "nearest") -> tuple[Cells, ...]:
         """The cells of positive inputs and, where they differ, those of negative inputs.

@@ -136,8 +136,9 @@ class HalfCauchy(ScaleLaw):
                 angle = np.where(np.isinf(v), np.arctan2(1.0, u), np.arctan2(v - u, 1 + u * v))
             return values(np.where(np.isinf(u), 0.0, angle) * (2 / np.pi))
         diverges(self, order, np.isinf(high) & ~np.isinf(low), HEAVY_TAIL)
+        u, v = (np.where(np.isinf(low), 0.0, end) for end in (u, v))  # nothing lies beyond infinity
         if order == 1:
-            value = (np.log1p(v**2) - np.log1p(u**2)) / np.pi
+            value = 2 * (_log_hypot(v) - _log_hypot(u)) / np.pi
         else:
             value = (_x_minus_arctan(v) - _x_minus_arctan(u)) * (2 / np.pi)
         return finite(self, order, np.asarray(self.scale**order * value))
@@ -162,6 +163,11 @@ def _gamma_between(a: float, u: Values, v: Values) -> Values:
 def _exp1_between(u: Values, v: Values) -> Values:
     """The integral of exp(-z) / z from u to v."""
     return values(np.where(v > u, exp1(np.maximum(u, 5e-324)) - exp1(np.maximum(v, 5e-324)), 0.0))
+
+
+def _log_hypot(x: Values) -> Values:
+    """ln sqrt(1 + x^2), without the square where it would overflow."""
+    return np.where(x < 1, np.log1p(np.minimum(x, 1.0) ** 2) / 2, np.log(np.hypot(1.0, x)))
 
 
 def _x_minus_arctan(x: Values) -> Values:

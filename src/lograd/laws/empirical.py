@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
-from .law import Law, Order, Values, check_interval, finite, magnitudes, power_mean, probabilities, values
+from .law import Law, Order, Values, check_interval, finite, magnitudes, power_mean, probabilities, to_numpy, values
 
 BINS_PER_OCTAVE = native.BINS_PER_OCTAVE
 """Bin i covers 2^e (1 + [j, j + 1) / 16) with e, j = divmod(i, 16): the exponent and the leading 4 mantissa bits."""
@@ -42,6 +42,8 @@ class Empirical(Law):
     parameters: ClassVar[tuple[str, ...]] = ("counts", "first")
 
     def __post_init__(self) -> None:
+        if np.asarray(self.counts).dtype.kind not in "iu":
+            raise InvalidValue(sentence("counts of an Empirical law", self.counts, "whole numbers"))
         counts = np.asarray(self.counts, dtype=np.int64)
         if counts is self.counts and counts.flags.writeable:
             counts = counts.copy()  # a law is a value: nobody else may write to it
@@ -50,7 +52,7 @@ class Empirical(Law):
         occupied = np.flatnonzero(counts if counts.ndim == 1 else counts.any(axis=0))
         counts = counts[..., occupied[0] : occupied[-1] + 1]
         counts.flags.writeable = False
-        self._set(counts=counts, first=int(self.first) + int(occupied[0]), count=int(counts.sum()))
+        self._set(counts=counts, first=int(self.first) + int(occupied[0]), count=counts.sum(axis=-1)[()])
 
     # -- taking, merging, stacking --
 
@@ -80,13 +82,13 @@ class Empirical(Law):
     @classmethod
     def stack(cls, laws: Sequence[Empirical]) -> Empirical:
         counts, first = _align(laws)
-        return cls(counts, first, zeros=sum(law.zeros for law in laws))
+        return cls(counts, first, zeros=np.array([law.zeros for law in laws]))
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and isinstance(other, Empirical) and self.zeros == other.zeros
+        return super().__eq__(other) and isinstance(other, Empirical) and np.array_equal(self.zeros, other.zeros)
 
     def __hash__(self) -> int:
-        return hash((super().__hash__(), self.zeros))
+        return hash((super().__hash__(), np.asarray(self.zeros).tobytes()))
 
     # -- the law --
 
@@ -132,12 +134,12 @@ class Empirical(Law):
         p = np.maximum(probabilities(p), 5e-324)  # the quantile of 0 is the lower edge of the first occupied bin
         cumulative = self._tables[0]
         bins = cumulative.shape[-1] - 1
-        if self.shape:
+        if len(self.shape) == 1 and self.shape[0] > 1:
             p = np.broadcast_to(p, np.broadcast_shapes(p.shape, self.shape))
             columns = [np.searchsorted(row, p[..., layer]) for layer, row in enumerate(cumulative)]
             found = np.stack(columns, axis=-1) - 1
-        else:
-            found = np.searchsorted(cumulative, p) - 1
+        else:  # one layer, stacked or not, serves every p
+            found = np.searchsorted(cumulative.ravel(), p) - 1
         index = np.clip(found, 0, bins - 1)
         share = self._share(index)
         inside = np.clip((p - self._pick(cumulative, index)) / np.where(share > 0, share, 1.0), 0.0, 1.0)
@@ -162,7 +164,7 @@ class Empirical(Law):
         index = self._index(t)
         inside = (t >= edges[index]) & (t < edges[index + 1])
         # In the bin that t cuts, anything from none to all of the mass may lie below t.
-        ours = _bin_moment(order, edges[index], edges[index + 1], np.clip(t, edges[index], edges[index + 1]))
+        ours = _bin_moment(order, edges[index], edges[index + 1], t)
         most = np.maximum(edges[index] ** order, np.clip(t, edges[index], edges[index + 1]) ** order)
         cut = self._share(index) * np.maximum(ours, most - ours)
         whole = self._pick(below, index + (t >= edges[index + 1]))
@@ -176,12 +178,10 @@ class Empirical(Law):
         table = self._tables[order]
         u, v = self.edges[:-1], self.edges[1:]
         index = self._index(t)
-        share, inside = self._share(index), np.clip(t, u[index], v[index])
+        share = self._share(index)
         if order < 0:
-            return np.asarray(
-                self._pick(table, index + 1) - share * _bin_moment(order, u[index], v[index], inside, True)
-            )
-        return np.asarray(self._pick(table, index) + share * _bin_moment(order, u[index], v[index], inside))
+            return np.asarray(self._pick(table, index + 1) - share * _bin_moment(order, u[index], v[index], t, True))
+        return np.asarray(self._pick(table, index) + share * _bin_moment(order, u[index], v[index], t))
 
     @cached_property
     def _tables(self) -> _Tables:
@@ -206,7 +206,7 @@ class Empirical(Law):
 
     def __str__(self) -> str:
         low, high = np.log2(self.edges[[0, -1]])
-        return f"Empirical({self.count} elements, 2^{low:.1f} to 2^{high:.1f})"
+        return f"Empirical({np.sum(self.count)} elements, 2^{low:.1f} to 2^{high:.1f})"
 
     __repr__ = __str__
 
@@ -251,10 +251,13 @@ def bin_edge(index: ArrayLike) -> Values:
 
 
 def _bin_moment(order: Order, u: Values, v: Values, t: Values, above: bool = False) -> Values:
-    """E[x^order ; x <= t] (or x > t) for x uniform on [u, v), u <= t <= v."""
-    low, high = (t, v) if above else (u, t)
-    width = np.maximum(v - u, 5e-324)  # bins of subnormal numbers can have equal edges
-    return values((high - low) / width * power_mean(order, low, high))
+    """E[x^order ; x <= t] (or x > t) for x uniform on [u, v)."""
+    cut = np.clip(t, u, v)
+    low, high = (cut, v) if above else (u, cut)
+    # Among float64 subnormals a bin can have equal edges: then it is a point.
+    share = np.where(v > u, (high - low) / np.where(v > u, v - u, 1.0), (t < u) if above else (t >= u))
+    with np.errstate(invalid="ignore"):
+        return values(np.where(share > 0, share * power_mean(order, low, high), 0.0))
 
 
 def _align(laws: Sequence[Empirical]) -> tuple[NDArray[np.int64], int]:
@@ -269,10 +272,9 @@ def _align(laws: Sequence[Empirical]) -> tuple[NDArray[np.int64], int]:
 
 def _native_table(x: Any) -> tuple[NDArray[np.int64], int] | None:
     """(counts with zeros, NaN and infinities behind, lowest exponent) by the native kernel, where it serves."""
-    if hasattr(x, "detach"):
-        x = x.detach().cpu()
-        x = (x if x.dtype.itemsize == 8 and x.is_floating_point() else x.float()).numpy()
-    if not isinstance(x, np.ndarray):
+    try:
+        array = to_numpy(x)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
         return None
-    counts = native.log_histogram(x)
-    return None if counts is None else (counts, native.histogram_layout(x.dtype)[0])
+    counts = native.log_histogram(array)
+    return None if counts is None else (counts, native.histogram_layout(array.dtype)[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,11 +27,12 @@ class Law(ABC):
     """A law of positive magnitudes.
 
     `count` and `zeros` say what a fitted law was fitted to: nonzero elements used, and exact zeros left out.  Both are
-    0 for a law that was built from its parameters, and take no part in comparison.
+    0 for a law that was built from its parameters, and arrays for a stack.  They describe the data and not the law, so
+    they take no part in comparison (but for `Empirical`, which is its data).
     """
 
-    count: int = field(default=0, kw_only=True)
-    zeros: int = field(default=0, kw_only=True)
+    count: Any = field(default=0, kw_only=True)
+    zeros: Any = field(default=0, kw_only=True)
     parameters: ClassVar[tuple[str, ...]]
     """Names of the fields that define the law, all broadcastable against each other."""
     family: ClassVar[Any]
@@ -85,12 +86,13 @@ class Law(ABC):
         return values(np.broadcast_to(np.inf, self.shape))
 
     def expected_max(self, count: ArrayLike) -> Values:
-        """The level that one of `count` independent elements exceeds on average."""
-        return self.quantile(1 - 1 / np.maximum(np.asarray(count, dtype=np.float64), 1.0))
+        """The level where the largest of `count` independent elements is to be expected: the quantile n / (n + 1)."""
+        n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
+        return self.quantile(n / (n + 1))  # the mean rank of the largest of n
 
     def sample(self, size: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> Values:
         """Independent magnitudes, by inversion of the cdf; one column per entry of an array-valued law."""
-        shape = (size,) if isinstance(size, int) else tuple(size)
+        shape = (size,) if np.ndim(size) == 0 else tuple(cast(Any, size))
         ticks = np.random.default_rng(seed).integers(0, 2**53, size=shape + self.shape)
         return self.quantile((ticks + 0.5) / 2**53)  # never 0 or 1, whose quantiles may be infinite
 
@@ -103,15 +105,15 @@ class Law(ABC):
         return np.broadcast_shapes(*map(np.shape, values))
 
     @property
-    def zero_share(self) -> float:
+    def zero_share(self) -> Values:
         """Exact zeros as a share of the elements that were fitted; 0 for a law built from its parameters."""
-        return self.zeros / (self.zeros + self.count) if self.zeros else 0.0
+        return values(np.divide(self.zeros, np.maximum(np.add(self.zeros, self.count), 1)))
 
     @classmethod
     def stack(cls: type[SomeLaw], laws: Sequence[SomeLaw]) -> SomeLaw:
         """One law with array parameters from many scalar laws of this family."""
-        columns: dict[str, Any] = {name: np.array([getattr(law, name) for law in laws]) for name in cls.parameters}
-        return cls(**columns)
+        columns = {name: np.array([getattr(law, name) for law in laws]) for name in (*cls.parameters, "count", "zeros")}
+        return cls(**cast(Any, columns))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(
@@ -126,6 +128,13 @@ class Law(ABC):
         assert set(values) <= {field.name for field in fields(self)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        try:
+            _ = self.shape
+        except ValueError:
+            shapes = ", ".join(f"{name} {np.shape(getattr(self, name))}" for name in self.parameters)
+            raise InvalidValue(
+                f"parameters of {type(self).__name__} must have matching shapes; got {shapes}."
+            ) from None
 
     def __str__(self) -> str:
         shown = (f"{name}={getattr(self, name):.6g}" for name in self.parameters)
@@ -166,6 +175,8 @@ def check_interval(order: int, low: ArrayLike, high: ArrayLike) -> tuple[Values,
     if order not in (-1, 0, 1, 2):
         raise InvalidValue(sentence("order of a moment", order, "-1, 0, 1 or 2"))
     low_, high_ = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    if np.isnan(low_).any() or np.isnan(high_).any():
+        raise InvalidValue("a moment needs numbers for the ends of its interval; got NaN.")
     low_ = np.maximum(low_, 0.0)
     return low_, np.maximum(high_, low_)
 
@@ -178,7 +189,7 @@ def diverges(law: Law, order: int, where: np.bool_ | NDArray[np.bool_], reason: 
 
 def finite(law: Law, order: int, value: Values) -> Values:
     """The value, unless it left the range of float64."""
-    if np.any(np.isinf(value)):
+    if not np.all(np.isfinite(value)):
         raise MomentDoesNotExist(
             f"E[x^{order}] of {law} is beyond the largest float64, {np.finfo(np.float64).max:.3g}; "
             "measure the gradient in a larger unit or use a truncated law."
@@ -186,17 +197,27 @@ def finite(law: Law, order: int, value: Values) -> Values:
     return values(value)
 
 
+def to_numpy(x: Any) -> NDArray[Any]:
+    """A real array from an array, a list or a tensor of any type and device."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu().resolve_neg()
+        if not x.is_complex():
+            x = (x if x.dtype.itemsize == 8 else x.float()).numpy()
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiub":
+        raise TypeError("not real numbers")
+    return array
+
+
 def magnitudes(x: Any, purpose: str) -> tuple[Values, int]:
     """The nonzero |x| as float64, flat, and the number of exact zeros, of an array or a tensor.
 
     Tensors are recognised by their methods, so that this layer needs no torch.
     """
-    if hasattr(x, "detach"):
-        x = x.detach().cpu().double().numpy()
     try:
-        array = np.abs(np.asarray(x, dtype=np.float64)).ravel()
-    except (TypeError, ValueError):
-        raise InvalidType(sentence(purpose, f"an object of type {type(x).__name__}", "given numbers")) from None
+        array = np.abs(to_numpy(x)).ravel().astype(np.float64)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        raise InvalidType(sentence(purpose, f"an object of type {type(x).__name__}", "given real numbers")) from None
     if array.size == 0:
         raise InvalidValue(f"{purpose} needs at least one nonzero element; got an empty tensor.")
     if not np.isfinite(array).all():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InvalidType
+from ..errors import InvalidType, InvalidValue, sentence
 from .law import Law, Order, Values, check_interval, magnitudes, parameter, probabilities, values
 
 
@@ -27,7 +27,11 @@ class Truncated(Law):
     parameters: ClassVar[tuple[str, ...]] = ("limit",)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.law, Law):
+            raise InvalidType(sentence("law of a Truncated", self.law, "a Law such as LogNormal(0, 2)"))
         self._set(limit=parameter("limit", self.limit, low=0.0))
+        if not np.all(self.law.cdf(self.limit) > 0):
+            raise InvalidValue(f"limit must leave something of {self.law}; got {self.limit!r}, below all of it.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Truncated) and self.law == other.law and super().__eq__(other)
@@ -80,7 +84,8 @@ class Truncated(Law):
     @classmethod
     def stack(cls, laws: Any) -> Truncated:
         inner = [truncated.law for truncated in laws]
-        return cls(type(inner[0]).stack(inner), np.array([truncated.limit for truncated in laws]))
+        columns = {name: np.array([getattr(law, name) for law in laws]) for name in ("limit", "count", "zeros")}
+        return cls(type(inner[0]).stack(inner), **cast(Any, columns))
 
     def _log_moments(self) -> tuple[Values, Values]:
         """Mean and deviation of ln x by the midpoint rule over the quantiles: smooth, and never near a pole."""

@@ -67,7 +67,8 @@ class Uniform(Law):
         u, v = np.clip(low, self.low, self.high), np.clip(high, self.low, self.high)
         if order == -1:
             diverges(self, order, (u <= 0) & (v > 0), NEAR_ZERO)
-        integral = np.where(v > u, (v - u) * power_mean(order, u, v), 0.0)
+        with np.errstate(invalid="ignore"):  # an empty interval at zero
+            integral = np.where(v > u, (v - u) * power_mean(order, u, v), 0.0)
         return finite(self, order, integral / (self.high - self.low))
 
     @classmethod

@@ -134,8 +134,8 @@ def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, c
     else:
         if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
             raise InvalidValue(
-                f"out= must have the type, shape and strides of x, and fill its memory without gaps; x is {_describe(x)}, "
-                f"out is {_describe(out)}."
+                f"out= must have the type, shape and strides of x, and both must fill their memory without gaps; "
+                f"x is {_describe(x)}, out is {_describe(out)}."
             )
         result, counts = out, getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, out)
     return Counted(result, counts) if counted else result

@@ -11,7 +11,7 @@ from ..formats import FloatFormat, Format, IntFormat
 
 @dataclass(frozen=True)
 class Grid:
-    """Magnitudes are rounded to multiples of 2^(max(exponent, smallest_exponent) - mantissa), or of 1 for an integer."""
+    """Magnitudes are rounded to multiples of 2^(max(exponent, smallest_exponent) - mantissa); of 1 for an integer."""
 
     integer: bool
     mantissa: int

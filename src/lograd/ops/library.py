@@ -1,8 +1,8 @@
 """The operators as PyTorch knows them: one signature, one fake and one kernel per backend each.
 
-`torch.library` dispatches: plain PyTorch is the kernel of every device, the native one that of the CPU.  Every operator
-also exists as `NAME_out`, which writes into a given tensor and serves `out=` and the in-place forms.  Both return counts
-of the result beside it: zeros, NaN, saturated elements.
+`torch.library` dispatches: plain PyTorch is the kernel of every device, the native one that of the CPU.  Every
+operator also exists as `NAME_out`, which writes into a given tensor and serves `out=` and the in-place forms.  Both
+return counts of the result beside it: zeros, NaN, saturated elements.
 
 Random numbers belong to positions in memory order.  A dense tensor of any layout is processed as it lies and keeps its
 layout; one with gaps or overlaps is copied to a contiguous one first.
@@ -20,7 +20,8 @@ from .. import native
 from . import reference
 from .grid import Grid
 
-library = torch.library.Library("lograd", "DEF")
+_Library: Any = torch.library.Library  # torch leaves it untyped
+library = _Library("lograd", "DEF")
 
 FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Element types, and the number by which the native module knows each."""

@@ -80,6 +80,16 @@ class CannotWrite(LogradError, OSError):
     """The page could not be saved; whatever was there before is still there."""
 
 
+def check_folder(path: str | os.PathLike[str]) -> Path:
+    """Where a page will be written, through links; raises if its folder cannot take it, so that one can ask early."""
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
+    if not os.access(target.parent, os.W_OK):
+        raise CannotWrite(f"Cannot write {path}: no permission to write into {target.parent}.")
+    return target
+
+
 @dataclass
 class Page:
     """A page under construction; every method adds one block and returns the page.
@@ -169,9 +179,7 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
-        target = Path(path).resolve()  # through a link, so that the link survives
-        if not target.parent.is_dir():
-            raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
+        target = check_folder(path)
         draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
         try:
             with open(draft, "x", encoding="utf-8", newline="\n") as file:  # a new file gets the usual permissions

@@ -20,6 +20,7 @@ from .pruning import (
     sparsity,
     threshold,
     threshold_for_cosine,
+    threshold_for_noise,
     topk_sparsity,
 )
 from .scaling import scale
@@ -44,6 +45,7 @@ __all__ = [
     "squared_error",
     "threshold",
     "threshold_for_cosine",
+    "threshold_for_noise",
     "thresholds_for",
     "topk_sparsity",
 ]

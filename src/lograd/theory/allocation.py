@@ -7,7 +7,7 @@ more than one with a wide spread, so the budget is better spent where the cosine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +16,15 @@ from scipy.optimize import brentq
 from ..errors import InvalidValue, sentence
 from ..laws import Law
 from ..laws.law import Values, values
-from .pruning import check_sparsity, nonzero_sparsity, sparsity, threshold, threshold_for_cosine
+from .pruning import (
+    check_sparsity,
+    check_zero_share,
+    nonzero_sparsity,
+    sparsity,
+    threshold,
+    threshold_for_cosine,
+    threshold_for_noise,
+)
 
 Method = Literal["uniform", "floors", "cosine"]
 
@@ -33,10 +41,11 @@ def allocate(
 ) -> Values:
     """One sparsity per layer, zeros before pruning included, that together keep the budget.
 
-    "uniform" gives every layer `sparsity`.  "floors" is the heterogeneous rule of [chmiel2021]: a layer with a floor
-    gives up sparsity until its cosine reaches the floor, and the layers whose floor is None make up for it.  (In the
-    released code the count of zeros already produced stays 0; here it is kept.)  "cosine" is the optimum that needs no
-    hand-set floors: the largest cosine that ALL layers can share within the budget, which maximises the smallest one.
+    "uniform" gives every layer the same: `sparsity`, or a little less where other layers have more zeros already.
+    "floors" is the heterogeneous rule of [chmiel2021]: a layer with a floor gives up sparsity until its cosine reaches
+    the floor, and the layers whose floor is None make up for it, all alike.  (In the released code the count of zeros
+    already produced stays 0; here it is kept.)  "cosine" is the optimum that needs no hand-set floors: the largest
+    cosine that ALL layers can share within the budget, which maximises the smallest one.
 
     Args:
         laws: the law of |g| in each layer.
@@ -47,19 +56,23 @@ def allocate(
         zero_share: the share of exact zeros that each layer has anyway; by default what the laws were fitted to.
         max_sparsity: the most that any one layer is given, unless it has more zeros already.
 
-    A layer that already has more zeros than its share keeps them.  Where that alone exceeds the budget, the result is
-    the zeros that are there.  Where `max_sparsity` or the floors leave no layer to make up, "floors" stays below it.
+    Zeros that are there stay.  Where they alone exceed the budget, they are the result.  "floors" stays below the
+    budget where `max_sparsity` and the floors leave no layer to make up.
     """
+    layers = len(laws) if isinstance(laws, Sequence) else 0
     n = np.asarray(counts, dtype=np.float64)
-    if n.shape != (len(laws),) or not np.all(n > 0):
-        raise InvalidValue(sentence("counts", counts, f"{len(laws)} positive numbers, one per law"))
+    if not layers or n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
+        raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
+    if method not in get_args(Method):
+        raise InvalidValue(sentence("method", method, "'uniform', 'floors' or 'cosine'"))
+    if np.ndim(sparsity) != 0 or not 0 < max_sparsity <= 1:
+        what, got = ("sparsity", sparsity) if np.ndim(sparsity) else ("max_sparsity", max_sparsity)
+        raise InvalidValue(sentence(what, got, "one number, above 0 and at most 1"))
     target = float(check_sparsity(sparsity))
-    zeros = (
-        np.array([law.zero_share for law in laws]) if zero_share is None else np.asarray(zero_share, dtype=np.float64)
-    )
+    zeros = check_zero_share([law.zero_share for law in laws] if zero_share is None else zero_share)
+    if zeros.shape not in ((), (layers,)):
+        raise InvalidValue(sentence("zero_share", zero_share, f"one number, or {layers}, one per law"))
     zeros = np.broadcast_to(zeros, n.shape)
-    if not np.all((zeros >= 0) & (zeros < 1)):
-        raise InvalidValue(sentence("zero_share", zero_share, "at least 0 and below 1"))
     ceiling = np.maximum(zeros, max_sparsity)
     if n @ ceiling < target * n.sum():
         raise InvalidValue(
@@ -68,33 +81,46 @@ def allocate(
     if n @ zeros >= target * n.sum():
         return zeros.copy()
     if method == "uniform":
-        return values(np.clip(target, zeros, ceiling))
+        return _one_level(n, target * n.sum(), zeros, ceiling)
     if method == "floors":
         return _with_floors(laws, n, target, floors, zeros, ceiling)
-    if method == "cosine":
-        return _common_cosine(laws, n, target, zeros, ceiling)
-    raise InvalidValue(sentence("method", method, "'uniform', 'floors' or 'cosine'"))
+    return _common_cosine(laws, n, target, zeros, ceiling)
 
 
-def _sparsity_at_cosine(laws: Sequence[Law], cosines: ArrayLike, zeros: Values, ceiling: Values) -> Values:
-    pruned = sparsity(laws, threshold_for_cosine(laws, cosines))
+def _one_level(n: Values, total: float, zeros: Values, ceiling: Values) -> Values:
+    """The same sparsity everywhere, within each layer's limits, with n @ result = total or as near as they allow."""
+
+    def excess(level: float) -> float:
+        return float(n @ np.clip(level, zeros, ceiling) - total)
+
+    level = total / n.sum()
+    if excess(level) != 0:
+        level = 0.0 if excess(0.0) >= 0 else 1.0 if excess(1.0) <= 0 else float(brentq(excess, 0.0, 1.0, xtol=1e-15))
+    return values(np.clip(level, zeros, ceiling))
+
+
+def _sparsity_at_noise(laws: Sequence[Law], noise: ArrayLike, zeros: Values, ceiling: Values) -> Values:
+    pruned = sparsity(laws, threshold_for_noise(laws, noise))
     return np.clip(zeros + (1 - zeros) * pruned, zeros, ceiling)
 
 
 def _common_cosine(laws: Sequence[Law], n: Values, target: float, zeros: Values, ceiling: Values) -> Values:
-    """Bisection on one number, the noise-to-signal ratio that all layers share: sparsity grows with it."""
+    """A search for one number, the noise-to-signal ratio that all layers share: sparsity grows with it.
+
+    The ratio and not the cosine: for a wide law the cosine is 1 to the last digit at sparsities that matter.
+    """
 
     def layers(log_noise: float) -> Values:
-        return _sparsity_at_cosine(laws, 1 / np.sqrt(1 + np.exp(log_noise)), zeros, ceiling)
+        return _sparsity_at_noise(laws, np.exp(log_noise), zeros, ceiling)
 
     def excess(log_noise: float) -> float:
         return float(n @ layers(log_noise) / n.sum() - target)
 
     low, high = -1.0, 1.0
-    while excess(low) > 0 and low > -600:
-        low *= 2
-    while excess(high) < 0 and high < 600:
-        high *= 2
+    while excess(low) > 0 and low > -700:
+        low = max(2 * low, -700.0)
+    while excess(high) < 0 and high < 700:
+        high = min(2 * high, 700.0)
     return layers(float(brentq(excess, low, high, xtol=1e-13, rtol=1e-13)))
 
 
@@ -103,16 +129,14 @@ def _with_floors(
 ) -> Values:
     if floors is None or len(floors) != len(laws):
         raise InvalidValue(sentence("floors", floors, f"{len(laws)} entries, a cosine or None for each layer"))
-    free = np.array([floor is None for floor in floors])
-    result: Values = np.clip(target, zeros, ceiling)
-    if not free.all():
-        held = [law for law, is_free in zip(laws, free, strict=True) if not is_free]
-        limits = np.array([floor for floor in floors if floor is not None], dtype=np.float64)
-        result[~free] = np.minimum(result[~free], _sparsity_at_cosine(held, limits, zeros[~free], ceiling[~free]))
-    if free.any():
-        rest = (target * n.sum() - n[~free] @ result[~free]) / n[free].sum()
-        result[free] = np.clip(rest, zeros[free], ceiling[free])
-    return result
+    held = [index for index, floor in enumerate(floors) if floor is not None]
+    ceiling = ceiling.copy()
+    if held:
+        limits = np.array([floors[index] for index in held], dtype=np.float64)
+        held_laws = [laws[index] for index in held]
+        at_floor = zeros[held] + (1 - zeros[held]) * sparsity(held_laws, threshold_for_cosine(held_laws, limits))
+        ceiling[held] = np.maximum(zeros[held], np.minimum(target, at_floor))
+    return _one_level(n, target * n.sum(), zeros, ceiling)
 
 
 def thresholds_for(laws: Sequence[Law], sparsities: ArrayLike, zero_share: ArrayLike | None = None) -> Values:

@@ -66,7 +66,7 @@ def lognormal_relative_error(exponent: int, mantissa: int, sigma_log2: ArrayLike
 
 
 def float_formats(bits: int) -> list[FloatFormat]:
-    """Every split of `bits` bits into sign, at least one exponent bit, and mantissa."""
+    """Every split of `bits` bits into sign, 1 to 8 exponent bits, and mantissa."""
     check_width("bits", bits, 2, 16)
     return [FloatFormat(exponent, bits - 1 - exponent) for exponent in range(1, min(bits, 9))]
 
@@ -101,7 +101,7 @@ def best_format(
 ) -> Format | list[Format] | list[FloatFormat]:
     """The split of `bits` bits into exponent and mantissa with the least expected error; a list for many laws.
 
-    No root search: there are at most seven candidates, and the exact error of each is cheap.
+    No root search: there are at most eight candidates, and the exact error of each is cheap.
 
     Args:
         law: one law, or one per layer (a list, or a stacked law).
@@ -115,6 +115,8 @@ def best_format(
     '1-4-1'
     """
     formats: Sequence[Format] = float_formats(bits) if candidates is None else candidates
+    if not formats:
+        raise InvalidValue("best_format needs at least one candidate; got none.")
     errors = format_errors(law, formats, scale, criterion)
     best = np.argmin(errors, axis=0)
     return formats[int(best)] if best.ndim == 0 else [formats[index] for index in best]
@@ -151,7 +153,7 @@ def _relative(law: Law, edges: Values, points: Values, rounding: Rounding) -> Va
         p, q = points[:-1], points[1:]
         mass, mean = law.interval_moment(0, p, q), law.interval_moment(1, p, q)
         between = (2 / (q - p) * ((p + q) * mass - mean - p * q * _inverse(law, p, q, p))).sum(axis=0)
-        return values(between + _relative(law, edges[-2:], points[-1:], "nearest"))
+        return values(between + _outside(_relative, law, points))
     u, v = edges[:-1], edges[1:]
     split = np.clip(points, u, v)
     below = points * _inverse(law, u, split, points) - law.interval_moment(0, u, split)
@@ -165,11 +167,19 @@ def _inverse(law: Law, low: Values, high: Values, needed: Values) -> Values:
     return law.interval_moment(-1, np.where(off, 1.0, low), np.where(off, 1.0, high))
 
 
+def _outside(kernel: Callable[[Law, Values, Values, Rounding], Values], law: Law, points: Values) -> Values:
+    """What lies beyond the largest value, or below the smallest of a format without zero: it has only one way to go."""
+    error = kernel(law, np.stack([points[-1], np.full_like(points[-1], np.inf)]), points[-1:], "nearest")
+    if np.any(points[0] > 0):
+        error = error + kernel(law, np.stack([np.zeros_like(points[0]), points[0]]), points[:1], "nearest")
+    return error
+
+
 def _squared(law: Law, edges: Values, points: Values, rounding: Rounding) -> Values:
     if rounding == "stochastic":
         p, q = points[:-1], points[1:]
         m0, m1, m2 = (law.interval_moment(order, p, q) for order in (0, 1, 2))
         between = ((p + q) * m1 - m2 - p * q * m0).sum(axis=0)
-        return values(between + _squared(law, edges[-2:], points[-1:], "nearest"))
+        return values(between + _outside(_squared, law, points))
     m0, m1, m2 = (law.interval_moment(order, edges[:-1], edges[1:]) for order in (0, 1, 2))
     return np.asarray((points**2 * m0 - 2 * points * m1 + m2).sum(axis=0))

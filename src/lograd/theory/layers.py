@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InvalidType, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Law
 from ..laws.law import Values
 
@@ -24,7 +24,16 @@ def over_layers(laws: Laws, compute: Callable[..., Values], *arguments: ArrayLik
     families: dict[tuple[type[Law], ...], list[int]] = defaultdict(list)
     for index, law in enumerate(laws):
         families[law.family].append(index)
-    columns = [np.broadcast_to(np.asarray(argument, dtype=np.float64), len(laws)) for argument in arguments]
+    if any(laws[index].shape for indices in families.values() for index in indices[:1]):
+        raise InvalidType("a list of laws must hold one law per layer; got one that is a stack itself.")
+    columns = []
+    for argument in arguments:
+        array = np.asarray(argument, dtype=np.float64)
+        if array.shape not in ((), (1,), (len(laws),)):
+            raise InvalidValue(
+                f"{len(laws)} laws need one number, or {len(laws)}; got an array of shape {array.shape}."
+            )
+        columns.append(np.broadcast_to(array, len(laws)))
     result = np.empty(len(laws))
     for family, indices in families.items():
         stacked = family[0].stack([laws[index] for index in indices])

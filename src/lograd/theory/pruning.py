@@ -54,11 +54,22 @@ def noise_to_signal(law: Laws, threshold: ArrayLike) -> Values:
 
 
 def threshold_for_cosine(law: Laws, cosine: ArrayLike) -> Values:
-    """The threshold at which pruning leaves this cosine; 0 for a cosine of 1."""
-    target = np.asarray(cosine, dtype=np.float64)
-    if not np.all((target > 0) & (target <= 1)):
+    """The threshold at which pruning leaves this cosine; 0 for a cosine of 1.
+
+    Near 1 a cosine says little: float64 tells nothing between 1 - 1e-16 and 1.  `threshold_for_noise` has no such end.
+    """
+    c = np.asarray(cosine, dtype=np.float64)
+    if not np.all((c > 0) & (c <= 1)):
         raise InvalidValue(sentence("cosine", cosine, "above 0 and at most 1"))
-    return over_layers(law, _threshold_for_noise, 1 / target**2 - 1)
+    return threshold_for_noise(law, (1 - c) * (1 + c) / c**2)
+
+
+def threshold_for_noise(law: Laws, noise: ArrayLike) -> Values:
+    """The threshold at which pruning adds this noise-to-signal ratio: the inverse of `noise_to_signal`."""
+    nsr = np.asarray(noise, dtype=np.float64)
+    if not np.all((nsr >= 0) & np.isfinite(nsr)):
+        raise InvalidValue(sentence("noise", noise, "finite and zero or positive"))
+    return over_layers(law, _threshold_for_noise, nsr)
 
 
 def atp_sparsity(law: Laws, target: ArrayLike) -> Values:
@@ -90,9 +101,21 @@ def topk_sparsity(law: Laws, target: ArrayLike) -> Values:
 
 
 def nonzero_sparsity(sparsity: ArrayLike, zero_share: ArrayLike) -> Values:
-    """What must be pruned among the nonzero elements so that the tensor ends with `sparsity`: (S - z) / (1 - z)."""
-    total, zeros = np.asarray(sparsity, dtype=np.float64), np.asarray(zero_share, dtype=np.float64)
+    """What must be pruned among the nonzero elements so that the tensor ends with `sparsity`: (S - z) / (1 - z).
+
+    0 where the zeros that are there suffice.
+    """
+    total, zeros = np.asarray(sparsity, dtype=np.float64), check_zero_share(zero_share)
+    if not np.all((total >= 0) & (total <= 1)):
+        raise InvalidValue(sentence("sparsity", sparsity, "between 0 and 1"))
     return values(np.clip((total - zeros) / (1 - zeros), 0.0, 1.0))
+
+
+def check_zero_share(zero_share: ArrayLike) -> Values:
+    array = np.asarray(zero_share, dtype=np.float64)
+    if not np.all((array >= 0) & (array < 1)):
+        raise InvalidValue(sentence("zero_share", zero_share, "at least 0 and below 1"))
+    return array
 
 
 def check_sparsity(sparsity: ArrayLike) -> Values:

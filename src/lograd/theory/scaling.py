@@ -11,7 +11,7 @@ import re
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import Format
 from ..laws import Law
 from ..laws.law import Values, parameter, values
@@ -33,16 +33,20 @@ def scale(
     Args:
         law: the law of |g|, or one per layer.
         format: the format, whose largest value is the target of the last three rules.
-        rule: "mean" puts the mean of log2|g| at 0, the middle of the range; "mean-3" three octaves lower, as the
-            released code of [chmiel2021] does, so that fewer of the large elements saturate; "expected_max" puts the
-            largest element that the law lets expect among `count` at the top of the range; "max" puts `maximum` there;
-            "quantile(0.999)" that quantile.
+        rule: "mean" puts the mean of log2|g| at 0, the middle of Eq. 2's range and, with the default bias, near that of
+            a float format; "mean-3" three octaves lower, as the released code of [chmiel2021] does, so that fewer of
+            the large elements saturate; "expected_max" puts the largest element that the law lets expect among `count`
+            at the top of the range; "max" puts `maximum` there; "quantile(0.999)" that quantile.
         count: elements of the tensor, for "expected_max"; by default the number the law was fitted to.
         maximum: largest magnitude, for "max"; by default the law's own, where it has one.
     """
-    quantile = re.fullmatch(r"quantile\(([0-9.eE+-]+)\)", rule)
+    if not isinstance(format, Format):
+        raise InvalidType(sentence("format", format, "a FloatFormat, IntFormat or IdealFormat"))
+    quantile = re.fullmatch(r"quantile\((\d*\.?\d+(e-?\d+)?)\)", str(rule))
     if quantile:
         share = float(quantile[1])
+        if not 0 < share < 1:
+            raise InvalidValue(sentence("the share of scale rule 'quantile(Q)'", share, "above 0 and below 1"))
         return over_layers(law, lambda one: format.max / one.quantile(share))
     if rule in ("mean", "mean-3"):
         octaves = 3.0 if rule == "mean-3" else 0.0
@@ -61,7 +65,7 @@ def scale(
         if not np.all(np.isfinite(largest)):
             raise InvalidValue("scale rule 'max' needs maximum=, the largest magnitude: this law has no largest value.")
         return values(format.max / largest)
-    raise InvalidValue(sentence("scale rule", rule, "one of " + ", ".join(RULES)) + nearest_name(rule, RULES))
+    raise InvalidValue(sentence("scale rule", rule, "one of " + ", ".join(RULES)) + nearest_name(str(rule), RULES))
 
 
 def resolve_scale(law: Laws, format: Format, rule: str | ArrayLike) -> ArrayLike:

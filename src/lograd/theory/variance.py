@@ -42,7 +42,8 @@ def block_householder_variance_bound(
 
         D / (4 B^2) (largest^(2/3) n^(-1/3) + others^(2/3) n^(2/3))^3
 
-    A Householder reflection spreads the large row evenly, so its range counts 1/sqrt n; the scales of the two kinds of
+    Reconstructed: the form is recalled from the paper and agrees with its scales; simulation finds it respected.  A
+    Householder reflection spreads the large row evenly, so its range counts 1/sqrt n; the scales of the two kinds of
     rows are those that minimise the bound.  Rows must be scaled so; a group of one row is PSQ.
     """
     first = parameter("largest", largest, low=0.0, inclusive=True)
