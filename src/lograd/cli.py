@@ -1,4 +1,4 @@
-"""The command line: `lograd COMMAND`.  All commands have --json.  Bad input says what is valid and exits with code 2."""
+"""The command line: `lograd COMMAND`.  All commands have --json.  Bad input is told what is valid; exit code 2."""
 
 from __future__ import annotations
 

@@ -224,7 +224,9 @@ class _Tables(dict[Order, Values]):
         if order == 0:  # whole numbers, so that it ends at exactly 1
             np.cumsum(counts, axis=-1, out=table[..., 1:])
         else:
-            moments = counts * power_mean(order, edges[:-1], edges[1:])
+            means = power_mean(order, edges[:-1], edges[1:])
+            with np.errstate(invalid="ignore"):  # 1 / subnormal is infinite; where nothing was counted, it counts 0
+                moments = np.where(counts > 0, counts * means, 0.0)
             if order > 0:
                 np.cumsum(moments, axis=-1, out=table[..., 1:])
             else:
