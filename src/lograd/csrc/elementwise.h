@@ -13,9 +13,8 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-inline F random_floats(const std::uint16_t* random) {
-    return __builtin_convertvector(__builtin_convertvector(load<H>(random), I), F);
-}
+inline I random_ints(const std::uint16_t* random) { return __builtin_convertvector(load<H>(random), I); }
+inline F random_floats(const std::uint16_t* random) { return __builtin_convertvector(random_ints(random), F); }
 
 // Dispatches on the element type.
 template <bool Random, class Kernel> void run(const Piece& p, Kernel kernel) {
@@ -34,8 +33,12 @@ template <bool Random, class Kernel> void run(const Piece& p, Kernel kernel) {
 struct Tally {
     I zeros{}, nans{}, clipped{};
     std::size_t padding = 0;
+    bool wanted;
+
+    explicit Tally(const Counts& counts) : wanted(counts.wanted) {}
 
     void add(const float* out, std::size_t valid) {
+        if (!wanted) return;
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F y = load<F>(out + j);
             zeros -= y == 0.0f;
@@ -52,17 +55,16 @@ struct Tally {
 // Eq. 5: keep x if |x| > U a, as sign(x) max(|x|, a); else 0.
 inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
     const float s = a * 0x1p-16f;
-    const F step = F{} + s, floor = F{} + a;
-    Tally tally;
-    run<true>(p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+    Tally tally(counts);
+    run<true>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+        const F step = F{} + s, floor = F{} + a;
         I ties{};
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j), m = magnitude(x);
             const F low = random_floats(random + j) * step, high = low + step;
             const I keep = ~(m <= high);  // a NaN is kept
             ties |= keep ^ (m > low);     // between the two, and NaN
-            const F kept = select(m < floor, floor, m);
-            store(out + j, bits<F>((bits<U>(kept) | sign(x)) & bits<U>(keep)));
+            store(out + j, bits<F>((bits<U>(larger(floor, m)) | sign(x)) & bits<U>(keep)));
         }
         if (any(ties)) {
             for (std::size_t k = 0; k < valid; ++k) {
@@ -79,8 +81,8 @@ inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
 
 // Keep |x| > t, and NaN.
 inline void threshold_prune(const Piece& p, float t, Counts& counts) {
-    Tally tally;
-    run<false>(p, [&](const float* in, float* out, const std::uint16_t*, std::uint64_t, std::size_t valid) {
+    Tally tally(counts);
+    run<false>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t*, std::uint64_t, std::size_t valid) {
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j);
             store(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
@@ -90,48 +92,35 @@ inline void threshold_prune(const Piece& p, float t, Counts& counts) {
     tally.add_to(counts);
 }
 
-// Rounds magnitudes given in steps: nearest (ties to even), or up if U < the fraction.  Whole numbers below 2^23 come out;
-// above that a float32 has no fraction.
-template <bool Stochastic> struct Rounder {
-    I ties{};
-
-    F operator()(F steps, const std::uint16_t* random) {
-        if constexpr (Stochastic) {
-            const F whole = __builtin_convertvector(__builtin_convertvector(steps, I), F);
-            const I top = __builtin_convertvector((steps - whole) * 65536.0f, I);
-            const I draw = __builtin_convertvector(load<H>(random), I);
-            ties |= top == draw;
-            return whole + bits<F>((top > draw) & bits<I>(F{} + 1.0f));
-        } else {
-            return (steps + 0x1p23f) - 0x1p23f;
-        }
-    }
-
-    // One element whose upper 16 bits tied.
-    static float exact(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
-        const float whole = std::floor(steps);
-        const double uniform = draw * 0x1p-16 + lower32(index, seed) * 0x1p-48;
-        return whole + (uniform < static_cast<double>(steps - whole) ? 1.0f : 0.0f);
-    }
-};
+// Stochastic rounding of a magnitude in steps: up if its fraction plus U reaches 1.  With T the upper 16 bits of the
+// fraction and D those of U: up if T + D > 65535, not if T + D < 65535, and in between the rest of both decides.
+inline float round_exactly(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
+    const float whole = std::floor(steps);
+    const double uniform = draw * 0x1p-16 + lower32(index, seed) * 0x1p-48;
+    return whole + (uniform >= 1.0 - static_cast<double>(steps - whole) ? 1.0f : 0.0f);
+}
 
 // Non-subtractive dither: g rounded stochastically to multiples of `step`.
 inline void dither(const Piece& p, float step, Counts& counts) {
-    Tally tally;
-    run<true>(p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
-        Rounder<true> rounder;
+    Tally tally(counts);
+    run<true>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+        const F unit = F{} + step;
+        I ties{};
         for (std::size_t j = 0; j < kChunk; j += W) {
-            const F x = load<F>(in + j), steps = magnitude(x) / step;
-            const I fractional = steps < 0x1p23f;
-            const F rounded = rounder(select(fractional, steps, F{}), random + j);
-            const F result = select(fractional, rounded, steps) * step;
-            store(out + j, bits<F>(bits<U>(result) | sign(x)));
+            const F x = load<F>(in + j), steps = magnitude(x) / unit;
+            const I fractional = steps < 0x1p23f;  // a larger float32 is a whole number
+            const F small = bits<F>(bits<I>(steps) & fractional);
+            const F whole = __builtin_convertvector(__builtin_convertvector(small, I), F);
+            const I sum = __builtin_convertvector((small - whole) * 65536.0f, I) + random_ints(random + j);
+            ties |= sum == 65535;
+            const F rounded = whole + bits<F>((sum > 65535) & bits<I>(F{} + 1.0f));
+            store(out + j, bits<F>(bits<U>(select(fractional, rounded, steps) * unit) | sign(x)));
         }
-        if (any(rounder.ties)) {
+        if (any(ties)) {
             for (std::size_t k = 0; k < valid; ++k) {
                 const float steps = std::fabs(in[k]) / step;
                 if (!(steps < 0x1p23f)) continue;
-                out[k] = std::copysign(Rounder<true>::exact(steps, random[k], first + k, p.seed) * step, in[k]);
+                out[k] = std::copysign(round_exactly(steps, random[k], first + k, p.seed) * step, in[k]);
             }
         }
         tally.add(out, valid);
@@ -139,62 +128,86 @@ inline void dither(const Piece& p, float step, Counts& counts) {
     tally.add_to(counts);
 }
 
-inline F power_of_two(I exponent) { return bits<F>((exponent + 127) << 23); }
+constexpr std::uint32_t kOne = 0x3f800000;  // the bits of 1.0f; an exponent e adds e << 23
+inline float power_of_two(int exponent) {
+    const std::uint32_t word = kOne + (static_cast<std::uint32_t>(exponent) << 23);
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+}
 
-// Q(scale x) / scale.
-template <bool Stochastic> void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) {
-    const F largest = F{} + grid.largest, largest_negative = F{} + grid.largest_negative;
-    // Beyond the largest value nothing is rounded, so exponents and steps stay small.
-    const F bound = select(largest > largest_negative, largest, largest_negative);
-    const I smallest = I{} + grid.smallest_exponent;
-    Tally tally;
+// Q(scale x) / scale.  `Divide` is not needed where the scale is a power of two: its inverse is exact.
+template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) {
+    Tally tally(counts);
     run<Stochastic>(
-        p, [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
-            Rounder<Stochastic> rounder;
+        p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+            // Locals of the innermost function, so that they stay in registers.
+            const F largest = F{} + grid.largest, largest_negative = F{} + grid.largest_negative;
+            // Beyond the largest value nothing is rounded, so exponents and steps stay small.
+            const F bound = larger(largest, largest_negative);
+            const F smallest_normal = F{} + power_of_two(grid.smallest_exponent);
+            const F factor = F{} + scale, inverse = 1.0f / factor;
+            const bool integer = grid.integer, parity = !integer && grid.mantissa == 0, odd_up = grid.odd_exponents_up;
+            const U mantissa = U{} + (static_cast<std::uint32_t>(grid.mantissa) << 23);
+            const U inverse_of = 2u * kOne + mantissa + (Stochastic ? 16u << 23 : 0u);
+            const bool counted = tally.wanted;
+            I ties{}, clipped{};
             for (std::size_t j = 0; j < kChunk; j += W) {
-                const F x = load<F>(in + j), y = x * scale, m = magnitude(y);
-                const F inside = select(m < bound, m, bound);  // NaN becomes the bound here, and NaN again below
-                I exponent{};
-                if (!grid.integer) {
-                    exponent = bits<I>(bits<U>(inside) >> 23) - 127;
-                    exponent = (exponent > smallest ? exponent : smallest) - grid.mantissa;
+                const F x = load<F>(in + j), y = x * factor, m = magnitude(y);
+                const F inside = smaller(m, bound);  // NaN becomes the bound here, and NaN again below
+                // 2^e, as bits: e is the exponent of the binade, of the smallest normal number, or 0 for integers.
+                U binade = U{} + kOne;
+                if (!integer) binade = bits<U>(larger(inside, smallest_normal)) & 0x7f800000u;
+                const F steps = inside * bits<F>(inverse_of - binade);
+                F rounded;
+                if constexpr (Stochastic) {
+                    const I sum = __builtin_convertvector(steps, I) + random_ints(random + j);
+                    ties |= (sum & 65535) == 65535;
+                    rounded = __builtin_convertvector(sum >> 16, F);
+                } else {
+                    rounded = (steps + 0x1p23f) - 0x1p23f;  // to nearest, ties to even
+                    if (parity) {
+                        // The tie 1.5 lies between exponents e and e + 1, and the even code decides.
+                        const I odd = ((binade >> 23) & 1u) == 0u;  // e itself: the bits hold e + 127
+                        rounded = select((steps == 1.5f) & (odd_up ? ~odd : odd), F{} + 1.0f, rounded);
+                    }
                 }
-                const F steps = inside * power_of_two(-exponent);
-                F rounded = rounder(steps, random + j);
-                if (!Stochastic && !grid.integer && grid.mantissa == 0) {
-                    // The tie 1.5 lies between exponents e and e + 1, and the even code decides.
-                    const I stays = (steps == 1.5f) & ((exponent & 1) == (grid.odd_exponents_up ? 0 : 1));
-                    rounded = select(stays, F{} + 1.0f, rounded);
-                }
-                const F limit = select(bits<I>(sign(y)) != 0, largest_negative, largest);
-                const F value = rounded * power_of_two(exponent);
-                const F bounded = select(value < limit, value, limit);
-                tally.clipped -= m > limit;
-                const F result = bits<F>(bits<U>(bounded) | sign(y)) / scale;
+                const F limit = select(bits<I>(y) < 0, largest_negative, largest);
+                const F value = smaller(rounded * bits<F>(binade - mantissa), limit);
+                if (counted) clipped -= m > limit;
+                const F q = bits<F>(bits<U>(value) | sign(y)), result = Divide ? q / factor : q * inverse;
                 store(out + j, select(m == m, result, x));
             }
             if constexpr (Stochastic) {
-                for (std::size_t k = 0; k < valid && any(rounder.ties); ++k) {
-                    const float y = in[k] * scale, m = std::fabs(y);
-                    const float limit = std::signbit(y) ? grid.largest_negative : grid.largest;
-                    if (!(m < limit)) continue;
-                    int exponent = 0;
-                    if (!grid.integer) {
-                        exponent = m > 0 ? std::ilogb(m) : grid.smallest_exponent;
-                        exponent = (exponent > grid.smallest_exponent ? exponent : grid.smallest_exponent) - grid.mantissa;
+                if (any(ties)) {
+                    for (std::size_t k = 0; k < valid; ++k) {
+                        const float y = in[k] * scale, m = std::fabs(y);
+                        const float limit = std::signbit(y) ? grid.largest_negative : grid.largest;
+                        if (!(m < limit)) continue;
+                        int exponent = 0;
+                        if (!grid.integer) {
+                            exponent = m > 0 ? std::ilogb(m) : grid.smallest_exponent;
+                            if (exponent < grid.smallest_exponent) exponent = grid.smallest_exponent;
+                            exponent -= grid.mantissa;
+                        }
+                        const float steps = std::ldexp(m, -exponent);
+                        const float value = std::ldexp(round_exactly(steps, random[k], first + k, p.seed), exponent);
+                        out[k] = std::copysign(value < limit ? value : limit, y) / scale;
                     }
-                    const float rounded = Rounder<true>::exact(std::ldexp(m, -exponent), random[k], first + k, p.seed);
-                    const float value = std::ldexp(rounded, exponent);
-                    out[k] = std::copysign(value < limit ? value : limit, y) / scale;
                 }
             }
+            tally.clipped += clipped;
             tally.add(out, valid);
         });
     tally.add_to(counts);
 }
 
 inline void quantize(const Piece& p, const Grid& grid, float scale, bool stochastic, Counts& counts) {
-    stochastic ? quantize_as<true>(p, grid, scale, counts) : quantize_as<false>(p, grid, scale, counts);
+    int exponent;
+    const bool divide = std::frexp(scale, &exponent) != 0.5f || exponent < -100 || exponent > 100;
+    const auto kernel = stochastic ? (divide ? quantize_as<true, true> : quantize_as<true, false>)
+                                   : (divide ? quantize_as<false, true> : quantize_as<false, false>);
+    kernel(p, grid, scale, counts);
 }
 
 inline const Kernels& table(const char* name) {

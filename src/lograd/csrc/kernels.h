@@ -19,6 +19,7 @@ struct Piece {
 };
 
 struct Counts {
+    bool wanted;
     std::int64_t zeros = 0, nans = 0, clipped = 0;
 };
 

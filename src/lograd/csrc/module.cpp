@@ -34,7 +34,7 @@ struct Task {
     int threads;
 };
 
-// Runs kernel(piece, counts) over the pieces of a tensor and adds what they counted to counts[0..3).
+// Runs kernel(piece, counts) over the pieces of a tensor and adds what they counted to counts[0..3), if any.
 template <class Kernel> void over_pieces(const Task& task, std::uintptr_t counts, Kernel kernel) {
     const auto type = static_cast<lograd::Type>(task.type);
     const std::size_t size = type == lograd::Type::kFloat32 ? 4 : 2;
@@ -43,19 +43,20 @@ template <class Kernel> void over_pieces(const Task& task, std::uintptr_t counts
     // Pieces are cut where blocks of random numbers begin, whatever the offset.
     const std::size_t lead = (8 - offset % 8) % 8;
     std::mutex mutex;
-    lograd::Counts total;
+    lograd::Counts total{counts != 0};
     lograd::parallel_for(task.count, kGrain, task.threads, [&](std::size_t begin, std::size_t end) {
         begin += begin ? lead : 0;
         end += end < task.count ? lead : 0;
         if (end > task.count) end = task.count;
         if (begin >= end) return;
-        lograd::Counts own;
+        lograd::Counts own{counts != 0};
         kernel(lograd::Piece{type, reinterpret_cast<const char*>(task.x) + begin * size,
                              reinterpret_cast<char*>(task.y) + begin * size, end - begin, offset + begin, seed},
                own);
         std::lock_guard<std::mutex> lock(mutex);
         total.zeros += own.zeros, total.nans += own.nans, total.clipped += own.clipped;
     });
+    if (!counts) return;
     auto* out = reinterpret_cast<std::int64_t*>(counts);
     out[0] += total.zeros, out[1] += total.nans, out[2] += total.clipped;
 }

@@ -54,6 +54,25 @@ inline bool any(I mask) {
 #endif
 }
 inline F select(I mask, F yes, F no) { return mask ? yes : no; }
+// a > b ? a : b, so b where either is NaN.
+inline F larger(F a, F b) {
+#if defined(__AVX512F__)
+    return bits<F>(_mm512_max_ps(bits<__m512>(a), bits<__m512>(b)));
+#elif defined(__AVX2__)
+    return bits<F>(_mm256_max_ps(bits<__m256>(a), bits<__m256>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+inline F smaller(F a, F b) {
+#if defined(__AVX512F__)
+    return bits<F>(_mm512_min_ps(bits<__m512>(a), bits<__m512>(b)));
+#elif defined(__AVX2__)
+    return bits<F>(_mm256_min_ps(bits<__m256>(a), bits<__m256>(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
 // Written past the cache: a large output is not read back soon, and this saves fetching its lines first.
 inline void stream(float* p, F v) {
 #if defined(__AVX512F__)

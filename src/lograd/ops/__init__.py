@@ -10,7 +10,6 @@ Scalars may be numbers, or one-element tensors, which change from call to call w
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import Format
 from ..formats.values import check_rounding
-from .grid import grid_of
+from .grid import arguments_of
 from .library import FLOAT_TYPES, dense, library
 
 __all__ = [
@@ -108,7 +107,7 @@ def quantize(
     check_rounding(rounding, ("nearest", "stochastic"))
     arguments = (
         _scalar("scale", scale, x, math.ulp(0.0)),
-        *astuple(grid_of(format)),
+        *arguments_of(format),
         rounding == "stochastic",
         _key(seed, offset, x),
     )
@@ -130,14 +129,14 @@ def quantize_(
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
     if out is None:
-        result, counts = getattr(torch.ops.lograd, name).default(x, *arguments)
+        result, counts = getattr(torch.ops.lograd, name).default(x, *arguments, counted)
     else:
         if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
             raise InvalidValue(
                 f"out= must have the type, shape and strides of x, and both must fill their memory without gaps; "
                 f"x is {_describe(x)}, out is {_describe(out)}."
             )
-        result, counts = out, getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, out)
+        result, counts = out, getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, counted, out)
     return Counted(result, counts) if counted else result
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+from typing import Any
+
+import torch
 
 from ..errors import InvalidType, InvalidValue
 from ..formats import FloatFormat, Format, IntFormat
@@ -33,6 +37,16 @@ def grid_of(format: Format) -> Grid:
         return Grid(True, 0, 0, False, format.max, -format.min)
     if not (format.signed and format.zero and format.subnormals):
         raise InvalidValue(f"quantize takes formats with a sign, a zero and subnormals; {format} lacks one of them.")
-    if format.emin - format.mantissa < -120 or format.emax > 120:
-        raise InvalidValue(f"{format} reaches beyond 2^-120 to 2^120, where float32 arithmetic is not exact.")
+    if format.emin - format.mantissa < -100 or format.emax > 100:
+        raise InvalidValue(f"{format} reaches beyond 2^-100 to 2^100, where float32 arithmetic is not exact.")
     return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
+
+
+def _arguments_of(format: Format) -> tuple[bool, int, int, bool, float, float]:
+    return astuple(grid_of(format))
+
+
+# A format is a value, so compiled code takes its numbers as constants and does not look into it.
+_constant: Any = torch.compiler.assume_constant_result  # torch leaves it untyped
+arguments_of: Callable[[Format], tuple[bool, int, int, bool, float, float]] = _constant(_arguments_of)
+"""The grid as the operator's arguments."""

@@ -39,26 +39,29 @@ def flat(x: Tensor) -> Tensor:
 
 
 def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -> None:
-    """Register `lograd::name(Tensor x, arguments) -> (y, counts)` and `lograd::name_out(..., out) -> counts`.
+    """Register `lograd::name(Tensor x, arguments, bool counted) -> (y, counts)` and `name_out(..., out) -> counts`.
 
     `plain(x, *arguments)` maps a flat float32 tensor.  The native kernel of the same name takes (type, x, y, elements,
-    *arguments, threads, counts) with addresses in place of tensors.
+    *arguments, threads, counts) with addresses in place of tensors.  `counts` is empty unless `counted`.
     """
 
     def run_plain(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
-        result, clipped = plain(flat(x).float(), *rest)
-        counts = torch.stack([(result == 0).sum(), result.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
+        *values, counted = rest
+        result, clipped = plain(flat(x).float(), *values)
         flat(out).copy_(result)
-        return counts
+        if not counted:
+            return _counts(x, False)
+        return torch.stack([(result == 0).sum(), result.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
 
     kernel = native.kernel(name)
 
     def run_native(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
-        counts = torch.zeros(COUNTS, dtype=torch.int64)
-        addresses = (value.data_ptr() if isinstance(value, Tensor) else value for value in rest)
+        *values, counted = rest
+        counts = _counts(x, counted)
+        addresses = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
         kernel(
             FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), *addresses, torch.get_num_threads(),
-            counts.data_ptr(),
+            counts.data_ptr() if counted else 0,
         )  # fmt: skip
         return counts
 
@@ -71,19 +74,19 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         library.impl(name, functional, key)
         library.impl(f"{name}_out", lambda x, *rest: run(x, rest[-1], *rest[:-1]), key)
 
-    library.define(f"{name}(Tensor x, {arguments}) -> (Tensor, Tensor)")
-    library.define(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> Tensor")
+    library.define(f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)")
+    library.define(f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor")
     register(run_plain, "CompositeExplicitAutograd")
     if kernel is not None:
         register(run_native, "CPU")
     torch.library.register_fake(
-        f"lograd::{name}",
-        lambda x, *rest: (torch.empty_like(dense(x)), x.new_empty(COUNTS, dtype=torch.int64)),
-        lib=library,
+        f"lograd::{name}", lambda x, *rest: (torch.empty_like(dense(x)), _counts(x, rest[-1])), lib=library
     )
-    torch.library.register_fake(
-        f"lograd::{name}_out", lambda x, *rest: x.new_empty(COUNTS, dtype=torch.int64), lib=library
-    )
+    torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: _counts(x, rest[-2]), lib=library)
+
+
+def _counts(x: Tensor, counted: bool) -> Tensor:
+    return torch.zeros(COUNTS if counted else 0, dtype=torch.int64, device=x.device)
 
 
 def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> reference.Result:

@@ -69,6 +69,6 @@ def quantize(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: Tensor
 
 
 def _stochastic(steps: Tensor, key: Tensor) -> Tensor:
-    """Up if U < the fraction, which float32 holds exactly."""
+    """Up if the fraction plus U reaches 1; float32 holds the fraction, float64 the comparison, exactly."""
     whole = steps.floor()
-    return whole + (uniform(steps.numel(), key) < (steps - whole).double()).float()
+    return whole + (uniform(steps.numel(), key) >= 1 - (steps - whole).double()).float()

@@ -1,0 +1,323 @@
+"""Operators: native equals plain PyTorch bit for bit, both equal the scalar definition, and all are unbiased."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from bands import assert_in_band
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lograd import FloatFormat, IntFormat, InvalidType, InvalidValue, native, ops, parse_format
+from lograd.formats import CATALOGUE
+from lograd.ops import reference
+from lograd.ops.grid import grid_of
+from lograd.ops.random import uniform
+
+FORMATS = [FloatFormat(e, m) for e in range(1, 8) for m in range(7) if 1 + e + m <= 8]
+FORMATS += [IntFormat(bits) for bits in range(2, 9)] + [IntFormat(4, symmetric=True)]
+FORMATS += [CATALOGUE[name] for name in ("e5m2", "e4m3fn", "e4m3", "e3m4", "e5m2fnuz", "e4m3b11fnuz")]
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+SEED, OFFSET = 0x1234_5678_9ABC_DEF0, 2**40 + 3
+KEY = torch.tensor([SEED, OFFSET])
+SPECIAL = [
+    0.0,
+    -0.0,
+    1e-45,
+    -1e-42,
+    1e-38,
+    3e38,
+    -3e38,
+    math.inf,
+    -math.inf,
+    math.nan,
+    0.5,
+    -1.5,
+    1.0,
+    2.5,
+    65519.9,
+    6e-8,
+]
+
+
+def same(a, b):
+    """Equal bits, NaN wherever NaN."""
+    a, b = a.contiguous(), b.contiguous()
+    word = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    bits = [t.nan_to_num(7.0).view(word) for t in (a, b)]
+    return a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(*bits)
+
+
+def sample(count, dtype=torch.float32, seed=0):
+    """Wide magnitudes of both signs, with everything that goes wrong first."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, generator=generator) * torch.exp(3 * torch.randn(count, generator=generator))
+    special = torch.tensor(SPECIAL)[:count]
+    x[: special.numel()] = special
+    return x.to(dtype)
+
+
+def quantize_case(format, rounding, scale):
+    arguments = (torch.tensor(scale), grid_of(format), rounding == "stochastic", KEY)
+    return (
+        f"{format} {rounding} {scale}",
+        lambda x: ops.quantize(x, format, scale, rounding, SEED, OFFSET),
+        lambda x: reference.quantize(x, *arguments),
+    )
+
+
+def cases():
+    """(name, operator, plain PyTorch) of everything elementwise, on flat tensors."""
+    a, t, d = torch.tensor(1.7), torch.tensor(0.6), torch.tensor(0.3)
+    return [
+        ("prune", lambda x: ops.stochastic_prune(x, a, SEED, OFFSET), lambda x: reference.stochastic_prune(x, a, KEY)),
+        ("threshold", lambda x: ops.threshold_prune(x, t), lambda x: reference.threshold_prune(x, t)),
+        ("dither", lambda x: ops.dither(x, d, SEED, OFFSET), lambda x: reference.dither(x, d, KEY)),
+        *(quantize_case(f, r, s) for f in FORMATS for r in ("nearest", "stochastic") for s in (1.0, 0.37)),
+    ]
+
+
+CASES = cases()
+BASIC = CASES[:3] + [CASES[i] for i in range(3, len(CASES), 17)]
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512"])
+def isa(request):
+    if not native.use_isa(request.param):
+        pytest.skip(f"this CPU or build has no {request.param} kernels")
+    yield request.param
+    native.use_isa()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_native_equals_plain_pytorch(isa, dtype):
+    x = sample(3000, dtype)
+    for name, operator, plain in CASES:
+        assert same(operator(x), plain(x.float())[0].to(dtype)), (isa, name)
+
+
+@pytest.mark.parametrize(
+    "count", [0, 1, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1023, 1024, 1025, 100_003]
+)
+def test_every_size_and_any_number_of_threads(isa, count):
+    x = sample(count)
+    threads = torch.get_num_threads()
+    try:
+        for name, operator, plain in BASIC:
+            torch.set_num_threads(1)
+            one = operator(x)
+            assert same(one, plain(x)[0]), (isa, name)
+            for more in (2, 3):
+                torch.set_num_threads(more)
+                assert same(operator(x), one), (isa, name, more)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32)),
+    st.floats(2.0**-30, 2.0**30, width=32),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**62),
+    st.sampled_from(FORMATS),
+    st.sampled_from(["nearest", "stochastic"]),
+)
+@settings(max_examples=300)
+def test_native_equals_plain_pytorch_on_anything(x, number, seed, offset, format, rounding):
+    x, key, value = torch.from_numpy(x), torch.tensor([seed, offset]), torch.tensor(number)
+    grid, stochastic = grid_of(format), rounding == "stochastic"
+    assert same(ops.stochastic_prune(x, number, seed, offset), reference.stochastic_prune(x, value, key)[0])
+    assert same(ops.threshold_prune(x, number), reference.threshold_prune(x, value)[0])
+    assert same(ops.dither(x, number, seed, offset), reference.dither(x, value, key)[0])
+    ours = ops.quantize(x, format, number, rounding, seed, offset, counted=True)
+    plain, clipped = reference.quantize(x, value, grid, stochastic, key)
+    assert same(ours.result, plain)
+    assert ours.counts.tolist() == [int((plain == 0).sum()), int(plain.isnan().sum()), int(clipped)]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_any_layout_is_taken_and_dense_ones_are_kept(dtype):
+    x = sample(2 * 3 * 8 * 5, dtype).reshape(2, 3, 8, 5)
+    channels_last = x.to(memory_format=torch.channels_last)
+    for _, operator, _ in BASIC:
+        kept = operator(channels_last)
+        assert kept.stride() == channels_last.stride()
+        in_memory = channels_last.permute(0, 2, 3, 1)
+        assert same(kept.permute(0, 2, 3, 1), operator(in_memory.reshape(-1)).reshape(in_memory.shape))
+        for gaps in (x[:, ::2], x[..., 1:], x.expand(2, 2, 3, 8, 5)):
+            assert same(operator(gaps), operator(gaps.contiguous()))
+        assert operator(x.transpose(0, 3)).stride() == x.transpose(0, 3).stride()
+
+
+def test_out_and_in_place_give_the_same_bits():
+    x = sample(1000)
+    format = FloatFormat(4, 1)
+    forms = [
+        (ops.stochastic_prune, ops.stochastic_prune_, (1.7, 5, 9)),
+        (ops.threshold_prune, ops.threshold_prune_, (0.6,)),
+        (ops.dither, ops.dither_, (0.3, 5, 9)),
+        (ops.quantize, ops.quantize_, (format, 2.0, "stochastic", 5, 9)),
+    ]
+    for functional, in_place, arguments in forms:
+        expected = functional(x, *arguments)
+        out = torch.empty_like(x)
+        assert functional(x, *arguments, out=out) is out
+        assert same(out, expected)
+        y = x.clone()
+        assert in_place(y, *arguments) is y
+        assert same(y, expected)
+
+
+def test_a_result_depends_on_the_position_alone():
+    """Pieces with the right offset give the bits of the whole, so chunks, ranks and resumed runs agree."""
+    x = sample(10_000)
+    for name, whole in (
+        ("prune", lambda x, offset: ops.stochastic_prune(x, 1.0, 3, offset)),
+        ("dither", lambda x, offset: ops.dither(x, 0.5, 3, offset)),
+        ("quantize", lambda x, offset: ops.quantize(x, FloatFormat(3, 2), 1.0, "stochastic", 3, offset)),
+    ):
+        expected = whole(x, 77)
+        for cut in (1, 7, 8, 1000, 4097):
+            pieces = [whole(x[:cut].clone(), 77), whole(x[cut:].clone(), 77 + cut)]
+            assert same(torch.cat(pieces), expected), (name, cut)
+        assert not same(whole(x, 78), expected)
+
+
+# -- against what we did not write --
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_quantize_equals_the_scalar_reference(format):
+    values = format.values().astype(np.float32)
+    points = np.concatenate([values, (values[1:] + values[:-1]) / 2, values * 1.3, SPECIAL]).astype(np.float32)
+    points = np.concatenate(
+        [points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(-np.inf))]
+    )
+    x = torch.from_numpy(points)
+    draws = uniform(x.numel(), KEY).tolist()
+    for rounding in ("nearest", "stochastic"):
+        expected = [format.round(v, rounding, uniform=u) for v, u in zip(points.tolist(), draws, strict=True)]
+        ours = ops.quantize(x, format, 1.0, rounding, SEED, OFFSET)
+        expected = torch.tensor(expected)
+        if isinstance(format, IntFormat) or format.specials == "fnuz":
+            ours, expected = ours + 0.0, expected + 0.0  # there -0 is 0; a float32 result may keep the sign
+        assert same(ours, expected), rounding
+
+
+@pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m4", "e4m3", "e5m2fnuz", "e4m3b11fnuz", "e3m2", "e2m3", "e2m1"])
+def test_nearest_equals_ml_dtypes_and_torch_casts(name):
+    format = parse_format(name)
+    dtype = {"e3m2": "float6_e3m2fn", "e2m3": "float6_e2m3fn", "e2m1": "float4_e2m1fn"}.get(name, f"float8_{name}")
+    x = sample(20_000)
+    x = x[x.abs() <= format.max]
+    theirs = torch.from_numpy(x.numpy().astype(getattr(ml_dtypes, dtype)).astype(np.float32))
+    assert torch.equal(ops.quantize(x, format), theirs)
+    if hasattr(torch, dtype) and "float8" in dtype:
+        assert torch.equal(ops.quantize(x, format), x.to(getattr(torch, dtype)).float())
+
+
+def test_zeros_nan_and_saturation_are_counted():
+    x = torch.tensor([0.0, math.nan, 1e9, -1e9, math.inf, 1.0, 1e-9])
+    result, counts = ops.quantize(x, FloatFormat(4, 3), counted=True)
+    assert counts.tolist() == [2, 1, 3]
+    assert result[1].isnan()
+    result, counts = ops.stochastic_prune(x, 2.0, counted=True)
+    assert counts.tolist() == [int((result == 0).sum()), 1, 0]
+    assert result[2:5].tolist() == x[2:5].tolist()
+
+
+# -- unbiased --
+
+
+@pytest.mark.parametrize("x", [0.9, 0.3, -1e-3, 1e-5, -3e-6])
+def test_pruning_is_unbiased(x):
+    draws = torch.cat([ops.stochastic_prune(torch.full((1_000_000,), x), 1.0, seed) for seed in range(4)])
+    assert set(draws.unique().tolist()) <= {0.0, math.copysign(1.0, x)}
+    assert_in_band(x, draws.numpy())
+
+
+def test_pruning_is_unbiased_far_below_the_upper_16_bits():
+    """2^-20 of the threshold: the upper 16 bits alone would never keep it."""
+    kept = sum(
+        int((ops.stochastic_prune(torch.full((4_000_000,), 2.0**-20), 1.0, seed) != 0).sum()) for seed in range(8)
+    )
+    expected = 32e6 * 2.0**-20
+    assert abs(kept - expected) < 4 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize("format", [FloatFormat(4, 1), FloatFormat(3, 0), FloatFormat(2, 3), IntFormat(4)], ids=str)
+def test_stochastic_rounding_is_unbiased(format):
+    for x in (0.013, 0.3, 1.1, -2.3, 5.9, 1e-4):
+        draws = torch.cat(
+            [ops.quantize(torch.full((300_000,), x), format, 1.0, "stochastic", seed) for seed in range(3)]
+        )
+        assert_in_band(np.float32(x), draws.double().numpy(), f"{format} {x}", slack=1e-7)
+        assert_in_band(np.float32(x), ops.dither(torch.full((300_000,), x), 0.7, 4).double().numpy(), slack=1e-7)
+
+
+# -- torch's own machinery --
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_opcheck(dtype):
+    x, value = sample(100, dtype).nan_to_num(1.0), torch.tensor(0.7)  # opcheck takes two NaN for a difference
+    grid = (False, 1, -6, False, 1.0, 1.0)
+    checks = [
+        ("stochastic_prune", (value, KEY, True)),
+        ("threshold_prune", (value, False)),
+        ("dither", (value, KEY, True)),
+        ("quantize", (value, *grid, True, KEY, True)),
+    ]
+    for name, arguments in checks:
+        torch.library.opcheck(getattr(torch.ops.lograd, name).default, (x, *arguments))
+        out = torch.empty_like(x)
+        torch.library.opcheck(getattr(torch.ops.lograd, f"{name}_out").default, (x, *arguments, out))
+
+
+def test_compiled_code_gives_the_same_bits_and_does_not_recompile():
+    format = FloatFormat(4, 1)
+
+    def step(x, threshold, seed):
+        y = ops.stochastic_prune(x, threshold, seed)
+        y = ops.quantize(y, format, 2.0, "stochastic", seed, 11)
+        return ops.dither(y * 2, 0.3, 5, 6) + ops.threshold_prune(x, 0.1)
+
+    compiled = torch.compile(step, fullgraph=True)
+    x = sample(1000)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for number in range(3):
+            threshold, seed = torch.tensor(0.5 + number), torch.tensor(number)
+            assert same(compiled(x, threshold, seed), step(x, threshold, seed))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda x: ops.stochastic_prune(x, -1.0),
+            InvalidValue,
+            "threshold must be finite and zero or positive; got -1.0.",
+        ),
+        (lambda x: ops.stochastic_prune(x, math.nan), InvalidValue, "threshold must be finite"),
+        (lambda x: ops.stochastic_prune(x, torch.ones(2)), InvalidValue, "a float tensor of one element"),
+        (lambda x: ops.stochastic_prune(x.double(), 1.0), InvalidType, "float32, bfloat16 or float16; got float64."),
+        (lambda x: ops.stochastic_prune(x.int(), 1.0), InvalidType, "got int32."),
+        (lambda x: ops.stochastic_prune([1.0], 1.0), InvalidType, "x must be a tensor"),
+        (lambda x: ops.dither(x, 0.0), InvalidValue, "step must be finite and positive"),
+        (lambda x: ops.quantize(x, FloatFormat(4, 3), 0.0), InvalidValue, "scale must be finite and positive"),
+        (lambda x: ops.quantize(x, FloatFormat(4, 3), 1.0, "up"), InvalidValue, "rounding must be one of"),
+        (lambda x: ops.quantize(x, FloatFormat(5, 10)), InvalidValue, "at most 8 bits; 1-5-10 has 16"),
+        (lambda x: ops.quantize(x, CATALOGUE["e8m0"]), InvalidValue, "a sign, a zero and subnormals"),
+        (lambda x: ops.quantize(x, CATALOGUE["mxfp4"]), InvalidType, "takes a FloatFormat or an IntFormat"),
+        (lambda x: ops.threshold_prune(x, 1.0, out=torch.empty(3)), InvalidValue, "out= must have the type, shape"),
+        (lambda x: ops.threshold_prune_(x[::2], 1.0), InvalidValue, "fill their memory without gaps"),
+    ],
+)
+def test_bad_input_gets_one_sentence(call, error, message):
+    with pytest.raises(error) as caught:
+        call(torch.ones(4))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
