@@ -277,6 +277,7 @@ def test_opcheck(dtype):
         torch.library.opcheck(getattr(torch.ops.lograd, f"{name}_out").default, (x, *arguments, out))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_compiled_code_gives_the_same_bits_and_does_not_recompile():
     format = FloatFormat(4, 1)
 
