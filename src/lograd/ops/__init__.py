@@ -10,6 +10,7 @@ Scalars may be numbers, or one-element tensors, which change from call to call w
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -155,14 +156,27 @@ def _scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
         return value.to(dtype=torch.float32)
     if not (isinstance(value, float | int) and math.isfinite(value) and value >= low):
         raise InvalidValue(sentence(what, value, "finite and zero or positive" if low == 0 else "finite and positive"))
-    return torch.full((), value, dtype=torch.float32, device=x.device)
+    return _number(float(value), x.device) if torch.compiler.is_compiling() else _cached_number(float(value), x.device)
 
 
 def _key(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
     if isinstance(seed, int) and isinstance(offset, int):
-        return torch.tensor([_wrap(seed), _wrap(offset)], device=x.device)
+        return (_pair if torch.compiler.is_compiling() else _cached_pair)(seed, offset, x.device)
     parts = [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
     return torch.stack(parts)
+
+
+def _number(value: float, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=torch.float32, device=device)
+
+
+def _pair(seed: int, offset: int, device: torch.device) -> Tensor:
+    return torch.tensor([_wrap(seed), _wrap(offset)], device=device)
+
+
+# A small tensor costs as much as a small kernel.  Operators only read these.
+_cached_number = lru_cache(maxsize=512)(_number)
+_cached_pair = lru_cache(maxsize=512)(_pair)
 
 
 def _wrap(value: int) -> int:

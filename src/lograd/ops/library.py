@@ -30,7 +30,9 @@ COUNTS = 3
 
 def dense(x: Tensor) -> Tensor:
     """x itself where its elements fill a block of memory, in whatever order; else a contiguous copy."""
-    return x if torch.ops.aten.is_non_overlapping_and_dense.default(x) else x.contiguous()
+    if x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(x):
+        return x
+    return x.contiguous()
 
 
 def flat(x: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
 
 
 def _counts(x: Tensor, counted: bool) -> Tensor:
-    return torch.zeros(COUNTS if counted else 0, dtype=torch.int64, device=x.device)
+    return x.new_zeros(COUNTS, dtype=torch.int64) if counted else x.new_empty(0, dtype=torch.int64)
 
 
 def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> reference.Result:
