@@ -30,3 +30,54 @@ def quantize(
     counts: int,
     /,
 ) -> None: ...
+def row_ranges(type: int, x: int, rows: int, columns: int, out: int, threads: int, /) -> None: ...
+def quantize_rows(
+    type: int,
+    x: int,
+    rows: int,
+    columns: int,
+    y: int,
+    parameters: int,
+    bins: int,
+    stochastic: bool,
+    codes: bool,
+    key: int,
+    threads: int,
+    counts: int,
+    /,
+) -> None: ...
+def quantize_samples(
+    type: int,
+    x: int,
+    rows: int,
+    columns: int,
+    y: int,
+    ranges: int,
+    parameters: int,
+    bins: int,
+    stochastic: bool,
+    codes: bool,
+    key: int,
+    threads: int,
+    counts: int,
+    /,
+) -> None: ...
+def dequantize_rows(
+    type: int, codes: int, rows: int, columns: int, y: int, parameters: int, bins: int, threads: int, /
+) -> None: ...
+def reflect_rows(
+    inverse: bool,
+    type: int,
+    x: int,
+    y: int,
+    rows: int,
+    columns: int,
+    order: int,
+    first: int,
+    stretch: int,
+    share: int,
+    bounds: int,
+    threads: int,
+    counts: int,
+    /,
+) -> None: ...

@@ -1,6 +1,8 @@
 #define LOGRAD_ISA generic
 #include "elementwise.h"
+#include "row_kernels.h"
 
 namespace lograd {
 const Kernels& generic_kernels() { return generic::table("generic"); }
+const RowKernels& generic_row_kernels() { return generic::row_table(); }
 }  // namespace lograd

@@ -17,6 +17,8 @@
 
 namespace nb = nanobind;
 
+void bind_rows(nb::module_&);
+
 namespace {
 
 // Pieces of this many elements start at a new block of random numbers and at a new cache line.
@@ -102,4 +104,5 @@ NB_MODULE(_native, m) {
                         kernels().quantize(piece, grid, s, stochastic, own);
                     });
     }, without_gil);
+    bind_rows(m);
 }

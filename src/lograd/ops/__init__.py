@@ -17,14 +17,33 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from ..formats import Format
-from ..formats.values import check_rounding
+from ..formats import FloatFormat, Format
+from ..formats.values import check_rounding, check_width
 from .grid import arguments_of
 from .library import FLOAT_TYPES, dense, library
+from .rows import (
+    Clipped,
+    PackedClipped,
+    PackedHouseholder,
+    PackedRows,
+    dequantize_block_householder,
+    dequantize_rows,
+    pack_block_householder,
+    pack_interval,
+    pack_per_sample,
+    pack_per_tensor,
+    quantize_block_householder,
+    quantize_interval,
+    quantize_per_sample,
+    quantize_per_tensor,
+)
 
 __all__ = [
     "Counted", "dither", "dither_", "library", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_",
     "threshold_prune", "threshold_prune_",
+    "Clipped", "Logarithmic", "PackedClipped", "PackedHouseholder", "PackedRows", "dequantize_block_householder",
+    "dequantize_rows", "luq", "pack_block_householder", "pack_interval", "pack_per_sample", "pack_per_tensor",
+    "quantize_block_householder", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
 ]  # fmt: skip
 
 Scalar = float | Tensor
@@ -126,6 +145,42 @@ def quantize_(
     """`quantize` in place."""
     result: Tensor = quantize(x, format, scale, rounding, seed, offset, out=x)
     return result
+
+
+class Logarithmic(NamedTuple):
+    """A tensor rounded to powers of two times its largest magnitude, which is a result too."""
+
+    result: Tensor
+    largest: Tensor
+    """max |x| of the finite elements."""
+
+
+def luq(
+    x: Tensor, bits: int = 4, seed: int | Tensor = 0, offset: int | Tensor = 0, *, out: Tensor | None = None
+) -> Logarithmic:
+    """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
+
+    With a = max |x| / 2^(2^(bits - 1) - 2), the smallest magnitude: below a, Eq. 5 of [chmiel2021]; between 2^k a and
+    2^(k + 1) a, up with probability |x| / (2^k a) - 1.  That is `quantize` to the float format without mantissa, the
+    largest magnitude scaled to its largest value, stochastically.
+
+    The paper's Eq. 11 leaves 5 magnitudes for 4 bits and its code uses 8, of max x rather than max |x|; 7 is what three
+    exponent bits hold beside zero.  Infinities saturate; positions are those of `quantize`, in memory order.
+
+    @inproceedings{chmiel2023,
+      title     = {Accurate Neural Training with 4-bit Matrix Multiplications at Standard Formats},
+      author    = {Chmiel, Brian and Banner, Ron and Hoffer, Elad and Ben-Yaacov, Hilla and Soudry, Daniel},
+      booktitle = {International Conference on Learning Representations},
+      year      = {2023}
+    }
+    """
+    check_width("bits", bits, 2, 8)
+    _scalar("scale", 1.0, x, 0.0)
+    largest = torch.ops.lograd.largest_magnitude.default(x)
+    format = FloatFormat(exponent=bits - 1, mantissa=0)
+    # Below the smallest normal numbers the quotient overflows; the greatest finite scale is as unbiased.
+    scale = torch.where(largest > 0, format.max / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
+    return Logarithmic(quantize(x, format, scale, "stochastic", seed, offset, out=out), largest)
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:

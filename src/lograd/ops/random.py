@@ -50,4 +50,4 @@ def lower32(count: int, key: Tensor) -> Tensor:
 
 def uniform(count: int, key: Tensor) -> Tensor:
     """U / 2^48 in [0, 1), exact in float64."""
-    return upper16(count, key) * 2.0**-16 + lower32(count, key) * 2.0**-48
+    return upper16(count, key).double() * 2.0**-16 + lower32(count, key).double() * 2.0**-48

@@ -27,7 +27,7 @@ def stochastic_prune(x: Tensor, threshold: Tensor, key: Tensor) -> Result:
     m = x.abs()
     low = high16.float() * step
     undecided = (m > low) & (m <= low + step)
-    full = (high16 + lower32(x.numel(), key) * 2.0**-32) * step.double()
+    full = (high16 + lower32(x.numel(), key).double() * 2.0**-32) * step.double()
     keep = torch.where(undecided, m.double() > full, ~(m <= low))
     kept = torch.copysign(torch.where(m < a, a, m), x)
     return torch.where(keep, torch.where(x.isnan(), x, kept), 0.0), 0

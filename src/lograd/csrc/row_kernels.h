@@ -1,0 +1,318 @@
+// The passes of rows.h, compiled once per instruction set.  As in chunks.h: no function template of the standard library.
+
+#pragma once
+
+#include <cmath>
+
+#include "chunks.h"
+#include "rows.h"
+
+namespace lograd {
+namespace LOGRAD_ISA {
+
+// A type of this namespace, so that for_chunks finds the two conversions below.
+struct Code {
+    std::uint8_t value;
+};
+inline void widen(const Code* from, float* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i] = from[i].value;
+}
+inline void narrow(const float* from, Code* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i].value = static_cast<std::uint8_t>(static_cast<std::int32_t>(from[i]));
+}
+
+template <class Go> void with_type(Type type, Go go) {
+    switch (type) {
+        case Type::kFloat32: return go(static_cast<float*>(nullptr));
+        case Type::kBfloat16: return go(static_cast<Bfloat16*>(nullptr));
+        case Type::kFloat16: return go(static_cast<Float16*>(nullptr));
+    }
+}
+
+// The lesser or greater of two; b where a is NaN.
+inline F lesser(F a, F b) {
+#if defined(__AVX512F__)
+    return bits<F>(_mm512_min_ps(bits<__m512>(a), bits<__m512>(b)));
+#elif defined(__AVX2__)
+    return bits<F>(_mm256_min_ps(bits<__m256>(a), bits<__m256>(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
+inline F greater(F a, F b) {
+#if defined(__AVX512F__)
+    return bits<F>(_mm512_max_ps(bits<__m512>(a), bits<__m512>(b)));
+#elif defined(__AVX2__)
+    return bits<F>(_mm256_max_ps(bits<__m256>(a), bits<__m256>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// A comparison with NaN is false, so NaN never becomes a bound; infinities do, and are sorted out by a second look.
+template <class T> void range_of(const T* x, std::size_t n, Range& range) {
+    constexpr float kInfinity = __builtin_inff();
+    F low0 = F{} + kInfinity, low1 = low0, high0 = F{} - kInfinity, high1 = high0;
+    I nan{};
+    alignas(64) float buffer[kChunk];
+    for (std::size_t done = 0; done < n; done += kChunk) {
+        const std::size_t count = n - done < kChunk ? n - done : kChunk;
+        const float* in = buffer;
+        if (std::is_same_v<T, float> && count == kChunk) {
+            in = reinterpret_cast<const float*>(x + done);
+        } else {
+            widen(x + done, buffer, count);
+            for (std::size_t j = count; j % (2 * W) != 0; ++j) buffer[j] = buffer[count - 1];
+        }
+        for (std::size_t j = 0; j < count; j += 2 * W) {
+            const F a = load<F>(in + j), b = load<F>(in + j + W);
+            low0 = lesser(a, low0), low1 = lesser(b, low1);
+            high0 = greater(a, high0), high1 = greater(b, high1);
+            nan |= (a != a) | (b != b);
+        }
+    }
+    float low = kInfinity, high = -kInfinity;
+    for (std::size_t k = 0; k < W; ++k) {
+        low = low0[k] < low ? low0[k] : low, low = low1[k] < low ? low1[k] : low;
+        high = high0[k] > high ? high0[k] : high, high = high1[k] > high ? high1[k] : high;
+    }
+    if (low == -kInfinity || high == kInfinity) {
+        low = kInfinity, high = -kInfinity;
+        for (std::size_t i = 0; i < n; ++i) {
+            float value;
+            widen(x + i, &value, 1);
+            if (!(std::fabs(value) < kInfinity)) continue;
+            low = value < low ? value : low, high = value > high ? value : high;
+        }
+    }
+    range = {low, high, any(nan)};
+}
+
+inline void range(Type type, const void* x, std::size_t count, Range& out) {
+    with_type(type, [&](auto* tag) { range_of(static_cast<decltype(tag)>(const_cast<void*>(x)), count, out); });
+}
+
+// The parameters of a chunk, element by element.  They are written anew only where the row changes, so that rows of any
+// length cost the same.
+class Spread {
+    const RowParameters& rows_;
+    static constexpr std::size_t kNone = ~std::size_t{0};
+    std::size_t row_ = kNone;
+
+public:
+    alignas(64) float scale[kChunk], low[kChunk], zero[kChunk], smallest[kChunk], largest[kChunk];
+
+    explicit Spread(const RowParameters& rows) : rows_(rows) {}
+
+    // Elements from `valid` on are padding.
+    void move_to(std::size_t position, std::size_t valid) {
+        std::size_t row = position / rows_.columns, end = (row + 1) * rows_.columns - position;
+        const bool whole = end >= kChunk && valid == kChunk;
+        if (whole && row == row_) return;
+        row_ = whole ? row : kNone;
+        for (std::size_t j = 0; j < valid; end += rows_.columns, ++row) {
+            const float a = rows_.scale[row], b = rows_.low[row], c = rows_.zero[row];
+            const float d = rows_.smallest[row], e = rows_.largest[row];
+            for (; j < end && j < valid; ++j) scale[j] = a, low[j] = b, zero[j] = c, smallest[j] = d, largest[j] = e;
+        }
+        for (std::size_t j = valid; j < kChunk; ++j) {
+            scale[j] = 1.0f, low[j] = zero[j] = 0.0f;
+            smallest[j] = -__builtin_inff(), largest[j] = __builtin_inff();
+        }
+    }
+};
+
+// Far beyond any code, and small enough for 16 more bits in an integer.
+constexpr float kFar = 512.0f;
+
+// Rounds 0 <= steps <= kFar: nearest (ties to even), or up if U < the fraction.
+template <bool Stochastic> struct RowRounder {
+    I ties{};
+
+    F operator()(F steps, const std::uint16_t* random) {
+        if constexpr (Stochastic) {
+            // The upper 16 bits of U against those of the fraction; where they are equal the lower ones decide.
+            const I sum = __builtin_convertvector(steps * 65536.0f, I) - __builtin_convertvector(load<H>(random), I);
+            ties |= (sum & 0xffff) == 0;
+            return __builtin_convertvector((sum + 0xffff) >> 16, F);
+        } else {
+            return (steps + 0x1p23f) - 0x1p23f;
+        }
+    }
+};
+
+// One element, with all 48 bits.
+inline float round_exactly(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
+    const float whole = std::floor(steps);
+    const double uniform = draw * 0x1p-16 + lower32(index, seed) * 0x1p-48;
+    return whole + (uniform < static_cast<double>(steps - whole) ? 1.0f : 0.0f);
+}
+
+template <bool Stochastic, bool Codes, class In, class Out>
+void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position, const RowParameters& rows, float bins,
+                      RowCounts& counts) {
+    Spread at(rows);
+    const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
+    for_chunks<Stochastic>(
+        x, y, p.count, p.index, p.seed,
+        [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+            at.move_to(position + static_cast<std::size_t>(first - p.index), valid);
+            RowRounder<Stochastic> rounder;
+            I outside{};
+            for (std::size_t j = 0; j < kChunk; j += W) {
+                const F v = load<F>(in + j), scale = load<F>(at.scale + j), low = load<F>(at.low + j);
+                const F zero = load<F>(at.zero + j);
+                const F steps = (v - low) * scale;
+                const F rounded = rounder(lesser(magnitude(steps), F{} + kFar), random + j);
+                const F shifted = bits<F>(bits<U>(rounded) | sign(steps)) + zero;
+                const F code = lesser(greater(shifted, F{}), top);
+                if constexpr (Codes) store(out + j, code);
+                else store(out + j, (code - zero) / scale + low);
+                outside |= ~((v >= load<F>(at.smallest + j)) & (v <= load<F>(at.largest + j)));
+            }
+            if constexpr (Stochastic) {
+                for (std::size_t k = 0; k < valid && any(rounder.ties); ++k) {
+                    if (in[k] != in[k]) continue;
+                    const float steps = (in[k] - at.low[k]) * at.scale[k], m = std::fabs(steps);
+                    const float rounded = round_exactly(m < kFar ? m : kFar, random[k], first + k, p.seed);
+                    const float shifted = std::copysign(rounded, steps) + at.zero[k];
+                    const float code = shifted < 0.0f ? 0.0f : shifted > bins ? bins : shifted;
+                    out[k] = Codes ? code : (code - at.zero[k]) / at.scale[k] + at.low[k];
+                }
+            }
+            if (any(outside)) {
+                I clipped{}, nans{};
+                for (std::size_t j = 0; j < kChunk; j += W) {
+                    const F v = load<F>(in + j);
+                    const I is_nan = v != v;
+                    store(out + j, select(is_nan, Codes ? nan_code : v, load<F>(out + j)));
+                    clipped -= (v < load<F>(at.smallest + j)) | (v > load<F>(at.largest + j));
+                    nans -= is_nan;
+                }
+                for (std::size_t k = 0; k < W; ++k) counts.clipped += clipped[k], counts.nans += nans[k];
+            }
+            if constexpr (!Codes) {
+                std::int64_t zeros = 0;
+                for (std::size_t k = 0; k < valid; ++k) zeros += out[k] == 0.0f;
+                counts.zeros += zeros;
+            }
+        });
+}
+
+inline void quantize_rows(const Piece& p, std::size_t position, const RowParameters& rows, float bins, bool stochastic,
+                          bool codes, RowCounts& counts) {
+    with_type(p.type, [&](auto* tag) {
+        using T = std::remove_pointer_t<decltype(tag)>;
+        const T* x = static_cast<const T*>(p.x);
+        T* y = static_cast<T*>(p.y);
+        Code* c = static_cast<Code*>(p.y);
+        if (stochastic && codes) quantize_rows_as<true, true>(x, c, p, position, rows, bins, counts);
+        else if (stochastic) quantize_rows_as<true, false>(x, y, p, position, rows, bins, counts);
+        else if (codes) quantize_rows_as<false, true>(x, c, p, position, rows, bins, counts);
+        else quantize_rows_as<false, false>(x, y, p, position, rows, bins, counts);
+    });
+}
+
+inline void dequantize_rows(const Piece& p, std::size_t position, const RowParameters& rows, float bins) {
+    Spread at(rows);
+    const F nan_code = F{} + (bins < 255.0f ? 255.0f : -1.0f), nan = F{} + __builtin_nanf("");
+    with_type(p.type, [&](auto* tag) {
+        using T = std::remove_pointer_t<decltype(tag)>;
+        for_chunks<false>(
+            static_cast<const Code*>(p.x), static_cast<T*>(p.y), p.count, 0, 0,
+            [&](const float* in, float* out, const std::uint16_t*, std::uint64_t first, std::size_t valid) {
+                at.move_to(position + static_cast<std::size_t>(first), valid);
+                for (std::size_t j = 0; j < kChunk; j += W) {
+                    const F code = load<F>(in + j);
+                    const F value = (code - load<F>(at.zero + j)) / load<F>(at.scale + j) + load<F>(at.low + j);
+                    store(out + j, select(code == nan_code, nan, value));
+                }
+            });
+    });
+}
+
+// Columns at once: long enough a run of each row for the prefetcher, short enough for the sums to stay in the L1 cache.
+constexpr std::size_t kColumns = 1024;
+
+// Element j of x and of y may share an address, others do not: the loops below are free of dependences.
+#define LOGRAD_INDEPENDENT _Pragma("GCC ivdep")
+
+template <bool Inverse, class In, class Out>
+void reflect_block(const Reflection& r, const In* x, Out* y, std::size_t column, std::size_t count, RowCounts& counts) {
+    alignas(64) float buffer[kColumns], head[kColumns];
+    alignas(64) double sum[kColumns], t[kColumns];
+    const auto read = [&](std::size_t p) -> const float* {
+        const In* from = x + static_cast<std::size_t>(r.order[p]) * r.columns + column;
+        if constexpr (std::is_same_v<In, float>) return from;
+        widen(from, buffer, count);
+        return buffer;
+    };
+    for (std::size_t begin = 0, end; begin < r.rows; begin = end) {
+        for (end = begin + 1; end < r.rows && static_cast<std::size_t>(r.first[end]) == begin;) ++end;
+        const double share = r.share[begin], factor = end - begin > 1 ? 1.0 / (1.0 - share) : 0.0;
+        for (std::size_t j = 0; j < count; ++j) sum[j] = 0.0;
+        for (std::size_t p = begin; p < end; ++p) {
+            const float* z = read(p);
+            const std::size_t row = static_cast<std::size_t>(r.order[p]);
+            const float stretch = Inverse ? 1.0f : r.stretch[p];
+            const float low = Inverse ? 0.0f : r.smallest[row], high = Inverse ? 0.0f : r.largest[row];
+            std::int32_t clipped = 0;
+            for (std::size_t j = 0; j < count; ++j) {
+                float value = z[j];
+                if constexpr (!Inverse) {
+                    clipped += (value < low) | (value > high);
+                    value = (value < low ? low : value > high ? high : value) * stretch;
+                }
+                if (p == begin) head[j] = value;
+                sum[j] += value;
+            }
+            counts.clipped += clipped;
+        }
+        for (std::size_t j = 0; j < count; ++j) t[j] = (sum[j] * share - head[j]) * factor;
+        for (std::size_t p = begin; p < end; ++p) {
+            const float* z = read(p);
+            const std::size_t row = static_cast<std::size_t>(r.order[p]);
+            const float low = Inverse ? 0.0f : r.smallest[row], high = Inverse ? 0.0f : r.largest[row];
+            const float stretch = r.stretch[p];
+            const double v = p == begin ? share - 1.0 : share;
+            Out* to = y + row * r.columns + column;
+            float* result = buffer;
+            if constexpr (std::is_same_v<Out, float>) result = to;
+            LOGRAD_INDEPENDENT
+            for (std::size_t j = 0; j < count; ++j) {
+                float value = z[j];
+                if constexpr (!Inverse) value = (value < low ? low : value > high ? high : value) * stretch;
+                value = static_cast<float>(value - v * t[j]);
+                if constexpr (Inverse) value /= stretch;
+                result[j] = value;
+            }
+            if constexpr (Inverse) {
+                std::int32_t zeros = 0, nans = 0;
+                for (std::size_t j = 0; j < count; ++j) zeros += result[j] == 0.0f, nans += result[j] != result[j];
+                counts.zeros += zeros, counts.nans += nans;
+            }
+            if constexpr (!std::is_same_v<Out, float>) narrow(result, to, count);
+        }
+    }
+}
+
+inline void reflect(const Reflection& r, std::size_t begin, std::size_t end, RowCounts& counts) {
+    with_type(r.type, [&](auto* tag) {
+        using T = std::remove_pointer_t<decltype(tag)>;
+        for (std::size_t column = begin; column < end; column += kColumns) {
+            const std::size_t count = end - column < kColumns ? end - column : kColumns;
+            if (r.inverse)
+                reflect_block<true>(r, static_cast<const float*>(r.x), static_cast<T*>(r.y), column, count, counts);
+            else
+                reflect_block<false>(r, static_cast<const T*>(r.x), static_cast<float*>(r.y), column, count, counts);
+        }
+    });
+}
+
+inline const RowKernels& row_table() {
+    static const RowKernels kernels{range, quantize_rows, dequantize_rows, reflect};
+    return kernels;
+}
+
+}  // namespace LOGRAD_ISA
+}  // namespace lograd

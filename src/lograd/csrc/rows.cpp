@@ -1,0 +1,168 @@
+#include "rows.h"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "parallel.h"
+
+namespace lograd {
+namespace {
+
+constexpr std::size_t kGrain = 1024;
+// Rows that are read twice are read in blocks of this many elements, so that the second time they come from the cache.
+constexpr std::size_t kInCache = 32768;
+
+const RowKernels& row_kernels() {
+#ifdef LOGRAD_X86_KERNELS
+    if (&kernels() == &avx512_kernels()) return avx512_row_kernels();
+    if (&kernels() == &avx2_kernels()) return avx2_row_kernels();
+#endif
+    return generic_row_kernels();
+}
+
+std::size_t size_of(Type type) { return type == Type::kFloat32 ? 4 : 2; }
+
+RowParameters lists(const float* parameters, std::size_t rows, std::size_t columns) {
+    return {parameters,            parameters + rows,     parameters + 2 * rows,
+            parameters + 3 * rows, parameters + 4 * rows, columns};
+}
+
+void add(RowCounts& total, const RowCounts& own) {
+    total.zeros += own.zeros, total.nans += own.nans, total.clipped += own.clipped;
+}
+
+// A row without a finite element counts as zero; adding 0 makes -0 equal to 0 in its bits.
+void store_range(const Range& range, float* out, std::size_t rows, std::size_t row) {
+    const bool none = range.low > range.high;
+    out[row] = none ? 0.0f : range.low + 0.0f;
+    out[rows + row] = none ? 0.0f : range.high + 0.0f;
+    out[2 * rows + row] = range.nan ? 1.0f : 0.0f;
+}
+
+// `_row_parameters` in ops/row_passes.py.
+void sample_parameters(const float* ranges, float* parameters, std::size_t rows, std::size_t row, float bins) {
+    const float smallest = ranges[row], largest = ranges[rows + row];
+    const double low = smallest - 1e-8, range = (largest + 1e-8) - low;
+    parameters[row] = static_cast<float>(bins / std::min(range, 3.4e38));
+    parameters[rows + row] = static_cast<float>(low);
+    parameters[2 * rows + row] = 0.0f;
+    parameters[3 * rows + row] = smallest;
+    parameters[4 * rows + row] = largest;
+}
+
+}  // namespace
+
+void row_ranges(const Matrix& m, float* out, int threads) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const auto* x = static_cast<const char*>(m.x);
+    const std::size_t size = size_of(m.type), rows = m.rows, columns = m.columns;
+    for (std::size_t row = 0; row < rows; ++row) store_range({kInfinity, -kInfinity, false}, out, rows, row);
+    if (columns == 0) return;
+    // A long row may be cut; its parts meet here.
+    std::mutex mutex;
+    std::vector<std::pair<std::size_t, Range>> cut;
+    parallel_for(rows * columns, kGrain, threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t row = begin / columns; begin < end; ++row) {
+            const std::size_t stop = std::min(end, (row + 1) * columns);
+            Range range;
+            row_kernels().range(m.type, x + begin * size, stop - begin, range);
+            if (stop - begin == columns) {
+                store_range(range, out, rows, row);
+            } else {
+                std::lock_guard<std::mutex> lock(mutex);
+                cut.push_back({row, range});
+            }
+            begin = stop;
+        }
+    });
+    for (const auto& [row, unused] : cut) {
+        (void)unused;
+        Range whole{kInfinity, -kInfinity, false};
+        for (const auto& [other, part] : cut) {
+            if (other != row) continue;
+            whole = {std::min(whole.low, part.low), std::max(whole.high, part.high), whole.nan || part.nan};
+        }
+        store_range(whole, out, rows, row);
+    }
+}
+
+RowCounts quantize_rows(const Matrix& m, void* y, const float* parameters, float bins, bool stochastic, bool codes,
+                     std::uint64_t seed, std::uint64_t offset, int threads) {
+    const std::size_t size = size_of(m.type), out_size = codes ? 1 : size;
+    const RowParameters rows = lists(parameters, m.rows, m.columns);
+    std::mutex mutex;
+    RowCounts total;
+    parallel_for(m.rows * m.columns, kGrain, threads, [&](std::size_t begin, std::size_t end) {
+        RowCounts own;
+        const Piece piece{m.type, static_cast<const char*>(m.x) + begin * size, static_cast<char*>(y) + begin * out_size,
+                          end - begin, offset + begin, seed};
+        row_kernels().quantize(piece, begin, rows, bins, stochastic, codes, own);
+        std::lock_guard<std::mutex> lock(mutex);
+        add(total, own);
+    });
+    return total;
+}
+
+RowCounts quantize_samples(const Matrix& m, void* y, float* ranges, float* parameters, float bins, bool stochastic,
+                        bool codes, std::uint64_t seed, std::uint64_t offset, int threads) {
+    const std::size_t size = size_of(m.type), out_size = codes ? 1 : size;
+    const bool few = m.rows < 4 * static_cast<std::size_t>(std::max(threads, 1)) && threads > 1;
+    if (m.columns == 0 || m.columns > 2 * kInCache || few) {
+        row_ranges(m, ranges, threads);
+        for (std::size_t row = 0; row < m.rows; ++row) sample_parameters(ranges, parameters, m.rows, row, bins);
+        return quantize_rows(m, y, parameters, bins, stochastic, codes, seed, offset, threads);
+    }
+    const RowParameters rows = lists(parameters, m.rows, m.columns);
+    const std::size_t step = std::max<std::size_t>(1, kInCache / m.columns) * m.columns;
+    std::mutex mutex;
+    RowCounts total;
+    parallel_for(m.rows * m.columns, m.columns, threads, [&](std::size_t begin, std::size_t end) {
+        const auto* x = static_cast<const char*>(m.x);
+        RowCounts own;
+        for (; begin < end; begin += step) {
+            const std::size_t stop = std::min(end, begin + step);
+            for (std::size_t at = begin; at < stop; at += m.columns) {
+                Range range;
+                row_kernels().range(m.type, x + at * size, m.columns, range);
+                store_range(range, ranges, m.rows, at / m.columns);
+                sample_parameters(ranges, parameters, m.rows, at / m.columns, bins);
+            }
+            const Piece piece{m.type,       x + begin * size, static_cast<char*>(y) + begin * out_size,
+                              stop - begin, offset + begin,   seed};
+            row_kernels().quantize(piece, begin, rows, bins, stochastic, codes, own);
+        }
+        std::lock_guard<std::mutex> lock(mutex);
+        add(total, own);
+    });
+    return total;
+}
+
+void dequantize_rows(const Matrix& m, void* y, const float* parameters, float bins, int threads) {
+    // Nothing saturates here: the bounds are read, and not used.
+    const RowParameters rows{parameters, parameters + m.rows, parameters + 2 * m.rows, parameters, parameters, m.columns};
+    parallel_for(m.rows * m.columns, kGrain, threads, [&](std::size_t begin, std::size_t end) {
+        const Piece piece{m.type, static_cast<const char*>(m.x) + begin,
+                          static_cast<char*>(y) + begin * size_of(m.type), end - begin, 0, 0};
+        row_kernels().dequantize(piece, begin, rows, bins);
+    });
+}
+
+RowCounts reflect_rows(const Reflection& r, int threads) {
+    // Columns are independent, rows are not.
+    std::size_t width = 1024;
+    while (width > 32 && width * static_cast<std::size_t>(std::max(threads, 1)) > r.columns) width /= 2;
+    std::mutex mutex;
+    RowCounts total;
+    parallel_for(r.rows * r.columns, r.rows * width, threads, [&](std::size_t begin, std::size_t end) {
+        RowCounts own;
+        row_kernels().reflect(r, begin / r.rows, end / r.rows, own);
+        std::lock_guard<std::mutex> lock(mutex);
+        add(total, own);
+    });
+    return total;
+}
+
+}  // namespace lograd

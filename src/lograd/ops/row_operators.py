@@ -1,0 +1,265 @@
+"""The integer gradient quantizers as PyTorch knows them: each is written once, over the passes of `row_passes`.
+
+Every operator also exists as `NAME_out`, which writes into a given tensor.  Bookkeeping of a few numbers per row is in
+float64 and inside the operators, where no compiler reorders it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from .library import COUNTS, library
+from .row_passes import Groups, Native, Passes, Plain
+
+Rest = tuple[Tensor, ...]
+
+_library: Any = library  # torch leaves its methods untyped
+
+_WIDENING = 1e-8
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def matrix(x: Tensor, rows: int) -> Tensor:
+    return x.view(rows, x.numel() // rows if rows else 0)
+
+
+def per_tensor(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+    bins = 2**bits - 1
+    ranges = passes.ranges(matrix(x, 1))
+    smallest, largest = ranges[0].double(), ranges[1].double()
+    low, high = smallest.clamp(max=0) - _WIDENING, largest.clamp(min=0) + _WIDENING
+    zero = (-low * (bins / (high - low))).floor().clamp(max=bins - 1)
+    # METHODS' B / (mx' - mn) is zero / -mn.  Without a whole step below zero (zero = 0) the upper end decides instead.
+    above = torch.where(smallest < 0, 1.0, 0.0).double()
+    scale = torch.where(zero > 0, zero / -low, (bins - above) / high)
+    zero = torch.where(zero > 0, zero, above)
+    parameters = torch.stack([scale.float(), torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
+    counts = passes.quantize(matrix(x, 1), matrix(out, 1), parameters, bins, stochastic, key)
+    return _decoding(parameters, ranges, bins, packed), counts
+
+
+def per_sample(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+    bins, rows = 2**bits - 1, x.shape[0]
+    ranges, parameters, counts = passes.quantize_samples(matrix(x, rows), matrix(out, rows), bins, stochastic, key)
+    return _decoding(parameters, ranges, bins, packed), counts
+
+
+def _decoding(parameters: Tensor, ranges: Tensor, bins: int, packed: bool) -> Tensor:
+    """Scale, low and zero.  Where all 256 codes are numbers, a row with a NaN decodes to NaN as a whole."""
+    result = parameters[:3].clone()
+    if packed and bins == 255:
+        result[1] = torch.where(ranges[2] > 0, torch.nan, result[1])
+    return result
+
+
+def interval(
+    passes: Passes, x: Tensor, out: Tensor, gamma: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
+) -> Rest:
+    levels = 2 ** (bits - 1) - 1
+    ranges = passes.ranges(matrix(x, 1))
+    largest = torch.maximum(-ranges[0], ranges[1]) + 0.0
+    clip = (gamma.reshape(1).double() * largest.double()).float()
+    scale = torch.where(clip > 0, (levels / clip.double()).clamp(max=_LARGEST), 1.0).float()
+    parameters = torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
+    counts = passes.quantize(matrix(x, 1), matrix(out, 1), parameters, 2 * levels, stochastic, key)
+    statistics = torch.stack([largest[0].double(), counts[2].double() / max(x.numel(), 1)])
+    return parameters[:3].clone(), statistics, counts
+
+
+def block_householder(
+    passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
+) -> Rest:
+    bins, rows = 2**bits - 1, x.shape[0]
+    x, result = matrix(x, rows), matrix(out, rows)
+    ranges = passes.ranges(x)
+    groups = householder_groups(ranges[1].double() - ranges[0].double() + _WIDENING)
+    # The result serves as the workspace where it can: a fresh one costs more than the arithmetic.
+    work = result if result.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
+    clamped = passes.reflect(x, work, groups, ranges[:2])
+    work_ranges, parameters, counts = passes.quantize_samples(work, result if packed else work, bins, stochastic, key)
+    if not packed:
+        counts = passes.reflect_back(work, result, groups)
+    counts = torch.stack([counts[0], counts[1], clamped[2]])
+    decoding = _decoding(parameters, work_ranges, bins, packed)
+    return decoding, torch.stack([groups.order, groups.first]), groups.stretch, counts
+
+
+def householder_groups(ranges: Tensor) -> Groups:
+    """Which rows share a reflection, and how they are stretched before it, from their float64 ranges.
+
+    Sorted descending, v_1 >= ... >= v_N.  The number G of groups is the largest below N with (N - G) v_G > v_1 + ... +
+    v_G: the smallest of the large rows is entitled to at least one small partner.  The N - G small rows are dealt, in
+    order, in proportion to v_i.  (For N = 2 nothing satisfies the rule: one group.)
+    """
+    count, device = len(ranges), ranges.device
+    place = torch.arange(count, device=device)
+    v, row = ranges.sort(descending=True, stable=True)
+    total = v.cumsum(0)
+    entitled = ((count - 1 - place) * v / total > 1) * (place + 1)
+    large = entitled.max().clamp(min=1) if count else place.sum()
+    small = count - large
+
+    weight = torch.where(place < large, v, 0.0)
+    dealt = (small * weight / weight.sum()).cumsum(0).round().long()
+    dealt = torch.where(place >= large - 1, small, dealt)
+    group = torch.where(place < large, place, torch.searchsorted(dealt, place - large, right=True))
+
+    listed = group.argsort(stable=True)
+    group, v = group[listed], v[listed]
+    first = torch.searchsorted(group, group)
+    n = (torch.searchsorted(group, group, right=True) - first).double()
+    share = 1 / n.sqrt()
+    # Entries of H beside 1 / sqrt n: the diagonal, and from n = 3 on the rest.
+    rest = 1 / (n - n.sqrt())
+    greatest = torch.maximum(share, torch.maximum((1 - rest).abs(), torch.where(n > 2, rest, 0.0)))
+    lambda1, lambda2 = v[first], v[(first + 1).clamp(max=max(count - 1, 0))]
+    s1 = (lambda1 * share) ** (-1 / 3)
+    s2 = (lambda2 * greatest / (n - 1)) ** (-1 / 3)
+    norm = (1 / s1**2 + 1 / s2**2).sqrt()
+    stretch = torch.where(n > 1, torch.where(first == place, s1, s2) * norm, 1.0)
+    return Groups(row[listed], first, stretch.float(), share)
+
+
+def dequantize(passes: Passes, codes: Tensor, out: Tensor, parameters: Tensor, bins: int, dtype: torch.dtype) -> Rest:
+    rows = parameters.shape[1]
+    passes.dequantize(matrix(codes, rows), matrix(out, rows), parameters.contiguous(), bins)
+    return ()
+
+
+def dequantize_householder(
+    passes: Passes,
+    codes: Tensor,
+    out: Tensor,
+    parameters: Tensor,
+    groups: Tensor,
+    stretch: Tensor,
+    bins: int,
+    dtype: torch.dtype,
+) -> Rest:
+    rows = parameters.shape[1]
+    result = matrix(out, rows)
+    work = result if result.dtype == torch.float32 else torch.empty_like(result, dtype=torch.float32)
+    passes.dequantize(matrix(codes, rows), work, parameters.contiguous(), bins)
+    order, first = groups.unbind()
+    size = torch.bincount(first, minlength=rows)[first] if rows else first
+    passes.reflect_back(
+        work, result, Groups(order.contiguous(), first.contiguous(), stretch.contiguous(), 1 / size.double().sqrt())
+    )
+    return ()
+
+
+# --------------------------------------------------------------------------------------------------------- registration
+
+Body = Callable[..., Rest]
+
+
+def _empty(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A result for x: its layout in its own type, else contiguous."""
+    return torch.empty_like(x) if dtype == x.dtype else x.new_empty(x.shape, dtype=dtype)
+
+
+def _define(
+    name: str,
+    arguments: str,
+    results: str,
+    body: Body,
+    dtype_of: Callable[..., torch.dtype],
+    fake_rest: Callable[..., Rest],
+) -> None:
+    """Register `lograd::name(Tensor x, arguments) -> (y, results)` and `lograd::name_out(..., out) -> (results)`.
+
+    `body(passes, x, out, *arguments)` writes a contiguous `out` of type `dtype_of(x, *arguments)` and returns the rest.
+    """
+
+    def register(passes: Passes, key: str) -> None:
+        def into(x: Tensor, out: Tensor, *rest: Any) -> Rest:
+            if out.is_contiguous():
+                return body(passes, x.contiguous(), out, *rest)
+            result = torch.empty_like(out, memory_format=torch.contiguous_format)
+            others = body(passes, x.contiguous(), result, *rest)
+            out.copy_(result)
+            return others
+
+        def functional(x: Tensor, *rest: Any) -> Any:
+            out = _empty(x, dtype_of(x, *rest))
+            others = into(x, out, *rest)
+            return (out, *others) if others else out
+
+        _library.impl(name, functional, key)
+        _library.impl(f"{name}_out", lambda x, *rest: into(x, rest[-1], *rest[:-1]) or None, key)
+
+    def fake(x: Tensor, *rest: Any) -> Any:
+        others = fake_rest(x, *rest)
+        out = _empty(x, dtype_of(x, *rest))
+        return (out, *others) if others else out
+
+    inner = f"({results})" if results else "()"
+    outer = f"(Tensor, {results})" if results else "Tensor"
+    _library.define(f"{name}(Tensor x, {arguments}) -> {outer}")
+    _library.define(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> {inner}")
+    register(Plain(), "CompositeExplicitAutograd")
+    if native.kernel("quantize_rows") is not None:
+        register(Native(), "CPU")
+    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
+    torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: fake_rest(x, *rest[:-1]) or None, lib=library)
+
+
+def _packed_or_not(x: Tensor, *rest: Any) -> torch.dtype:
+    return torch.uint8 if rest[-2] else x.dtype
+
+
+def _counts(x: Tensor) -> Tensor:
+    return x.new_empty(COUNTS, dtype=torch.int64)
+
+
+def _parameters(x: Tensor, rows: Any) -> Tensor:
+    return x.new_empty((3, rows), dtype=torch.float32)
+
+
+_COMMON = "int bits, bool stochastic, bool packed, Tensor key"
+
+_define(
+    "quantize_per_tensor", _COMMON, "Tensor, Tensor", per_tensor, _packed_or_not,
+    lambda x, *rest: (_parameters(x, 1), _counts(x)),
+)  # fmt: skip
+_define(
+    "quantize_per_sample", _COMMON, "Tensor, Tensor", per_sample, _packed_or_not,
+    lambda x, *rest: (_parameters(x, x.shape[0]), _counts(x)),
+)  # fmt: skip
+_define(
+    "quantize_interval", f"Tensor gamma, {_COMMON}", "Tensor, Tensor, Tensor", interval, _packed_or_not,
+    lambda x, *rest: (_parameters(x, 1), x.new_empty(2, dtype=torch.float64), _counts(x)),
+)  # fmt: skip
+_define(
+    "quantize_block_householder", _COMMON, "Tensor, Tensor, Tensor, Tensor", block_householder, _packed_or_not,
+    lambda x, *rest: (
+        _parameters(x, x.shape[0]), x.new_empty((2, x.shape[0]), dtype=torch.int64),
+        x.new_empty(x.shape[0], dtype=torch.float32), _counts(x),
+    ),
+)  # fmt: skip
+_define(
+    "dequantize_rows", "Tensor parameters, int bins, ScalarType dtype", "", dequantize,
+    lambda codes, *rest: rest[-1], lambda codes, *rest: (),
+)  # fmt: skip
+_define(
+    "dequantize_block_householder",
+    "Tensor parameters, Tensor groups, Tensor stretch, int bins, ScalarType dtype", "", dequantize_householder,
+    lambda codes, *rest: rest[-1], lambda codes, *rest: (),
+)  # fmt: skip
+
+
+def _largest_magnitude(passes: Passes, x: Tensor) -> Tensor:
+    low, high, _ = passes.ranges(matrix(x.contiguous(), 1))[:, 0]
+    return torch.maximum(-low, high) + 0.0
+
+
+_library.define("largest_magnitude(Tensor x) -> Tensor")
+_library.impl("largest_magnitude", lambda x: _largest_magnitude(Plain(), x), "CompositeExplicitAutograd")
+if native.kernel("row_ranges") is not None:
+    _library.impl("largest_magnitude", lambda x: _largest_magnitude(Native(), x), "CPU")
+torch.library.register_fake("lograd::largest_magnitude", lambda x: x.new_empty((), dtype=torch.float32), lib=library)

@@ -1,0 +1,216 @@
+"""Passes over the rows of a matrix, in plain PyTorch (the definition, for any device) and in native code (the CPU).
+
+The integer quantizers of `row_operators` are written once over these passes; that the two kinds give the same bits is
+all that their equality needs. A matrix is a contiguous tensor of two dimensions; a result goes into `out`; that may
+be x.
+
+A row i has a scale s, a `low`, a `zero` and the bounds of its finite elements.  Its codes are
+
+    code = clamp(round(s (x - low)) + zero, 0, bins),    and back:    (code - zero) / s + low.
+
+A uint8 code of 255 is NaN where it is free (bins < 255).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import native
+from .library import COUNTS, FLOAT_TYPES
+from .random import uniform
+
+NAN_CODE = 255
+# Beyond any code; keeps what is far outside the range small.
+_FAR = 512.0
+_WIDENING = 1e-8
+# A little below float32's largest number, so that every code decodes to a finite one.
+_WIDEST = 3.4e38
+
+
+class Groups(NamedTuple):
+    """Rows in groups, listed group by group, the largest row of each first; all of shape (rows,)."""
+
+    order: Tensor
+    """The row at each place."""
+    first: Tensor
+    """The place where the group of each place begins."""
+    stretch: Tensor
+    """float32 factor of the row at each place."""
+    share: Tensor
+    """float64 1 / sqrt n, n the size of the group of each place."""
+
+
+class Passes(Protocol):
+    """What a device must be able to do."""
+
+    def ranges(self, x: Tensor) -> Tensor:
+        """(3, rows) float32: smallest and largest finite element, 0 and 0 if there is none; 1 where a row has a NaN."""
+
+    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
+        """Values, or codes if `out` is uint8; counts of zeros (of values only), NaN and elements outside the bounds.
+
+        `parameters` (5, rows) float32: scale, low, zero and the two bounds.
+        """
+
+    def quantize_samples(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`quantize` with each row's own range: (ranges, parameters, counts)."""
+
+    def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
+        """`parameters` (3, rows): scale, low, zero."""
+
+    def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
+        """out = H diag(stretch) clamp(x, bounds): float32 from x of any type; counts the clamped elements."""
+
+    def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
+        """out = diag(1 / stretch) H x, of any type from float32 x; counts zeros and NaN."""
+
+
+def _row_parameters(ranges: Tensor, bins: int) -> Tensor:
+    """Each row's range, widened, covers all codes; `sample_parameters` in csrc/rows.cpp."""
+    low = ranges[0].double() - _WIDENING
+    high = ranges[1].double() + _WIDENING
+    scale = bins / (high - low).clamp(max=_WIDEST)
+    return torch.stack([scale.float(), low.float(), torch.zeros_like(ranges[0]), ranges[0], ranges[1]])
+
+
+class Plain:
+    """The definition."""
+
+    def ranges(self, x: Tensor) -> Tensor:
+        x = x.float()
+        if x.shape[1] == 0:
+            return x.new_zeros(3, x.shape[0])
+        finite = x.isfinite()
+        some = finite.any(1)
+        low = torch.where(some, torch.where(finite, x, torch.inf).amin(1), 0.0)
+        high = torch.where(some, torch.where(finite, x, -torch.inf).amax(1), 0.0)
+        return torch.stack([low + 0.0, high + 0.0, x.isnan().any(1).float()])
+
+    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
+        x = x.float()
+        scale, low, zero, smallest, largest = (row[:, None] for row in parameters)
+        y = (x - low) * scale
+        steps = torch.where(y.abs() < _FAR, y.abs(), _FAR)
+        code = (torch.copysign(_rounded(steps, stochastic, key), y) + zero).clamp(0, bins)
+        nan = x.isnan()
+        if out.dtype == torch.uint8:
+            zeros = torch.zeros_like(nan)
+            out.copy_(torch.where(nan, _nan_code(bins), code))
+        else:
+            value = torch.where(nan, x, (code - zero) / scale + low)
+            zeros = value == 0
+            out.copy_(value)
+        return torch.stack([zeros.sum(), nan.sum(), ((x < smallest) | (x > largest)).sum()])
+
+    def quantize_samples(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ranges = self.ranges(x)
+        parameters = _row_parameters(ranges, bins)
+        return ranges, parameters, self.quantize(x, out, parameters, bins, stochastic, key)
+
+    def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
+        scale, low, zero = (row[:, None] for row in parameters)
+        value = (codes.float() - zero) / scale + low
+        out.copy_(torch.where(codes == NAN_CODE, torch.nan, value) if bins < NAN_CODE else value)
+
+    def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
+        x = x.float()
+        low, high = bounds[0][:, None], bounds[1][:, None]
+        clamped = torch.where(x < low, low, torch.where(x > high, high, x))
+        out[groups.order] = _reflected(clamped[groups.order] * groups.stretch[:, None], groups)
+        nothing = torch.zeros((), dtype=torch.int64, device=x.device)
+        return torch.stack([nothing, nothing, ((x < low) | (x > high)).sum()])
+
+    def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
+        result = torch.empty_like(x)
+        result[groups.order] = _reflected(x[groups.order], groups) / groups.stretch[:, None]
+        out.copy_(result)
+        return torch.stack([(result == 0).sum(), result.isnan().sum(), torch.zeros_like(groups.order).sum()])
+
+
+def _nan_code(bins: int) -> float:
+    return float(NAN_CODE) if bins < NAN_CODE else 0.0
+
+
+def _rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
+    """Nearest, ties to even; or up if U < the fraction, which float32 holds exactly."""
+    if not stochastic:
+        return steps.round()
+    whole = steps.floor()
+    return whole + (uniform(steps.numel(), key).view_as(steps) < (steps - whole).double()).float()
+
+
+def _reflected(z: Tensor, groups: Groups) -> Tensor:
+    """H z for each group, as z - v (v . z) / (1 - 1 / sqrt n) with v = 1 / sqrt n - e1.
+
+    In float64, rounded once; the sum runs down the group, so that its rounding is defined too.
+    """
+    share, first = groups.share[:, None], groups.first
+    place = torch.arange(len(first), device=z.device) - first
+    total = torch.zeros_like(z, dtype=torch.float64)
+    for k in range(int(place.max()) + 1 if len(place) else 0):
+        members = (place == k).nonzero()[:, 0]
+        total[first[members]] += z[members].double()
+    factor = torch.where(share < 1, 1 / (1 - share), 0.0)
+    t = (total[first] * share - z[first].double()) * factor
+    v = torch.where(place[:, None] == 0, share - 1, share)
+    return (z.double() - v * t).float()
+
+
+class Native:
+    """The same through csrc/rows.cpp, with all threads of PyTorch."""
+
+    def ranges(self, x: Tensor) -> Tensor:
+        out = torch.empty(3, x.shape[0])
+        native.kernel("row_ranges")(*_matrix(x), out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
+        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        native.kernel("quantize_rows")(
+            *_matrix(x), out.data_ptr(), parameters.data_ptr(), bins, stochastic, out.dtype == torch.uint8,
+            key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
+        )  # fmt: skip
+        return counts
+
+    def quantize_samples(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ranges, parameters = torch.empty(3, x.shape[0]), torch.empty(5, x.shape[0])
+        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        native.kernel("quantize_samples")(
+            *_matrix(x), out.data_ptr(), ranges.data_ptr(), parameters.data_ptr(), bins, stochastic,
+            out.dtype == torch.uint8, key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
+        )  # fmt: skip
+        return ranges, parameters, counts
+
+    def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
+        native.kernel("dequantize_rows")(
+            FLOAT_TYPES[out.dtype], codes.data_ptr(), *codes.shape, out.data_ptr(), parameters.data_ptr(), bins,
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
+        return self._reflect(False, x.dtype, x, out, groups, bounds.data_ptr())
+
+    def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
+        return self._reflect(True, out.dtype, x, out, groups, 0)
+
+    @staticmethod
+    def _reflect(inverse: bool, dtype: torch.dtype, x: Tensor, out: Tensor, groups: Groups, bounds: int) -> Tensor:
+        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        native.kernel("reflect_rows")(
+            inverse, FLOAT_TYPES[dtype], x.data_ptr(), out.data_ptr(), *x.shape, *(part.data_ptr() for part in groups),
+            bounds, torch.get_num_threads(), counts.data_ptr(),
+        )  # fmt: skip
+        return counts
+
+
+def _matrix(x: Tensor) -> tuple[int, ...]:
+    return FLOAT_TYPES[x.dtype], x.data_ptr(), *x.shape

@@ -1,0 +1,402 @@
+"""Integer quantizers of a gradient whose first dimension counts samples: StatQuant's three, and the clipped interval.
+
+With rows X_i, B = `bins` and u uniform, all of them compute
+
+    code = clamp(SR(s (x - low)) + zero, 0, B)        x_q = (code - zero) / s + low
+
+where SR(y) rounds y stochastically to a whole number, up with probability y - floor(y), so that E[x_q] = x wherever x
+lies inside the range.  `quantize_*` gives x_q in the type of x; `pack_*` gives the codes, one uint8 each, with s, low
+and zero, and `dequantize_*` is the exact inverse: dequantize(pack(x)) equals quantize(x) bit for bit.
+
+- Arithmetic is float32, randomness has 48 bits: E[x_q] = x to 2^-22 of the row's range (per tensor and interval, where
+  zero is a code: to 2^-48 of a step near zero), and to the rounding of x_q to the type of x.
+- Random numbers belong to positions in contiguous order, rest of the row last: element i draws U(seed, offset + i).
+- Ranges are those of the finite elements; infinities saturate at them, and are counted.  A row without a finite element
+  counts as zero.
+- NaN stays NaN, and is counted.  As a code it is 255; with 8 bits per tensor or per sample all codes are numbers, and
+  the `low` of a row with a NaN becomes NaN instead, so that the row decodes to NaN.  A block Householder transform
+  spreads a NaN over its column of its group, as a matrix product does.
+- Finite stays finite up to magnitudes of 1e38; a row's range beyond 3.4e38 saturates.
+
+@inproceedings{kim2024,
+  title     = {Toward {INT4} Fixed-Point Training via Exploring Quantization Error for Gradients},
+  author    = {Kim, Dohyung and Lee, Junghyup and Jeon, Jeimin and Moon, Jaehyeon and Ham, Bumsub},
+  booktitle = {European Conference on Computer Vision},
+  year      = {2024}
+}
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidType, InvalidValue, sentence
+from ..formats.values import check_rounding, check_width
+from . import row_operators  # noqa: F401  registers the operators
+from .library import FLOAT_TYPES
+
+Rounding = Literal["nearest", "stochastic"]
+
+
+class PackedRows(NamedTuple):
+    """Codes with what decodes them: `dequantize_rows(*packed[:5])`."""
+
+    codes: Tensor
+    """uint8, in the shape of x."""
+    scale: Tensor
+    """s of each row; of shape (1,) where the tensor has one."""
+    low: Tensor
+    zero: Tensor
+    bins: int
+    """The largest code."""
+    counts: Tensor
+    """int64: NaN and saturated elements."""
+
+
+class PackedHouseholder(NamedTuple):
+    """Codes of a transformed matrix, with what decodes them: `dequantize_block_householder(*packed[:6])`."""
+
+    codes: Tensor
+    scale: Tensor
+    low: Tensor
+    groups: Tensor
+    """(2, rows): the rows group by group, the largest of each first; and where in that list the group begins."""
+    stretch: Tensor
+    """The factor of the row at each place of that list, before the reflection."""
+    bins: int
+    counts: Tensor
+    """int64: NaN (after the transform) and saturated elements."""
+
+
+class Clipped(NamedTuple):
+    """A tensor quantized inside [-c, c], and what the update of gamma needs."""
+
+    result: Tensor
+    largest: Tensor
+    """max |x|."""
+    share: Tensor
+    """The fraction of elements with |x| > c; float64."""
+    counts: Tensor
+    """int64: exact zeros, NaN, and elements with |x| > c."""
+
+
+class PackedClipped(NamedTuple):
+    """As `Clipped`, with codes."""
+
+    rows: PackedRows
+    largest: Tensor
+    share: Tensor
+
+
+def quantize_per_tensor(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """PTQ of [chen2020]: one range for the tensor, with zero as one of its codes.
+
+    With mn = min(min x, 0) - 1e-8 and mx = max(max x, 0) + 1e-8, zero = floor(-mn B / (mx - mn)) and s = zero / -mn,
+    which moves the upper end outwards until zero is a code.  (Where no whole step fits below zero the paper's code
+    divides by zero.  There the upper end stays, and zero is 0, or 1 if there are negative elements.)  Zeros stay zeros.
+
+    Args:
+        x: float32, bfloat16 or float16; any shape and layout, which the result keeps.
+        bits: 2 to 8; B = 2^bits - 1.
+        rounding: "stochastic", unbiased; or "nearest", ties to the even multiple of a step.
+        seed, offset: the random numbers; see the module.
+        out: where the result goes; x itself is allowed.
+        counted: give (result, counts): exact zeros, NaN and saturated elements.
+    """
+    return _quantize("quantize_per_tensor", x, 0, bits, rounding, seed, offset, out, counted)
+
+
+def pack_per_tensor(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+) -> PackedRows:
+    """The codes of `quantize_per_tensor`, one uint8 each; `out` may take them."""
+    codes, parameters, counts = _run(
+        "quantize_per_tensor", x, 0, (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x)), out, torch.uint8
+    )
+    return _packed(codes, parameters, 2**bits - 1, counts)
+
+
+def quantize_per_sample(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """PSQ of [chen2020]: each row (first dimension) has its own range, from low = min - 1e-8 to max + 1e-8.
+
+    Summed over a matrix of D columns the variance is at most D / (4 B^2) sum_i r_i^2, r_i the ranges:
+    `lograd.theory.per_sample_variance_bound`.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
+    """
+    return _quantize("quantize_per_sample", x, 2, bits, rounding, seed, offset, out, counted)
+
+
+def pack_per_sample(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+) -> PackedRows:
+    """The codes of `quantize_per_sample`, one uint8 each; `out` may take them."""
+    codes, parameters, counts = _run(
+        "quantize_per_sample", x, 2, (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x)), out, torch.uint8
+    )
+    return _packed(codes, parameters, 2**bits - 1, counts)
+
+
+def quantize_block_householder(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
+) -> Any:
+    """BHQ of [chen2020]: T^-1 PSQ(T x), where T spreads the few rows with a wide range over many with a narrow one.
+
+    Rows are sorted by range and grouped, one large row with some small ones (`row_operators.householder_groups`).  In a
+    group of n rows T = H diag(s1, s2, ..., s2) with the Householder reflection
+
+        H = I - v v^T / (1 - 1 / sqrt n),    v = 1 / sqrt n - e1,    so that H e1 = 1 / sqrt n,
+
+    applied as a rank-1 update, never as a matrix; s1, s2 as the paper's code sets them from the two ranges.  A group of
+    one row is left as it is, where that code divides by zero.  Reconstructed from the code's behaviour.
+
+    Sums are in float64 and the transform is rounded once to float32, so a small row comes back to 2^-23 of what its
+    group's largest row leaves in it.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
+    """
+    return _quantize("quantize_block_householder", x, 2, bits, rounding, seed, offset, out, counted)
+
+
+def pack_block_householder(
+    x: Tensor,
+    bits: int,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+) -> PackedHouseholder:
+    """The codes of T x in `quantize_block_householder`, one uint8 each, and T; `out` may take the codes."""
+    arguments = (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
+    codes, parameters, groups, stretch, counts = _run("quantize_block_householder", x, 2, arguments, out, torch.uint8)
+    return PackedHouseholder(codes, parameters[0], parameters[1], groups, stretch, 2**bits - 1, counts[1:])
+
+
+def quantize_interval(
+    x: Tensor,
+    bits: int,
+    gamma: float | Tensor = 1.0,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+) -> Clipped:
+    """[kim2024]: 2^bits - 1 levels over [-c, c], c = gamma max |x|; unbiased inside, clipped outside.
+
+    The step is 2c / (2^bits - 2), so zero is a level.  The paper moves gamma until the share of clipped elements is
+    alpha / (2^bits - 1); it and max |x| are results.
+
+    Args:
+        gamma: positive, at most 1; a number or a tensor of one element.
+
+    The others are those of `quantize_per_tensor`.
+    """
+    arguments = (_gamma(gamma, x), _bits(bits), _stochastic(rounding), False, _key(seed, offset, x))
+    result, _, statistics, counts = _run("quantize_interval", x, 0, arguments, out, None)
+    return Clipped(result, statistics[0].float(), statistics[1], counts)
+
+
+def pack_interval(
+    x: Tensor,
+    bits: int,
+    gamma: float | Tensor = 1.0,
+    rounding: Rounding = "stochastic",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+) -> PackedClipped:
+    """The codes of `quantize_interval`, one uint8 each; `out` may take them."""
+    arguments = (_gamma(gamma, x), _bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
+    codes, parameters, statistics, counts = _run("quantize_interval", x, 0, arguments, out, torch.uint8)
+    rows = _packed(codes, parameters, 2**bits - 2, counts)
+    return PackedClipped(rows, statistics[0].float(), statistics[1])
+
+
+def dequantize_rows(
+    codes: Tensor,
+    scale: Tensor,
+    low: Tensor,
+    zero: Tensor,
+    bins: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(code - zero) / scale + low, row by row, in `dtype`; a code of 255 is NaN if `bins` is less."""
+    parameters = torch.stack([scale, low, zero])
+    result: Tensor = _decode("dequantize_rows", codes, parameters, (), bins, dtype, out)
+    return result
+
+
+def dequantize_block_householder(
+    codes: Tensor,
+    scale: Tensor,
+    low: Tensor,
+    groups: Tensor,
+    stretch: Tensor,
+    bins: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """T^-1 of the decoded rows, in `dtype`."""
+    parameters = torch.stack([scale, low, torch.zeros_like(low)])
+    result: Tensor = _decode("dequantize_block_householder", codes, parameters, (groups, stretch), bins, dtype, out)
+    return result
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _packed(codes: Tensor, parameters: Tensor, bins: int, counts: Tensor) -> PackedRows:
+    return PackedRows(codes, parameters[0], parameters[1], parameters[2], bins, counts[1:])
+
+
+def _quantize(
+    name: str,
+    x: Tensor,
+    dimensions: int,
+    bits: int,
+    rounding: str,
+    seed: int | Tensor,
+    offset: int | Tensor,
+    out: Tensor | None,
+    counted: bool,
+) -> Any:
+    arguments = (_bits(bits), _stochastic(rounding), False, _key(seed, offset, x))
+    result, *_, counts = _run(name, x, dimensions, arguments, out, None)
+    return (result, counts) if counted else result
+
+
+def _run(
+    name: str, x: Tensor, dimensions: int, arguments: tuple[Any, ...], out: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Any, ...]:
+    """The operator's results, `out` first if there is one."""
+    if x.dim() < dimensions:
+        raise InvalidValue(
+            f"x must have at least {dimensions} dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
+        )
+    if out is None:
+        results: tuple[Any, ...] = getattr(torch.ops.lograd, name).default(x, *arguments)
+        return results
+    _check_out(out, x.shape, dtype or x.dtype)
+    return out, *getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, out)
+
+
+def _decode(
+    name: str,
+    codes: Tensor,
+    parameters: Tensor,
+    groups: tuple[Tensor, ...],
+    bins: int,
+    dtype: torch.dtype,
+    out: Tensor | None,
+) -> Any:
+    check_width("bins", bins, 1, 255)
+    if dtype not in FLOAT_TYPES:
+        raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {_name(dtype)}.")
+    if codes.dtype != torch.uint8:
+        raise InvalidType(f"codes must be uint8; got {_name(codes.dtype)}.")
+    rows = parameters.shape[-1]
+    if parameters.dim() != 2 or rows not in (1, codes.shape[0] if codes.dim() else 1):
+        raise InvalidValue(
+            "scale, low and zero must have one element, or one for each row of the codes; got "
+            f"{tuple(parameters.shape[1:])} for codes of shape {tuple(codes.shape)}."
+        )
+    arguments = (codes, parameters.float(), *groups, bins, dtype)
+    if out is None:
+        return getattr(torch.ops.lograd, name).default(*arguments)
+    _check_out(out, codes.shape, dtype)
+    getattr(torch.ops.lograd, f"{name}_out").default(*arguments, out)
+    return out
+
+
+def _check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if out.dtype != dtype or out.shape != shape:
+        raise InvalidValue(
+            f"out must be {_name(dtype)} of shape {tuple(shape)}; got {_name(out.dtype)} of shape {tuple(out.shape)}."
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bits(bits: int) -> int:
+    check_width("bits", bits, 2, 8)
+    return bits
+
+
+def _stochastic(rounding: str) -> bool:
+    check_rounding(rounding, ("nearest", "stochastic"))
+    return rounding == "stochastic"
+
+
+def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
+    _check_floats(x)
+    if isinstance(gamma, Tensor):
+        if gamma.numel() != 1 or not gamma.is_floating_point():
+            raise InvalidValue(
+                f"gamma must be a number or a float tensor of one element; got shape {tuple(gamma.shape)}."
+            )
+        return gamma
+    if not (isinstance(gamma, float | int) and math.isfinite(gamma) and 0 < gamma <= 1):
+        raise InvalidValue(sentence("gamma", gamma, "positive and at most 1"))
+    return torch.full((), gamma, dtype=torch.float64, device=x.device)
+
+
+def _check_floats(x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
+    if x.dtype not in FLOAT_TYPES:
+        raise InvalidType(f"x must be float32, bfloat16 or float16; got {_name(x.dtype)}.")
+
+
+def _key(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
+    """The int64 pair (seed, offset) beside x."""
+    _check_floats(x)
+    if isinstance(seed, int) and isinstance(offset, int):
+        return torch.tensor([(part + 2**63) % 2**64 - 2**63 for part in (seed, offset)], device=x.device)
+    return torch.stack(
+        [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
+    )
