@@ -19,11 +19,13 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import Format
 from ..formats.values import check_rounding
 from .grid import arguments_of
+from .histogram import LogHistogram, log_histogram
 from .library import FLOAT_TYPES, dense, library
+from .select import kth_magnitude
 
 __all__ = [
-    "Counted", "dither", "dither_", "library", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_",
-    "threshold_prune", "threshold_prune_",
+    "Counted", "LogHistogram", "dither", "dither_", "kth_magnitude", "library", "log_histogram", "quantize",
+    "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune", "threshold_prune_",
 ]  # fmt: skip
 
 Scalar = float | Tensor
