@@ -16,9 +16,13 @@ def test_the_example_runs():
 
 
 def test_the_numbers_are_those_of_the_benchmark():
+    shown = []
     for results in (ROOT / "benchmarks" / "results").glob("*.md"):
-        table = results.read_text().split("\n\n", 1)[1].strip()
-        assert table in README, f"{results.name} changed; copy its table into README.md"
+        introduction, table = results.read_text().split("\n\n", 1)
+        if "in README.md" in introduction:
+            shown.append(results.name)
+            assert table.strip() in README, f"{results.name} changed; copy its table into README.md"
+    assert shown, "no table says that it is in README.md"
 
 
 def test_a_fresh_clone_needs_exactly_two_commands():

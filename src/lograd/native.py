@@ -6,6 +6,7 @@ Kernels take addresses, so type and layout are checked here, in front of them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from importlib import resources
@@ -21,8 +22,8 @@ BINS_PER_OCTAVE = 16
 EXTRA_SLOTS = ("zeros", "nans", "infinities")
 """What the slots after the bins count."""
 
-# Exponents of the smallest subnormal and of the largest finite number.
-_EXPONENTS = {np.dtype(np.float32): (-149, 127), np.dtype(np.float64): (-1074, 1023)}
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
+"""Element types that log_histogram counts, and the number by which the extension knows each."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,25 @@ def _note() -> str:
         return "the extension lograd._native is not installed; `pip install .` in a checkout builds it"
 
 
+def _load_file(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lograd._native", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not an extension module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _load() -> tuple[ModuleType | None, str]:
     """The extension and nothing, or nothing and the reason."""
-    if os.environ.get("LOGRAD_NATIVE") == "0":
+    wanted = os.environ.get("LOGRAD_NATIVE", "")
+    if wanted == "0":
         return None, "turned off by LOGRAD_NATIVE=0"
     try:
-        import lograd._native as extension
+        if wanted.endswith(".so"):  # another build, as ./dev sanitize makes it
+            extension = _load_file(wanted)
+        else:
+            import lograd._native as extension
     except ModuleNotFoundError:
         return None, _note()
     except Exception as error:  # a broken extension may raise anything, and a slower run is better than none
@@ -98,27 +112,41 @@ def use_isa(name: str = "") -> bool:
 
 
 def histogram_layout(dtype: DTypeLike) -> tuple[int, int]:
-    """The exponent of the first bin and the number of bins of `log_histogram`, for float32 or float64.
+    """The exponent of the first bin and the number of bins of `log_histogram`; 16-bit types have those of float32.
 
     Bin `b` holds the |x| from 2**(lowest + b // 16) * (1 + b % 16 / 16) up to the next bin.
 
     >>> histogram_layout("float32")
     (-149, 4432)
     """
-    lowest, highest = _EXPONENTS[np.dtype(dtype)]
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name  # NumPy alone does not know "bfloat16"
+    # Exponents of the smallest subnormal and of the largest finite number.
+    lowest, highest = (-1074, 1023) if name == "float64" else (-149, 127)
     return lowest, (highest - lowest + 1) * BINS_PER_OCTAVE
 
 
-def log_histogram(x: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Counts of |x| in the bins of `histogram_layout`, followed by those of `EXTRA_SLOTS`.
+def log_histogram(x: Any) -> NDArray[np.int64] | None:
+    """Counts of |x| in the bins of `histogram_layout`, followed by those of `EXTRA_SLOTS`, of an array or a CPU tensor.
 
     Exact for every finite number, subnormals included.  None if no kernel covers the type or the layout of `x`, or the
     extension is not in use: then the caller has a slower way.
     """
-    if _extension is None or x.dtype not in _EXPONENTS or not (x.flags.c_contiguous and x.flags.aligned):
+    name = type_name(x)
+    if _extension is None or name not in TYPES:
         return None
-    _, bins = histogram_layout(x.dtype)
-    counts = np.zeros(bins + len(EXTRA_SLOTS), dtype=np.int64)
-    kernel = _extension.log_histogram_float32 if x.dtype == np.float32 else _extension.log_histogram_float64
-    kernel(x.ctypes.data, x.size, counts.ctypes.data)
+    if hasattr(x, "data_ptr"):  # a tensor, recognised by its methods: this layer needs no torch
+        if x.device.type != "cpu" or not x.is_contiguous():
+            return None
+        address, count = x.data_ptr(), x.numel()
+    else:
+        if not (x.dtype.isnative and x.flags.c_contiguous and x.flags.aligned):
+            return None
+        address, count = x.ctypes.data, x.size
+    counts = np.zeros(histogram_layout(name)[1] + len(EXTRA_SLOTS), dtype=np.int64)
+    _extension.log_histogram(TYPES[name], address, count, 1, 1, counts.ctypes.data)
     return counts
+
+
+def type_name(x: Any) -> str:
+    """The element type of an array or a tensor, as both NumPy and PyTorch name it."""
+    return str(x.dtype.name if isinstance(x, np.ndarray) else x.dtype).removeprefix("torch.")

@@ -1,126 +1,157 @@
 #include "log_histogram.h"
 
 #include <algorithm>
-#include <cstring>
-#include <vector>
+#include <mutex>
+#include <type_traits>
+
+#include "magnitudes.h"
+#include "parallel.h"
 
 namespace lograd {
 namespace {
 
-// Neighbouring elements often share a bin, and an increment waits for the one before it at the same address.  So
-// neighbours count in tables of their own.
-constexpr std::size_t kTables = 4;
-
 // Small enough to stay in the L1 cache between the two passes over it.
 constexpr std::size_t kBlock = 2048;
+// A 32-bit counter cannot overflow within so many elements.
+constexpr std::size_t kMost = std::size_t{1} << 30;
+constexpr std::size_t kLineBytes = 64;
 
-// A 32-bit counter cannot overflow within one chunk.
-constexpr std::size_t kChunk = std::size_t{1} << 30;
+// The counts of one thread.
+template <class Format> class Histogram {
+    using Word = typename Format::Word;
+    using Layout = std::conditional_t<std::is_same_v<Format, Binary64>, Binary64, Binary32>;
+    static constexpr std::size_t kFirstBin = (Format::kLowest - Layout::kLowest) * kBinsPerOctave;
+    static constexpr std::size_t kSubnormalBins = Format::kFraction * kBinsPerOctave;
 
-template <class T> class Histogram {
-    using Word = typename Binary<T>::Word;
-    static constexpr int kFraction = Binary<T>::kFraction;
-    static constexpr int kShift = kFraction - kMantissaBits;
-    static constexpr Word kMagnitude = ~Word{0} >> 1;
-    static constexpr Word kSmallestNormal = Word{1} << kFraction;
-    static constexpr Word kInfinity = kMagnitude >> kFraction << kFraction;
+    KeyCounts<Format> keys_;
+    std::uint32_t unusual_ = 0;
+    std::int64_t subnormals_[kSubnormalBins] = {}, extras_[kExtras] = {};
 
-    // A key is the biased exponent and the leading mantissa bits.  Keys of normal numbers are bins, up to an offset.
-    static constexpr std::size_t kKeys = (kMagnitude >> kShift) + 1;
-    static constexpr std::size_t kFirstNormal = kSmallestNormal >> kShift;
-    static constexpr std::size_t kFirstInfinite = kInfinity >> kShift;
-    static constexpr std::size_t kOffset = (kFraction - 1) * kBinsPerOctave;
-    static_assert(kFirstInfinite + kOffset == kBins<T>, "the last normal key is the last bin");
+    static Word magnitude(const Word* x) { return Format::magnitude(x); }
 
-    std::vector<std::uint32_t> tables_ = std::vector<std::uint32_t>(kTables * kKeys);
-    std::int64_t* out_;
-    std::int64_t subnormals_ = 0;
-
-    static Word magnitude(const T* x) {
-        Word bits;
-        std::memcpy(&bits, x, sizeof bits);
-        return bits & kMagnitude;
+    // Subnormal, infinite or NaN?  Zeros are too common to be rare: they are what remains.  The sign bit tells: of the sum
+    // for infinities and NaNs, of the difference for zeros and subnormals, of -m for all but zero.  Comparisons would be
+    // slower: plain x86-64 has none for unsigned or 64-bit vectors.
+    static Word rare(Word m) {
+        return static_cast<Word>(m + Format::kSmallestNormal) |
+               (static_cast<Word>(m - Format::kSmallestNormal) & static_cast<Word>(0 - m));
     }
+    static bool is_set(Word flags) { return (flags & static_cast<Word>(~Format::kMagnitude)) != 0; }
 
-    // Subnormal, infinite or NaN?  The sign bit tells: of the first sum for infinities and NaNs, of the difference for
-    // zeros and subnormals, of -m for all but zero.  Comparisons would be slower: plain x86-64 has none for 64 bits.
-    static Word rare(Word m) { return (m + kSmallestNormal) | ((m - kSmallestNormal) & (0 - m)); }
-    static bool is_set(Word flags) { return (flags & ~kMagnitude) != 0; }
-
-    void count_keys(const T* data, std::size_t count) {
-        std::uint32_t* tables = tables_.data();
-        std::size_t i = 0;
-        for (; i + kTables <= count; i += kTables)
-            for (std::size_t t = 0; t < kTables; ++t) ++tables[(magnitude(data + i + t) >> kShift) * kTables + t];
-        for (; i < count; ++i) ++tables[(magnitude(data + i) >> kShift) * kTables];
-    }
-
-    static bool any_rare(const T* data, std::size_t count) {
+    static bool any_rare(const Word* data, std::size_t count) {
         Word any = 0;
         for (std::size_t i = 0; i < count; ++i) any |= rare(magnitude(data + i));
         return is_set(any);
     }
 
-    void count_rare(const T* data, std::size_t count) {
+    void count_rare_groups(const Word* data, std::size_t count) {
+        constexpr std::size_t kGroup = 32;
+        if (!any_rare(data, count)) return;
+        std::size_t i = 0;
+        for (; i + kGroup <= count; i += kGroup)
+            if (any_rare(data + i, kGroup)) count_rare(data + i, kGroup);
+        count_rare(data + i, count - i);
+    }
+
+    void count_rare(const Word* data, std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
-            Word m = magnitude(data + i);
+            const Word m = magnitude(data + i);
             if (!is_set(rare(m))) continue;
-            if (m > kInfinity) {
-                ++out_[kBins<T> + kNaNs];
-            } else if (m == kInfinity) {
-                ++out_[kBins<T> + kInfinities];
-            } else {
-                // Shift the leading one to where normal numbers have it; each step is one octave further down.
-                std::size_t octave = kFraction;
-                for (; m < kSmallestNormal; m <<= 1) --octave;
-                ++out_[octave * kBinsPerOctave + ((m - kSmallestNormal) >> kShift)];
-                ++subnormals_;
-            }
+            if (m > Format::kInfinity) ++extras_[kNaNs];
+            else if (m == Format::kInfinity) ++extras_[kInfinities];
+            else ++subnormals_[subnormal_bin(m)];
         }
     }
 
-public:
-    explicit Histogram(std::int64_t* out) : out_(out) {}
+    static std::size_t subnormal_bin(Word m) {
+        const int octave = 63 - __builtin_clzll(m);
+        // Move the leading one to where normal numbers have it.
+        const Word normal = static_cast<Word>(m << (Format::kFraction - octave));
+        return static_cast<std::size_t>(octave) * kBinsPerOctave + ((normal - Format::kSmallestNormal) >> Format::kShift);
+    }
 
-    void add(const T* data, std::size_t count) {
+public:
+    void add(const Word* data, std::size_t count) {
         while (count != 0) {
             const std::size_t size = std::min(count, kBlock);
-            count_keys(data, size);
-            if (any_rare(data, size)) count_rare(data, size);
+            keys_.add(data, size);
+            // The keys tell whether a block needs a second look; most do not.
+            const std::uint32_t unusual = keys_.unusual();
+            if (unusual != unusual_) count_rare_groups(data, size);
+            unusual_ = unusual;
             data += size;
             count -= size;
         }
     }
 
-    // Moves the 32-bit counts into `out`.
-    void flush() {
-        std::int64_t zeros_and_subnormals = 0;
-        for (std::size_t key = 0; key < kFirstInfinite; ++key) {
-            std::int64_t sum = 0;
-            for (std::size_t t = 0; t < kTables; ++t) sum += tables_[key * kTables + t];
-            if (key < kFirstNormal) zeros_and_subnormals += sum;
-            else out_[key + kOffset] += sum;
+    void add_to(std::int64_t* out) const {
+        // Zeros share their keys with subnormals.
+        std::int64_t zeros = 0;
+        for (std::size_t key = 0; key < Format::kFirstNormal; ++key) zeros += keys_[key];
+        for (std::size_t bin = 0; bin < kSubnormalBins; ++bin) {
+            out[kFirstBin + bin] += subnormals_[bin];
+            zeros -= subnormals_[bin];
         }
-        out_[kBins<T> + kZeros] += zeros_and_subnormals - subnormals_;
-        subnormals_ = 0;
-        std::fill(tables_.begin(), tables_.end(), 0);
+        std::int64_t* normal = out + kFirstBin + kSubnormalBins;
+        for (std::size_t key = Format::kFirstNormal; key < Format::kFirstInfinite; ++key)
+            normal[key - Format::kFirstNormal] += keys_[key];
+        std::int64_t* extras = out + Layout::kBins;
+        extras[kZeros] += zeros;
+        extras[kNaNs] += extras_[kNaNs];
+        extras[kInfinities] += extras_[kInfinities];
+    }
+
+    static constexpr std::size_t kLine = kLineBytes / sizeof(Word);
+
+    // One line of each group from `first` to `last`.
+    void add_lines(const Word* data, std::size_t count, std::size_t stride, std::size_t first, std::size_t last) {
+        const auto start = [&](std::size_t group) {
+            const std::uint64_t fraction = std::uint64_t{group} * 0x9E3779B97F4A7C15u >> 32;  // of the golden ratio
+            return (group * stride + static_cast<std::size_t>(fraction * stride >> 32)) * kLine;
+        };
+        constexpr std::size_t kAhead = 64;
+        Word block[kBlock];
+        std::size_t filled = 0;
+        for (std::size_t group = first; group < last; ++group) {
+            const std::size_t ahead = start(group + kAhead), at = start(group);
+            if (ahead < count) __builtin_prefetch(data + ahead);
+            if (at >= count) continue;  // the last group may be short
+            if (count - at >= kLine) {
+                std::memcpy(block + filled, data + at, kLineBytes);
+                filled += kLine;
+            } else {
+                std::memcpy(block + filled, data + at, (count - at) * sizeof(Word));
+                filled += count - at;
+            }
+            if (filled + kLine > kBlock) {
+                add(block, filled);
+                filled = 0;
+            }
+        }
+        add(block, filled);
     }
 };
 
 }  // namespace
 
-template <class T> void log_histogram(const T* data, std::size_t count, std::int64_t* out) {
-    Histogram<T> histogram(out);
-    while (count != 0) {
-        const std::size_t size = std::min(count, kChunk);
-        histogram.add(data, size);
-        histogram.flush();
-        data += size;
-        count -= size;
-    }
+void log_histogram(int type, const void* data, std::size_t count, std::size_t stride, int threads, std::int64_t* out) {
+    with_format(type, data, [&](auto format, const auto* words) {
+        using H = Histogram<decltype(format)>;
+        // Elements that are read: all, or a line of each group.
+        const std::size_t groups = (count + H::kLine * stride - 1) / (H::kLine * stride);
+        const std::size_t total = stride == 1 ? count : groups * H::kLine;
+        std::mutex mutex;
+        parallel_for(total, H::kLine, threads, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t next; begin < end; begin = next) {
+                next = std::min(end, begin + kMost);
+                H histogram;
+                if (stride == 1) histogram.add(words + begin, next - begin);
+                else histogram.add_lines(words, count, stride, begin / H::kLine, next / H::kLine);
+                std::lock_guard<std::mutex> lock(mutex);
+                histogram.add_to(out);
+            }
+        });
+    });
 }
-
-template void log_histogram(const float*, std::size_t, std::int64_t*);
-template void log_histogram(const double*, std::size_t, std::int64_t*);
 
 }  // namespace lograd

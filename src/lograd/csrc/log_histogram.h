@@ -6,28 +6,14 @@
 
 namespace lograd {
 
-constexpr int kMantissaBits = 4;
-constexpr int kBinsPerOctave = 1 << kMantissaBits;
-
-// The octaves of a type run from its smallest subnormal to its largest finite number.
-template <class T> struct Binary;
-
-template <> struct Binary<float> {
-    using Word = std::uint32_t;
-    static constexpr int kFraction = 23, kLowest = -149, kHighest = 127;
-};
-
-template <> struct Binary<double> {
-    using Word = std::uint64_t;
-    static constexpr int kFraction = 52, kLowest = -1074, kHighest = 1023;
-};
-
-template <class T> constexpr int kBins = (Binary<T>::kHighest - Binary<T>::kLowest + 1) * kBinsPerOctave;
-
 // Slots that follow the bins.
 enum Extra { kZeros, kNaNs, kInfinities, kExtras };
 
-// Adds the counts of data[0..count) to out[0..kBins<T> + kExtras).
-template <class T> void log_histogram(const T* data, std::size_t count, std::int64_t* out);
+// Adds the counts of `count` elements to `out`: the bins of float64 for that type and of float32 for the others, then
+// the extra slots.
+//
+// With stride > 1 it reads one 64-byte line of every `stride`.  Group g of lines gives its line floor(stride frac(g phi)):
+// the place rotates, as a fixed one would see only some columns of a matrix whose row length fits the stride.
+void log_histogram(int type, const void* data, std::size_t count, std::size_t stride, int threads, std::int64_t* out);
 
 }  // namespace lograd

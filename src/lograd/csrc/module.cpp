@@ -1,4 +1,4 @@
-// lograd._native: the only file that knows Python.  Arrays come as addresses, because a DLPack exchange costs more than
+// lograd._native: only this file and bind_*.cpp know Python.  Arrays come as addresses, because a DLPack exchange costs more than
 // a small kernel; the callers in Python check type, layout and size.
 
 #include <nanobind/nanobind.h>
@@ -12,21 +12,17 @@
 
 #include "cpu.h"
 #include "kernels.h"
-#include "log_histogram.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
 
 void bind_rows(nb::module_&);
+void bind_select(nb::module_& m);
 
 namespace {
 
 // Pieces of this many elements start at a new block of random numbers and at a new cache line.
 constexpr std::size_t kGrain = 1024;
-
-template <class T> void log_histogram(std::uintptr_t data, std::size_t count, std::uintptr_t out) {
-    lograd::log_histogram(reinterpret_cast<const T*>(data), count, reinterpret_cast<std::int64_t*>(out));
-}
 
 struct Task {
     int type;
@@ -73,14 +69,13 @@ NB_MODULE(_native, m) {
     using A = std::uintptr_t;
     using N = std::size_t;
 
-    m.attr("BINS_PER_OCTAVE") = lograd::kBinsPerOctave;
-    m.attr("KERNELS") = nb::make_tuple("log_histogram", "stochastic_prune", "threshold_prune", "dither", "quantize");
+    m.attr("KERNELS") = nb::make_tuple("log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither",
+                                       "quantize");
     m.def("compiler", &lograd::compiler);
     m.def("cpu_features", &lograd::cpu_features);
     m.def("isa_level", [] { return std::string(kernels().name); });
     m.def("use_isa", [](const std::string& name) { return lograd::use_isa(name.c_str()) != nullptr; }, nb::arg("name"));
-    m.def("log_histogram_float32", &log_histogram<float>, nb::arg("data"), nb::arg("count"), nb::arg("out"), without_gil);
-    m.def("log_histogram_float64", &log_histogram<double>, nb::arg("data"), nb::arg("count"), nb::arg("out"), without_gil);
+    bind_select(m);
     m.def("stochastic_prune", [](int type, A x, A y, N count, A threshold, A key, int threads, A counts) {
         over_pieces({type, x, y, count, key, threads}, counts, [a = value_at(threshold)](const auto& piece, auto& own) {
             kernels().stochastic_prune(piece, a, own);

@@ -275,8 +275,10 @@ def _align(laws: Sequence[Empirical]) -> tuple[NDArray[np.int64], int]:
 def _native_table(x: Any) -> tuple[NDArray[np.int64], int] | None:
     """(counts with zeros, NaN and infinities behind, lowest exponent) by the native kernel, where it serves."""
     try:
-        array = to_numpy(x)
+        # A tensor whose type the kernel knows is counted where it lies; bfloat16 has no array.
+        served = hasattr(x, "detach") and native.type_name(x) in native.TYPES
+        data = x.detach().cpu().contiguous() if served else np.ascontiguousarray(to_numpy(x))
+        counts = native.log_histogram(data)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         return None
-    counts = native.log_histogram(array)
-    return None if counts is None else (counts, native.histogram_layout(array.dtype)[0])
+    return None if counts is None else (counts, native.histogram_layout(native.type_name(data))[0])

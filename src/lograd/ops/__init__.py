@@ -20,6 +20,7 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
 from .grid import arguments_of
+from .histogram import LogHistogram, log_histogram
 from .library import FLOAT_TYPES, dense, library
 from .rows import (
     Clipped,
@@ -37,10 +38,11 @@ from .rows import (
     quantize_per_sample,
     quantize_per_tensor,
 )
+from .select import kth_magnitude
 
 __all__ = [
-    "Counted", "dither", "dither_", "library", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_",
-    "threshold_prune", "threshold_prune_",
+    "Counted", "LogHistogram", "dither", "dither_", "kth_magnitude", "library", "log_histogram", "quantize",
+    "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune", "threshold_prune_",
     "Clipped", "Logarithmic", "PackedClipped", "PackedHouseholder", "PackedRows", "dequantize_block_householder",
     "dequantize_rows", "luq", "pack_block_householder", "pack_interval", "pack_per_sample", "pack_per_tensor",
     "quantize_block_householder", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",

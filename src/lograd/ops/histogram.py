@@ -1,0 +1,150 @@
+"""The histogram of log2 |x| in one pass over a tensor, or over a sample of its cache lines.
+
+It is what the empirical law of a gradient is made of, and cheap enough to take at every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import InvalidType, InvalidValue, sentence
+from ..laws import Empirical
+from .library import FLOAT_TYPES, dense, flat, library
+
+LOWEST, BINS = native.histogram_layout("float32")
+SLOTS = BINS + len(native.EXTRA_SLOTS)
+LINE_BYTES = 64
+
+_FRACTION_BITS = 23
+_SHIFT = 19  # what remains of a float32 is its exponent and the leading four mantissa bits
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio's fraction in 64 bits, as an int64
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LogHistogram:
+    """What `log_histogram` counted.
+
+    `counts` is a tensor; everything else reads it, which waits for the device that it lies on.  Histograms of steps,
+    layers or ranks add up exactly: `a + b`.
+    """
+
+    table: Tensor
+    """int64: the bins, then zeros, NaN, infinities."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Elements by bin: bin b holds 2^(b // 16 - 149) (1 + [j, j + 1) / 16) with j = b mod 16."""
+        return self.table[:BINS]
+
+    @property
+    def zeros(self) -> int:
+        return int(self.table[BINS])
+
+    @property
+    def nan(self) -> int:
+        return int(self.table[BINS + 1])
+
+    @property
+    def infinities(self) -> int:
+        return int(self.table[BINS + 2])
+
+    def law(self) -> Empirical:
+        """The law of the nonzero elements.  Like `Empirical.fit`, it refuses NaN and infinities."""
+        table = self.table.cpu().numpy()
+        zeros, nan, infinities = (int(count) for count in table[BINS:])
+        if nan or infinities:
+            raise InvalidValue(
+                f"a law needs finite elements; got {nan} NaN and {infinities} infinite of {int(table.sum())}. "
+                "Find where the gradient overflowed; .nan and .infinities count them."
+            )
+        if not table[:BINS].any():
+            raise InvalidValue(f"a law needs at least one nonzero element; all {zeros} are exactly zero.")
+        return Empirical(table[:BINS], LOWEST * native.BINS_PER_OCTAVE, zeros=zeros)
+
+    @property
+    def log_mean(self) -> float:
+        """The mean of ln|x| over the nonzero elements that were counted.
+
+        **Error.** An element stands for the centre of its bin, so it moves by at most ln(33/32) < 0.0308, and hence so
+        do the mean and the standard deviation.  That is the worst case, reached by data on bin edges; a smooth density
+        cancels the error to second order, 2e-4.
+        """
+        return float(self.law().log_mean)
+
+    @property
+    def log_std(self) -> float:
+        """The standard deviation of ln|x| over the nonzero elements, with the error bound of `log_mean`."""
+        return float(self.law().log_std)
+
+    def __add__(self, other: LogHistogram) -> LogHistogram:
+        if not isinstance(other, LogHistogram):
+            raise InvalidType(sentence("what is added to a LogHistogram", other, "a LogHistogram"))
+        return LogHistogram(self.table + other.table)
+
+
+def log_histogram(x: Tensor, sample: float = 1.0) -> LogHistogram:
+    """Counts of |x| by exponent and leading four mantissa bits, with zeros, NaN and infinities beside them.
+
+    Exact for every element of float32, bfloat16 and float16, subnormals included; independent of threads.
+
+    Args:
+        x: any layout.
+        sample: the share of 64-byte lines that is read.  k = round(1 / sample) lines in memory order form a group, and
+            group g gives its line floor(k frac(g phi)), phi the golden ratio.  So the sample is deterministic and
+            spread evenly; a plain every-k-th line would miss columns where a row's length fits k.
+    """
+    if not isinstance(x, Tensor):
+        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
+    if x.dtype not in FLOAT_TYPES:
+        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
+    if not (isinstance(sample, float | int) and 1e-9 <= sample <= 1):
+        raise InvalidValue(sentence("sample", sample, "above 0 (1e-9 or more) and at most 1"))
+    return LogHistogram(torch.ops.lograd.log_histogram.default(x, round(1 / sample)))
+
+
+def lines_of(x: Tensor, stride: int) -> Tensor:
+    """The elements of the sampled lines: one line of every `stride`."""
+    size = LINE_BYTES // x.element_size()
+    groups = -(-x.numel() // (size * stride))
+    group = torch.arange(groups, device=x.device)
+    place = (((group * _GOLDEN) >> 32 & 0xFFFFFFFF) * stride) >> 32
+    index = ((group * stride + place) * size)[:, None] + torch.arange(size, device=x.device)
+    return x[index[index < x.numel()]]
+
+
+def _plain(x: Tensor, stride: int) -> Tensor:
+    x = flat(dense(x))
+    x = x if stride == 1 else lines_of(x, stride)
+    m = (x.float().view(torch.int32) & 0x7FFFFFFF).long()
+    infinity = 0xFF << _FRACTION_BITS
+    normal = (m >> _SHIFT) + (_FRACTION_BITS - 1) * native.BINS_PER_OCTAVE
+    # A subnormal is the whole number m times 2^-149.
+    fraction, exponent = torch.frexp(m.double())
+    subnormal = (exponent - 1) * native.BINS_PER_OCTAVE + ((2 * fraction - 1) * native.BINS_PER_OCTAVE).long()
+    slot = torch.where(m < 1 << _FRACTION_BITS, subnormal, normal)
+    for extra, where in enumerate((m == 0, m > infinity, m == infinity)):
+        slot = slot.masked_fill(where, BINS + extra)
+    return torch.bincount(slot, minlength=SLOTS)
+
+
+def _native(x: Tensor, stride: int) -> Tensor:
+    x = dense(x)
+    table = torch.zeros(SLOTS, dtype=torch.int64)
+    _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), stride, torch.get_num_threads(), table.data_ptr())
+    return table
+
+
+_kernel: Any = native.kernel("log_histogram")
+library.define("log_histogram(Tensor x, int stride) -> Tensor")
+library.impl("log_histogram", _plain, "CompositeExplicitAutograd")
+if _kernel is not None:
+    library.impl("log_histogram", _native, "CPU")
+torch.library.register_fake(
+    "lograd::log_histogram", lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64), lib=library
+)

@@ -1,0 +1,67 @@
+"""The exact k-th magnitude of a tensor: the threshold of the top-k baselines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import InvalidType, InvalidValue, sentence
+from .library import FLOAT_TYPES, dense, flat, library
+
+
+def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = None) -> Tensor:
+    """The k-th largest |x|, exact, as a float32 tensor of one element; or the threshold that gives a sparsity.
+
+    k = 1 is the largest.  NaN counts as larger than everything, as in `torch.kthvalue`: x with n elements has
+    `torch.kthvalue(x.abs().float(), n + 1 - k)`.
+
+    With `sparsity` it is the smallest t for which `threshold_prune(x, t)` prunes at least m = round(sparsity n)
+    elements: the m-th smallest magnitude, and 0 for m = 0.  Elements that tie with it are pruned too.
+
+    >>> x = torch.tensor([3.0, -1.0, 0.5, -4.0])
+    >>> kth_magnitude(x, 2).item(), kth_magnitude(x, sparsity=0.5).item()
+    (3.0, 1.0)
+    """
+    if not isinstance(x, Tensor):
+        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
+    if x.dtype not in FLOAT_TYPES:
+        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
+    n = x.numel()
+    if (k is None) == (sparsity is None):
+        raise InvalidValue("kth_magnitude takes either k or sparsity; got " + ("neither." if k is None else "both."))
+    if n == 0:
+        raise InvalidValue("kth_magnitude needs at least one element; got an empty tensor.")
+    if sparsity is not None:
+        if not (isinstance(sparsity, float | int) and 0 <= sparsity <= 1):
+            raise InvalidValue(sentence("sparsity", sparsity, "from 0 to 1"))
+        k = n + 1 - round(sparsity * n)
+        if k > n:
+            return torch.zeros((), device=x.device)
+    elif isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
+        raise InvalidType(sentence("k", k, "a whole number"))
+    elif not 1 <= k <= n:
+        raise InvalidValue(sentence("k", k, f"from 1 to {n}, the number of elements"))
+    result: Tensor = torch.ops.lograd.kth_magnitude.default(x, k)
+    return result
+
+
+def _plain(x: Tensor, k: int) -> Tensor:
+    return flat(dense(x)).float().abs().kthvalue(x.numel() + 1 - k).values
+
+
+def _native(x: Tensor, k: int) -> Tensor:
+    x = dense(x)
+    out = torch.empty((), dtype=torch.float32)
+    _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), k, torch.get_num_threads(), out.data_ptr())
+    return out
+
+
+_kernel: Any = native.kernel("kth_magnitude")
+library.define("kth_magnitude(Tensor x, SymInt k) -> Tensor")
+library.impl("kth_magnitude", _plain, "CompositeExplicitAutograd")
+if _kernel is not None:
+    library.impl("kth_magnitude", _native, "CPU")
+torch.library.register_fake("lograd::kth_magnitude", lambda x, k: x.new_empty((), dtype=torch.float32), lib=library)
