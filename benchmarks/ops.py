@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import ml_dtypes
@@ -138,14 +138,14 @@ class Peers:
                 case.plain[0],
                 tuple(value(data) if callable(value) else value for value in case.plain[1:]),
             )
-            found["plain PyTorch"] = lambda: function(data.x, *arguments)
+            found["plain PyTorch"] = partial(function, data.x, *arguments)
             if (compiled := self.compiled(function)) is not None:
-                found[COMPILED] = lambda: compiled(data.x, *arguments)
+                found[COMPILED] = partial(compiled, data.x, *arguments)
         if case.qpytorch is not None and (module := self.qpytorch) is not None:
             name, options = case.qpytorch
-            found[QPYTORCH] = lambda: getattr(module, name)(data.x, **options)
+            found[QPYTORCH] = partial(getattr(module, name), data.x, **options)
         for name, peer in case.others.items():
-            found[name] = lambda peer=peer: peer(data)  # type: ignore[misc]
+            found[name] = partial(peer, data)
         return found
 
 
@@ -245,7 +245,7 @@ LATER: list[tuple[str, str, Callable[[Any, Data], object], dict[str, Any]]] = [
 
 def all_cases() -> list[Case]:
     later = [
-        Case(title, lambda d, f=function, call=call: call(f, d), **fields)  # type: ignore[misc]
+        Case(title, partial(call, function), **fields)
         for name, title, call, fields in LATER
         if (function := getattr(ops, name, None)) is not None
     ]
