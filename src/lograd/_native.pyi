@@ -81,3 +81,89 @@ def reflect_rows(
     counts: int,
     /,
 ) -> None: ...
+
+class Coding:
+    def __init__(
+        self,
+        integer: bool,
+        mantissa: int,
+        smallest: int,
+        odd_up: bool,
+        most: float,
+        most_negative: float,
+        largest: int,
+        largest_negative: int,
+        negative_base: int,
+        negative_step: int,
+        negative_zero: int,
+        nan: int,
+        values: list[float],
+        /,
+    ) -> None: ...
+
+class BlockCoding:
+    def __init__(
+        self,
+        element: Coding,
+        scale: Coding,
+        size: int,
+        power_of_two: bool,
+        element_emax: int,
+        scale_emin: int,
+        scale_emax: int,
+        /,
+    ) -> None: ...
+
+def quantize_codes(
+    type: int,
+    x: int,
+    codes: int,
+    count: int,
+    scale: int,
+    coding: Coding,
+    stochastic: bool,
+    key: int,
+    threads: int,
+    counts: int,
+    /,
+) -> None: ...
+def dequantize_codes(
+    codes: int, type: int, y: int, count: int, scale: int, coding: Coding, threads: int, /
+) -> None: ...
+def pack_nibbles(codes: int, packed: int, rows: int, columns: int, threads: int, /) -> bool: ...
+def unpack_nibbles(packed: int, codes: int, rows: int, columns: int, threads: int, /) -> None: ...
+def quantize_blocks(
+    coding: BlockCoding,
+    type: int,
+    x: int,
+    y: int,
+    codes: int,
+    scales: int,
+    rows: int,
+    columns: int,
+    tensor_scale: int,
+    largest: float,
+    stochastic: bool,
+    unbiased: bool,
+    key: int,
+    threads: int,
+    counts: int,
+    /,
+) -> None: ...
+def dequantize_blocks(
+    coding: BlockCoding,
+    codes: int,
+    scales: int,
+    type: int,
+    y: int,
+    rows: int,
+    columns: int,
+    tensor_scale: int,
+    largest: float,
+    unbiased: bool,
+    threads: int,
+    /,
+) -> None: ...
+def hadamard(
+    type: int, x: int, y: int, rows: int, columns: int, block: int, seed: int, inverse: bool, threads: int, /
+) -> None: ...

@@ -18,6 +18,9 @@ namespace nb = nanobind;
 
 void bind_rows(nb::module_&);
 void bind_select(nb::module_& m);
+namespace lograd {
+void bind_blocks(nb::module_&);
+}  // namespace lograd
 
 namespace {
 
@@ -100,4 +103,5 @@ NB_MODULE(_native, m) {
                     });
     }, without_gil);
     bind_rows(m);
+    lograd::bind_blocks(m);
 }

@@ -10,18 +10,23 @@ Scalars may be numbers, or one-element tensors, which change from call to call w
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType, InvalidValue, sentence
+from ..errors import InvalidValue
 from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
+from .arguments import Counted, Scalar, check_floats, scalar
+from .arguments import describe as _describe
+from .arguments import key_of as _key
+from .blocks import BlockCodes, dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
 from .grid import arguments_of
+from .hadamard import hadamard, hadamard_inverse
 from .histogram import LogHistogram, log_histogram
-from .library import FLOAT_TYPES, dense, library
+from .library import dense, library
+from .packed import dequantize_codes, pack_nibbles, quantize_codes, unpack_nibbles
 from .rows import (
     Clipped,
     PackedClipped,
@@ -46,16 +51,9 @@ __all__ = [
     "Clipped", "Logarithmic", "PackedClipped", "PackedHouseholder", "PackedRows", "dequantize_block_householder",
     "dequantize_rows", "luq", "pack_block_householder", "pack_interval", "pack_per_sample", "pack_per_tensor",
     "quantize_block_householder", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
+    "BlockCodes", "dequantize_block_codes", "dequantize_codes", "hadamard", "hadamard_inverse", "pack_nibbles",
+    "quantize_block_codes", "quantize_blocks", "quantize_codes", "tensor_scale_of", "unpack_nibbles",
 ]  # fmt: skip
-
-Scalar = float | Tensor
-
-
-class Counted(NamedTuple):
-    """A result with what was counted in it: a tensor of exact zeros, NaN and saturated elements."""
-
-    result: Tensor
-    counts: Tensor
 
 
 def stochastic_prune(
@@ -198,44 +196,6 @@ def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, c
     return Counted(result, counts) if counted else result
 
 
-def _describe(x: Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} with strides {tuple(x.stride())}"
-
-
 def _scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
-    if x.dtype not in FLOAT_TYPES:
-        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or not value.is_floating_point():
-            raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {_describe(value)}.")
-        return value.to(dtype=torch.float32)
-    if not (isinstance(value, float | int) and math.isfinite(value) and value >= low):
-        raise InvalidValue(sentence(what, value, "finite and zero or positive" if low == 0 else "finite and positive"))
-    return _number(float(value), x.device) if torch.compiler.is_compiling() else _cached_number(float(value), x.device)
-
-
-def _key(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
-    if isinstance(seed, int) and isinstance(offset, int):
-        return (_pair if torch.compiler.is_compiling() else _cached_pair)(seed, offset, x.device)
-    parts = [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
-    return torch.stack(parts)
-
-
-def _number(value: float, device: torch.device) -> Tensor:
-    return torch.full((), value, dtype=torch.float32, device=device)
-
-
-def _pair(seed: int, offset: int, device: torch.device) -> Tensor:
-    return torch.tensor([_wrap(seed), _wrap(offset)], device=device)
-
-
-# A small tensor costs as much as a small kernel.  Operators only read these.
-_cached_number = lru_cache(maxsize=512)(_number)
-_cached_pair = lru_cache(maxsize=512)(_pair)
-
-
-def _wrap(value: int) -> int:
-    """A 64-bit pattern as the int64 that holds it."""
-    return (value + 2**63) % 2**64 - 2**63
+    check_floats(x)
+    return scalar(what, value, x, low)

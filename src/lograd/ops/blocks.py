@@ -1,0 +1,442 @@
+"""Blocks of neighbours that share one scale: MXFP4, MXFP6, MXFP8, NVFP4; nearest, stochastic, unbiased rounding.
+
+Blocks lie along the last dimension; each row starts a new block, and its last block may be short.  Random numbers
+belong to positions in row-major order, whatever the layout.  Scales and codes are results, never hidden state.
+
+@inproceedings{tseng2025,
+  title     = {Training {LLMs} with {MXFP4}},
+  author    = {Tseng, Albert and Yu, Tao and Park, Youngsuk},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2025}
+}
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import InvalidType, InvalidValue, sentence
+from ..formats import BlockFormat, parse_format
+from ..formats.values import check_rounding
+from . import reference
+from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
+from .grid import Grid, grid_of
+from .library import COUNTS, FLOAT_TYPES
+from .packed import Coding, Rounding, check_dtype
+from .registration import empty_for, in_layout_of, narrowed, register, rows_and_columns, text_of
+
+Variant = Literal["standard", "unbiased"]
+_LIMIT = "quantize_blocks takes formats whose scale"
+
+
+class BlockCodes(NamedTuple):
+    """Codes of the elements in the shape of x, codes of the scales (..., blocks of a row), and counts."""
+
+    codes: Tensor
+    scales: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class BlockCoding:
+    """A block format as the kernels see it."""
+
+    element: Coding
+    scale: Coding
+    size: int
+    power_of_two: bool
+    """The scale is 2^(floor(log2 max) - element_emax), as in MX; else max / element.max, rounded to nearest."""
+    element_emax: int
+    scale_emin: int
+    scale_emax: int
+
+    @classmethod
+    def of(cls, format: BlockFormat) -> BlockCoding:
+        scale = format.scale
+        if scale.bits > 8 or (scale.subnormals if not scale.mantissa else not scale.subnormals):
+            raise InvalidValue(
+                f"{_LIMIT} has at most 8 bits and is a power of two without zero (as E8M0), or has a mantissa and "
+                f"subnormals (as E4M3); the scale of {format} is {scale}."
+            )
+        if scale.mantissa and (scale.emin - scale.mantissa < -100 or scale.emax > 100):
+            raise InvalidValue(f"{_LIMIT} stays within 2^-100 to 2^100; the scale of {format} is {scale}.")
+        if not scale.mantissa and not (scale.emin >= -127 and scale.emax <= 127):
+            raise InvalidValue(f"{_LIMIT} stays within 2^-127 to 2^127; the scale of {format} is {scale}.")
+        grid = Grid(False, scale.mantissa, scale.emin, False, scale.max, scale.max)
+        coding = cls(
+            element=Coding.of(format.element, grid_of(format.element)),
+            scale=Coding.of(scale, grid),
+            size=format.size,
+            power_of_two=scale.mantissa == 0,
+            element_emax=math.frexp(format.element.max)[1] - 1,
+            scale_emin=scale.emin,
+            scale_emax=scale.emax,
+        )
+        if not math.isnan(coding.scale.values[coding.scale.nan]):
+            raise InvalidValue(
+                f"{_LIMIT} has a NaN, by which a block says that it held NaN or infinity; the scale of {format}, "
+                f"{scale}, has none."
+            )
+        return coding
+
+    def per_row(self, columns: int) -> int:
+        return (columns + self.size - 1) // self.size
+
+    def compiled(self) -> Any:
+        numbers = (self.size, self.power_of_two, self.element_emax, self.scale_emin, self.scale_emax)
+        return native.kernel("BlockCoding")(self.element.compiled(), self.scale.compiled(), *numbers)
+
+
+@lru_cache(maxsize=64)
+def coding_of(text: str, unbiased: bool) -> BlockCoding:
+    """The coding of a block format that serves the variant."""
+    format = parse_format(text)
+    assert isinstance(format, BlockFormat)
+    coding = BlockCoding.of(format)
+    if unbiased and not coding.power_of_two:
+        raise InvalidValue(
+            f"variant='unbiased' is for scales that are powers of two, as in MX; the scale of {format} is "
+            f"{format.scale}."
+        )
+    if unbiased and format.element.max < 1.5 * 2.0**coding.element_emax:
+        raise InvalidValue(
+            f"variant='unbiased' needs elements that reach 1.5 times their largest power of two; {format.element} ends "
+            f"at {format.element.max:g}."
+        )
+    return coding
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str, unbiased: bool) -> Any:
+    return coding_of(text, unbiased).compiled()
+
+
+# ----------------------------------------------------------------------------------------------------- public functions
+
+
+def quantize_blocks(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: Rounding = "nearest",
+    variant: Variant = "standard",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    tensor_scale: Scalar = 1.0,
+    *,
+    counted: bool = False,
+) -> Any:
+    """x rounded to a block format and back: t s Q(x / (t s)), with t the tensor's and s the block's scale.
+
+    With m = max |x / t| of a block and Q saturating at element.max:
+
+        s = 2^(floor(log2 m) - emax)     MX [ocp2023]: the largest element may exceed element.max, and is cut off there
+        s = E4M3(m / 6)                  NVFP4 [nvidia2025], to nearest; t is their scale per tensor, `tensor_scale_of`
+
+    "unbiased" is the variant of [tseng2025] for MX: (4/3) t s Q(3/4 x / (t s)).  As m / s < 2^(emax + 1), three
+    quarters of it lie within the range of elements that reach 1.5 2^emax, nothing is cut off, and stochastic rounding
+    is unbiased: E[result] = x, to float32's own 2^-24 relative.  "standard" is biased wherever m / s > element.max.
+
+    A block that holds NaN or infinity becomes NaN as a whole, as in `BlockFormat.round`.  A finite x never becomes
+    infinite: results end at the largest finite number of x's type.  Otherwise the result of "nearest" equals
+    `BlockFormat.round` for t = 1.
+
+    Args:
+        x: float32, bfloat16 or float16; the result has its shape, type and layout.
+        format: for example CATALOGUE["mxfp4"]; elements of at most 8 bits.
+        rounding: "nearest" (ties to the even code) or "stochastic".
+        variant: "standard" or "unbiased".
+        seed, offset: name the random numbers of stochastic rounding.
+        tensor_scale: t, a positive number or a float tensor of one element.
+        counted: also give the numbers of zeros, NaN and cut-off elements.
+
+    >>> from lograd.formats import CATALOGUE
+    >>> quantize_blocks(torch.tensor([7.9, 1.2, -0.3]), CATALOGUE["mxfp4"])
+    tensor([ 6.0000,  1.0000, -0.5000])
+    """
+    arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
+    result, counts = torch.ops.lograd.quantize_blocks.default(*arguments)
+    return Counted(result, counts) if counted else result
+
+
+def quantize_block_codes(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: Rounding = "nearest",
+    variant: Variant = "standard",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    tensor_scale: Scalar = 1.0,
+) -> BlockCodes:
+    """What `quantize_blocks` computes, with the same random numbers, kept as codes: one byte per element and per block.
+
+    A block that held NaN or infinity has the scale NaN and elements 0.  `dequantize_block_codes` gives what
+    `quantize_blocks` gives, bit for bit; `pack_nibbles` halves the codes of 4-bit elements.
+    """
+    arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
+    return BlockCodes(*torch.ops.lograd.quantize_block_codes.default(*arguments))
+
+
+def dequantize_block_codes(
+    codes: Tensor,
+    scales: Tensor,
+    format: BlockFormat,
+    variant: Variant = "standard",
+    tensor_scale: Scalar = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The values of `quantize_block_codes`, for the same format, variant and tensor scale."""
+    check_codes("codes", codes)
+    check_codes("scales", scales)
+    check_dtype(dtype)
+    _check_format(format)
+    _check_variant(variant)
+    blocks = (*codes.shape[:-1], -(-codes.shape[-1] // format.size) if codes.dim() else 1)
+    if scales.shape != blocks:
+        raise InvalidValue(
+            f"codes of shape {tuple(codes.shape)} in blocks of {format.size} need scales of shape {blocks}; got "
+            f"{tuple(scales.shape)}."
+        )
+    result: Tensor = torch.ops.lograd.dequantize_block_codes.default(
+        codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
+        variant == "unbiased", dtype,
+    )  # fmt: skip
+    return result
+
+
+def tensor_scale_of(x: Tensor, format: BlockFormat) -> Tensor:
+    """t = max |x| / (scale.max element.max), over the finite x: the float32 scale per tensor of [nvidia2025].
+
+    The largest block scale then is the largest that the format has.  1 where x is all zero; never below 2^-126.
+    """
+    check_floats(x)
+    _check_format(format)
+    if not format.scale.mantissa:
+        raise InvalidValue(
+            f"a scale per tensor serves scales with a mantissa, as in NVFP4; that of {text_of(format)} is a power of "
+            f"two and reaches far enough by itself."
+        )
+    finite = torch.where(x.isfinite(), x.abs(), 0.0).float()
+    largest = finite.amax() if x.numel() else finite.sum()
+    # A tensor, because a GPU multiplies by the reciprocal of a number.
+    ends = torch.full((), format.scale.max * format.element.max, dtype=torch.float32, device=x.device)
+    return torch.where(largest > 0, (largest / ends).clamp(min=2.0**-126), 1.0)
+
+
+def _arguments(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: str,
+    variant: str,
+    seed: int | Tensor,
+    offset: int | Tensor,
+    tensor_scale: Scalar,
+) -> tuple[Any, ...]:
+    check_floats(x)
+    check_rounding(rounding, ("nearest", "stochastic"))
+    _check_format(format)
+    _check_variant(variant)
+    if variant == "unbiased" and rounding != "stochastic":
+        raise InvalidValue("variant='unbiased' needs rounding='stochastic': rounding to nearest is never unbiased.")
+    return (
+        x,
+        scalar("tensor_scale", tensor_scale, x, math.ulp(0.0)),
+        text_of(format),
+        rounding == "stochastic",
+        variant == "unbiased",
+        key_of(seed, offset, x),
+    )
+
+
+def _check_variant(variant: str) -> None:
+    if variant not in ("standard", "unbiased"):
+        raise InvalidValue(sentence("variant", variant, "'standard' or 'unbiased'"))
+
+
+def _check_format(format: object) -> None:
+    if not isinstance(format, BlockFormat):
+        raise InvalidType(f"quantize_blocks takes a BlockFormat, such as CATALOGUE['mxfp4']; got {format!r}.")
+
+
+# ---------------------------------------------------------------------------------- plain PyTorch, native, registration
+
+
+class Rounded(NamedTuple):
+    """Rows of element values, blocks of scale codes, and which elements lie in a block that became NaN."""
+
+    value: Tensor
+    scale_codes: Tensor
+    clipped: Tensor
+
+
+def round_plain(
+    x: Tensor, tensor_scale: Tensor, coding: BlockCoding, stochastic: bool, unbiased: bool, key: Tensor
+) -> Rounded:
+    """Q(x / (t s)), or Q(3/4 x / (t s)), of float32 rows; NaN in a block that held NaN or infinity."""
+    rows, columns = x.shape
+    y = x / tensor_scale
+    blocks = coding.per_row(columns)
+    padded = torch.nn.functional.pad(y.abs(), (0, blocks * coding.size - columns))
+    scale_codes = _scale_codes(padded.reshape(rows, blocks, coding.size).amax(-1), coding)
+    s = _per_element(coding.scale.table(x.device)[scale_codes.long()], coding, columns)
+    y = torch.where(s == 0, 0.0, y / s)
+    if unbiased:
+        y = y * 0.75
+    one = torch.ones((), device=x.device)
+    value, clipped = reference.quantize(y.flatten(), one, coding.element.grid, stochastic, key)
+    value = value.reshape(rows, columns)
+    if not coding.element.negative_zero:
+        value = value + 0.0  # -0.0 becomes 0.0
+    return Rounded(value, scale_codes, torch.as_tensor(clipped, device=x.device))
+
+
+def restore_plain(
+    value: Tensor, scale_codes: Tensor, tensor_scale: Tensor, coding: BlockCoding, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    """t s value, or 4/3 of it, within the finite numbers of `dtype`."""
+    if unbiased:
+        value = value / torch.full((), 0.75, device=value.device)
+    s = _per_element(coding.scale.table(value.device)[scale_codes.long()], coding, value.shape[-1])
+    largest = torch.finfo(dtype).max
+    return (value * s * tensor_scale).clamp(-largest, largest)
+
+
+def _scale_codes(largest: Tensor, coding: BlockCoding) -> Tensor:
+    finite = largest.isfinite()
+    m = torch.where(finite, largest, 0.0)
+    if coding.power_of_two:
+        exponent = torch.frexp(m).exponent - 1 - coding.element_emax
+        exponent = torch.where(m > 0, exponent, coding.scale_emin).clamp(coding.scale_emin, coding.scale_emax)
+        codes = exponent - coding.scale_emin
+    else:
+        ideal = (m / torch.full((), coding.element.grid.largest, device=m.device)).flatten()
+        one = torch.ones((), device=m.device)
+        value, _ = reference.quantize(ideal, one, coding.scale.grid, False, torch.zeros(2, dtype=torch.int64))
+        codes = coding.scale.codes_of(value).reshape(m.shape).int()
+    return torch.where(finite, codes, coding.scale.nan).to(torch.uint8)
+
+
+def _per_element(scales: Tensor, coding: BlockCoding, columns: int) -> Tensor:
+    return scales.repeat_interleave(coding.size, -1)[:, :columns]
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.contiguous().reshape(rows_and_columns(x))
+
+
+def _scales_shape(x: Tensor, size: int) -> tuple[int, ...]:
+    return (*x.shape[:-1], (x.shape[-1] + size - 1) // size if x.dim() else 1)
+
+
+def quantize_plain(
+    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    coding = coding_of(format, unbiased)
+    t = tensor_scale.float()
+    rounded = round_plain(_rows(x).float(), t, coding, stochastic, unbiased, key)
+    y = restore_plain(rounded.value, rounded.scale_codes, t, coding, unbiased, x.dtype)
+    counts = torch.stack([(y == 0).sum(), y.isnan().sum(), rounded.clipped])
+    return in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape)), counts
+
+
+def quantize_codes_plain(
+    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    coding = coding_of(format, unbiased)
+    value, scale_codes, clipped = round_plain(_rows(x).float(), tensor_scale.float(), coding, stochastic, unbiased, key)
+    codes = torch.where(value.isnan(), 0, coding.element.codes_of(value))
+    counts = torch.stack([(value == 0).sum(), value.isnan().sum(), clipped])
+    return in_layout_of(x, codes.reshape(x.shape)), scale_codes.reshape(_scales_shape(x, coding.size)), counts
+
+
+def dequantize_plain(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    coding = coding_of(format, unbiased)
+    value = coding.element.table(codes.device)[_rows(codes).long()]
+    blocks = scales.reshape(value.shape[0], coding.per_row(value.shape[1]))
+    y = restore_plain(value, blocks, tensor_scale.float(), coding, unbiased, dtype)
+    return in_layout_of(codes, narrowed(y, dtype).reshape(codes.shape))
+
+
+def _run_native(
+    x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
+    stochastic: bool, unbiased: bool, key: Tensor,
+) -> Tensor:  # fmt: skip
+    source, counts = x.contiguous(), torch.zeros(COUNTS, dtype=torch.int64)
+    addresses = (0 if out is None else out.data_ptr() for out in (y, codes, scales))
+    native.kernel("quantize_blocks")(
+        _compiled(format, unbiased), FLOAT_TYPES[x.dtype], source.data_ptr(), *addresses, *rows_and_columns(x),
+        tensor_scale.data_ptr(), torch.finfo(x.dtype).max, stochastic, unbiased, key.data_ptr(),
+        torch.get_num_threads(), counts.data_ptr(),
+    )  # fmt: skip
+    return counts
+
+
+def quantize_native(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype)
+    counts = _run_native(x, y, None, None, *rest)
+    return in_layout_of(x, y), counts
+
+
+def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    codes = torch.empty(x.shape, dtype=torch.uint8)
+    scales = torch.empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
+    counts = _run_native(x, None, codes, scales, tensor_scale, format, *rest)
+    return in_layout_of(x, codes), scales, counts
+
+
+def dequantize_native(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    source, blocks = codes.contiguous(), scales.contiguous()
+    y = torch.empty(codes.shape, dtype=dtype)
+    native.kernel("dequantize_blocks")(
+        _compiled(format, unbiased), source.data_ptr(), blocks.data_ptr(), FLOAT_TYPES[dtype], y.data_ptr(),
+        *rows_and_columns(codes), tensor_scale.data_ptr(), torch.finfo(dtype).max, unbiased, torch.get_num_threads(),
+    )  # fmt: skip
+    return in_layout_of(codes, y)
+
+
+def _size(format: str) -> int:
+    return int(format.split("/")[1])
+
+
+def quantize_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    coding_of(format, rest[1])
+    return empty_for(x), x.new_empty(COUNTS, dtype=torch.int64)
+
+
+def quantize_codes_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    coding_of(format, rest[1])
+    scales = x.new_empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
+    return empty_for(x, torch.uint8), scales, x.new_empty(COUNTS, dtype=torch.int64)
+
+
+_AVAILABLE = native.kernel("quantize_blocks") is not None
+_ARGUMENTS = "Tensor x, Tensor tensor_scale, str format, bool stochastic, bool unbiased, Tensor key"
+register(
+    f"quantize_blocks({_ARGUMENTS}) -> (Tensor, Tensor)",
+    quantize_plain,
+    quantize_native if _AVAILABLE else None,
+    quantize_fake,
+)
+register(
+    f"quantize_block_codes({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    quantize_codes_plain,
+    quantize_codes_native if _AVAILABLE else None,
+    quantize_codes_fake,
+)
+register(
+    "dequantize_block_codes(Tensor codes, Tensor scales, Tensor tensor_scale, str format, bool unbiased, "
+    "ScalarType dtype) -> Tensor",
+    dequantize_plain,
+    dequantize_native if _AVAILABLE else None,
+    lambda codes, scales, tensor_scale, format, unbiased, dtype: empty_for(codes, dtype),
+)

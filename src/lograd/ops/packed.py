@@ -1,0 +1,306 @@
+"""Quantized tensors as codes: one byte for each element, or two codes of 4 bits to a byte; and their exact inverse.
+
+A byte holds what `format.encode` gives: sign, exponent and mantissa bits of a float, two's complement of an integer, in
+its lowest `format.bits` bits.  The upper bits are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import InvalidType, InvalidValue
+from ..formats import FloatFormat, Format, IntFormat, parse_format
+from ..formats.values import check_rounding
+from . import reference
+from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar, type_name
+from .grid import Grid, grid_of
+from .library import COUNTS, FLOAT_TYPES, dense, flat
+from .registration import empty_for, narrowed, register, rows_and_columns, text_of
+
+Rounding = Literal["nearest", "stochastic"]
+
+
+@dataclass(frozen=True)
+class Coding:
+    """A format's grid and its codes, as the kernels see them."""
+
+    grid: Grid
+    largest: int
+    """Code of the largest value."""
+    largest_negative: int
+    """Code of the most negative value's magnitude."""
+    negative_base: int
+    negative_step: int
+    """A negative number of magnitude code c > 0 has the code base + step c: a sign bit, or two's complement."""
+    negative_zero: int
+    """Code of -0; that of 0 where the format has none."""
+    nan: int
+    """Code of NaN; that of 0 where the format has none."""
+    values: tuple[float, ...]
+    """What each of the 256 bytes stands for; NaN where it is no code."""
+
+    @classmethod
+    def of(cls, format: FloatFormat | IntFormat, grid: Grid) -> Coding:
+        codes = 2**format.bits
+        integer = isinstance(format, IntFormat)
+        largest = format.encode(format.max)
+        return cls(
+            grid=grid,
+            largest=largest,
+            largest_negative=int(grid.largest_negative) if integer else largest,
+            negative_base=codes if integer else codes // 2,
+            negative_step=-1 if integer else 1,
+            negative_zero=_code_or_0(format, -0.0),
+            nan=_code_or_0(format, math.nan),
+            values=tuple(format.decode(code) if code < codes else math.nan for code in range(256)),
+        )
+
+    def table(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.values, dtype=torch.float32, device=device)
+
+    def codes_of(self, value: Tensor) -> Tensor:
+        """The codes, as uint8, of float32 values that the format has, and of NaN."""
+        m = value.abs().nan_to_num(0.0)
+        if self.grid.integer:
+            code = m.int()
+        else:
+            low, mantissa = self.grid.smallest_exponent, self.grid.mantissa
+            exponent = (torch.frexp(m).exponent - 1).where(m > 0, low).clamp(min=low)
+            code = ((exponent - low) << mantissa) + torch.ldexp(m, mantissa - exponent).int()
+        below = torch.where(code == 0, self.negative_zero, self.negative_base + self.negative_step * code)
+        code = torch.where(value.signbit(), below, code)
+        return torch.where(value.isnan(), self.nan, code).to(torch.uint8)
+
+    def compiled(self) -> Any:
+        """The same for the native kernels."""
+        *numbers, values = (getattr(self, name) for name in self.__dataclass_fields__ if name != "grid")
+        return native.kernel("Coding")(*astuple(self.grid), *numbers, list(values))
+
+
+def _code_or_0(format: FloatFormat | IntFormat, value: float) -> int:
+    try:
+        return format.encode(value)
+    except InvalidValue:
+        return 0
+
+
+@lru_cache(maxsize=256)
+def coding_of(text: str) -> Coding:
+    format = parse_format(text)
+    assert isinstance(format, FloatFormat | IntFormat)
+    return Coding.of(format, grid_of(format))
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> Any:
+    return coding_of(text).compiled()
+
+
+# ----------------------------------------------------------------------------------------------------- public functions
+
+
+def quantize_codes(
+    x: Tensor,
+    format: Format,
+    scale: Scalar = 1.0,
+    rounding: Rounding = "nearest",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    counted: bool = False,
+) -> Any:
+    """The codes of Q(scale x): what `quantize` computes, with the same random numbers, kept as one byte per element.
+
+    `dequantize_codes` of them is `quantize(x)` bit for bit, but for what the format has no code for: -0 becomes 0 in
+    integers and "fnuz" formats, and NaN becomes 0 where the format has no NaN.  With `counted=True` the NaN of x are
+    counted, so that none is lost unseen.
+
+    Args:
+        x: float32, bfloat16 or float16, of any layout; the codes have its shape and layout.
+        format: a FloatFormat with sign, zero and subnormals, or an IntFormat, of at most 8 bits.
+        scale: x is multiplied by it before it is rounded.
+        rounding: "nearest" (ties to the even code) or "stochastic".
+        seed, offset: name the random numbers, which belong to positions in memory order.
+        counted: also give the numbers of zeros, NaN and saturated elements.
+
+    >>> from lograd.formats import parse_format
+    >>> quantize_codes(torch.tensor([1.0, -1.0, 6.5]), parse_format("e2m1"))
+    tensor([ 2, 10,  7], dtype=torch.uint8)
+    """
+    check_rounding(rounding, ("nearest", "stochastic"))
+    check_floats(x)
+    _check_format("quantize_codes", format)
+    codes, counts = torch.ops.lograd.quantize_codes.default(
+        x,
+        scalar("scale", scale, x, math.ulp(0.0)),
+        text_of(format),
+        rounding == "stochastic",
+        key_of(seed, offset, x),
+    )
+    return Counted(codes, counts) if counted else codes
+
+
+def dequantize_codes(codes: Tensor, format: Format, scale: Scalar = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """format.decode(code) / scale for each byte, as float32, bfloat16 or float16; a byte that is no code gives NaN."""
+    check_codes("codes", codes)
+    check_dtype(dtype)
+    _check_format("dequantize_codes", format)
+    factor = scalar("scale", scale, codes, math.ulp(0.0))
+    result: Tensor = torch.ops.lograd.dequantize_codes.default(codes, factor, text_of(format), dtype)
+    return result
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Two codes of 4 bits to a byte, along the last dimension: code 2i in the low half of byte i, 2i + 1 in the high.
+
+    A last dimension of n becomes (n + 1) // 2; where n is odd, the last high half is 0.
+
+    >>> pack_nibbles(torch.tensor([1, 2, 15], dtype=torch.uint8))
+    tensor([33, 15], dtype=torch.uint8)
+    """
+    check_codes("codes", codes)
+    if not codes.dim():
+        raise InvalidValue("codes must have at least one dimension to be packed along; got a tensor without any.")
+    result: Tensor = torch.ops.lograd.pack_nibbles.default(codes)
+    return result
+
+
+def unpack_nibbles(packed: Tensor, length: int | None = None) -> Tensor:
+    """The inverse of `pack_nibbles`; `length` of the last dimension of the codes, twice the bytes if not given."""
+    check_codes("packed", packed)
+    if not packed.dim():
+        raise InvalidValue("packed must have at least one dimension to be unpacked along; got a tensor without any.")
+    n = packed.shape[-1]
+    length = 2 * n if length is None else length
+    if (length + 1) // 2 != n:
+        raise InvalidValue(f"{n} bytes hold {2 * n} or {max(2 * n - 1, 0)} codes of 4 bits; got length={length}.")
+    result: Tensor = torch.ops.lograd.unpack_nibbles.default(packed, length)
+    return result
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in FLOAT_TYPES:
+        name = type_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+        raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {name}.")
+
+
+def _check_format(what: str, format: object) -> None:
+    if not isinstance(format, FloatFormat | IntFormat):
+        raise InvalidType(f"{what} takes a FloatFormat or an IntFormat; got {format!r}.")
+
+
+# ---------------------------------------------------------------------------------- plain PyTorch, native, registration
+
+
+def quantize_plain(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> tuple[Tensor, Tensor]:
+    coding = coding_of(format)
+    x = dense(x)
+    y = flat(x).float() * scale.float()
+    value, clipped = reference.quantize(y, torch.ones((), device=x.device), coding.grid, stochastic, key)
+    out = torch.empty_like(x, dtype=torch.uint8)
+    flat(out).copy_(coding.codes_of(value))
+    return out, torch.stack([(value == 0).sum(), value.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
+
+
+def quantize_native(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> tuple[Tensor, Tensor]:
+    coding = _compiled(format)
+    x = dense(x)
+    out, counts = torch.empty_like(x, dtype=torch.uint8), torch.zeros(COUNTS, dtype=torch.int64)
+    native.kernel("quantize_codes")(
+        FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), scale.data_ptr(), coding, stochastic,
+        key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
+    )  # fmt: skip
+    return out, counts
+
+
+def quantize_fake(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> tuple[Tensor, Tensor]:
+    coding_of(format)
+    return empty_for(x, torch.uint8), x.new_empty(COUNTS, dtype=torch.int64)
+
+
+def dequantize_plain(codes: Tensor, scale: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    codes = dense(codes)
+    out = torch.empty_like(codes, dtype=dtype)
+    value = coding_of(format).table(codes.device)[flat(codes).long()]
+    flat(out).copy_(narrowed(value / scale.float(), dtype))
+    return out
+
+
+def dequantize_native(codes: Tensor, scale: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    coding = _compiled(format)
+    codes = dense(codes)
+    out = torch.empty_like(codes, dtype=dtype)
+    native.kernel("dequantize_codes")(
+        codes.data_ptr(), FLOAT_TYPES[dtype], out.data_ptr(), codes.numel(), scale.data_ptr(), coding,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def pack_plain(codes: Tensor) -> Tensor:
+    if bool((codes > 15).any()):
+        raise _too_wide()
+    codes = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).clone(memory_format=torch.contiguous_format)
+
+
+def pack_native(codes: Tensor) -> Tensor:
+    codes = codes.contiguous()
+    out = _packed_shape(codes)
+    if not native.kernel("pack_nibbles")(
+        codes.data_ptr(), out.data_ptr(), *rows_and_columns(codes), torch.get_num_threads()
+    ):
+        raise _too_wide()
+    return out
+
+
+def _packed_shape(codes: Tensor) -> Tensor:
+    return codes.new_empty((*codes.shape[:-1], (codes.shape[-1] + 1) // 2))
+
+
+def _too_wide() -> InvalidValue:
+    return InvalidValue("a code is larger than 15, so two of them do not fit into a byte; pack codes of 4-bit formats.")
+
+
+def unpack_plain(packed: Tensor, length: int) -> Tensor:
+    return (
+        torch.stack([packed & 15, packed >> 4], dim=-1)
+        .flatten(-2)[..., :length]
+        .clone(memory_format=torch.contiguous_format)
+    )
+
+
+def unpack_native(packed: Tensor, length: int) -> Tensor:
+    packed = packed.contiguous()
+    out = packed.new_empty((*packed.shape[:-1], length))
+    native.kernel("unpack_nibbles")(packed.data_ptr(), out.data_ptr(), *rows_and_columns(out), torch.get_num_threads())
+    return out
+
+
+_AVAILABLE = native.kernel("quantize_codes") is not None
+register(
+    "quantize_codes(Tensor x, Tensor scale, str format, bool stochastic, Tensor key) -> (Tensor, Tensor)",
+    quantize_plain,
+    quantize_native if _AVAILABLE else None,
+    quantize_fake,
+)
+register(
+    "dequantize_codes(Tensor codes, Tensor scale, str format, ScalarType dtype) -> Tensor",
+    dequantize_plain,
+    dequantize_native if _AVAILABLE else None,
+    lambda codes, scale, format, dtype: empty_for(codes, dtype),
+)
+register("pack_nibbles(Tensor codes) -> Tensor", pack_plain, pack_native if _AVAILABLE else None, _packed_shape)
+register(
+    "unpack_nibbles(Tensor packed, SymInt length) -> Tensor",
+    unpack_plain,
+    unpack_native if _AVAILABLE else None,
+    lambda packed, length: packed.new_empty((*packed.shape[:-1], length)),
+)
