@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
@@ -32,7 +33,11 @@ METHODS = {
         lambda x, bits, *rest, **named: ops.pack_interval(x, bits, 1.0, *rest, **named).rows,
     ),
 }
-needs_native = pytest.mark.skipif(not native.status().available, reason="the native module is not in use")
+# With a compiler here, ./dev expects the native module: then its absence fails these tests instead of skipping them.
+needs_native = pytest.mark.skipif(
+    not native.status().available and os.environ.get("LOGRAD_EXPECT_NATIVE") != "1",
+    reason="the native module is not in use",
+)
 
 
 def unpack(packed, dtype=torch.float32, **named):
@@ -107,6 +112,7 @@ def operator(name, x, bits, stochastic, packed, key, gamma):
 
 def backends():
     """Runs the body of a loop under every instruction set that this CPU has, with one thread and with two."""
+    assert native.status().available, native.status().reason
     before = torch.get_num_threads()
     for isa in ("generic", "avx2", "avx512"):
         if native.use_isa(isa):
@@ -266,7 +272,7 @@ def test_unbiased(method, bits):
     masks = torch.zeros(4, *x.shape, dtype=torch.double)
     masks[0], masks[1], masks[2] = 1.0, x.sign(), torch.randn(x.shape, generator=g)
     masks[3, :, :8] = 1.0
-    found = samples(lambda seed: quantize[0](x, bits, seed=seed), x, 600, masks)
+    found = samples(lambda seed: quantize[0](x, bits, seed=seed), x, 400, masks)
     rounding = 2.0**-21 * x.abs().max()  # of float32, far below one step
     for k in range(len(masks)):
         assert_in_band(
@@ -336,7 +342,7 @@ class TestVariance:
         }
         for spread, expected in table.items():
             found = []
-            for seed in range(30):
+            for seed in range(20):
                 g = torch.Generator().manual_seed(seed)
                 x = torch.randn(128, 256, generator=g) * torch.exp(spread * torch.randn(128, 1, generator=g))
                 results = [
@@ -576,8 +582,6 @@ class TestTorch:
         torch.library.opcheck(torch.ops.lograd.dequantize_block_householder_out.default, (*arguments, out))
         torch.library.opcheck(torch.ops.lograd.largest_magnitude.default, (x,))
 
-    # Of grid_of, which quantize calls: its cache holds values only.
-    @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
     def test_compiled(self):
         def everything(x, seed, gamma):

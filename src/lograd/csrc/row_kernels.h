@@ -2,9 +2,7 @@
 
 #pragma once
 
-#include <cmath>
-
-#include "chunks.h"
+#include "elementwise.h"
 #include "rows.h"
 
 namespace lograd {
@@ -29,26 +27,6 @@ template <class Go> void with_type(Type type, Go go) {
     }
 }
 
-// The lesser or greater of two; b where a is NaN.
-inline F lesser(F a, F b) {
-#if defined(__AVX512F__)
-    return bits<F>(_mm512_min_ps(bits<__m512>(a), bits<__m512>(b)));
-#elif defined(__AVX2__)
-    return bits<F>(_mm256_min_ps(bits<__m256>(a), bits<__m256>(b)));
-#else
-    return a < b ? a : b;
-#endif
-}
-inline F greater(F a, F b) {
-#if defined(__AVX512F__)
-    return bits<F>(_mm512_max_ps(bits<__m512>(a), bits<__m512>(b)));
-#elif defined(__AVX2__)
-    return bits<F>(_mm256_max_ps(bits<__m256>(a), bits<__m256>(b)));
-#else
-    return a > b ? a : b;
-#endif
-}
-
 // A comparison with NaN is false, so NaN never becomes a bound; infinities do, and are sorted out by a second look.
 template <class T> void range_of(const T* x, std::size_t n, Range& range) {
     constexpr float kInfinity = __builtin_inff();
@@ -66,8 +44,8 @@ template <class T> void range_of(const T* x, std::size_t n, Range& range) {
         }
         for (std::size_t j = 0; j < count; j += 2 * W) {
             const F a = load<F>(in + j), b = load<F>(in + j + W);
-            low0 = lesser(a, low0), low1 = lesser(b, low1);
-            high0 = greater(a, high0), high1 = greater(b, high1);
+            low0 = smaller(a, low0), low1 = smaller(b, low1);
+            high0 = larger(a, high0), high1 = larger(b, high1);
             nan |= (a != a) | (b != b);
         }
     }
@@ -125,37 +103,31 @@ public:
 // Far beyond any code, and small enough for 16 more bits in an integer.
 constexpr float kFar = 512.0f;
 
-// Rounds 0 <= steps <= kFar: nearest (ties to even), or up if U < the fraction.
+// Rounds 0 <= steps <= kFar: nearest (ties to even), or up if the fraction plus U reaches 1.
 template <bool Stochastic> struct RowRounder {
     I ties{};
 
     F operator()(F steps, const std::uint16_t* random) {
         if constexpr (Stochastic) {
-            // The upper 16 bits of U against those of the fraction; where they are equal the lower ones decide.
-            const I sum = __builtin_convertvector(steps * 65536.0f, I) - __builtin_convertvector(load<H>(random), I);
-            ties |= (sum & 0xffff) == 0;
-            return __builtin_convertvector((sum + 0xffff) >> 16, F);
+            // The upper 16 bits of U and those of the fraction; where they lack one unit the rest of both decides.
+            const I sum = __builtin_convertvector(steps * 65536.0f, I) + random_ints(random);
+            ties |= (sum & 0xffff) == 0xffff;
+            return __builtin_convertvector(sum >> 16, F);
         } else {
             return (steps + 0x1p23f) - 0x1p23f;
         }
     }
 };
 
-// One element, with all 48 bits.
-inline float round_exactly(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
-    const float whole = std::floor(steps);
-    const double uniform = draw * 0x1p-16 + lower32(index, seed) * 0x1p-48;
-    return whole + (uniform < static_cast<double>(steps - whole) ? 1.0f : 0.0f);
-}
-
 template <bool Stochastic, bool Codes, class In, class Out>
 void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position, const RowParameters& rows, float bins,
                       RowCounts& counts) {
     Spread at(rows);
-    const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
     for_chunks<Stochastic>(
         x, y, p.count, p.index, p.seed,
-        [&](const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+        [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first,
+            std::size_t valid) {
+            const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
             at.move_to(position + static_cast<std::size_t>(first - p.index), valid);
             RowRounder<Stochastic> rounder;
             I outside{};
@@ -163,9 +135,9 @@ void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position,
                 const F v = load<F>(in + j), scale = load<F>(at.scale + j), low = load<F>(at.low + j);
                 const F zero = load<F>(at.zero + j);
                 const F steps = (v - low) * scale;
-                const F rounded = rounder(lesser(magnitude(steps), F{} + kFar), random + j);
+                const F rounded = rounder(smaller(magnitude(steps), F{} + kFar), random + j);
                 const F shifted = bits<F>(bits<U>(rounded) | sign(steps)) + zero;
-                const F code = lesser(greater(shifted, F{}), top);
+                const F code = smaller(larger(shifted, F{}), top);
                 if constexpr (Codes) store(out + j, code);
                 else store(out + j, (code - zero) / scale + low);
                 outside |= ~((v >= load<F>(at.smallest + j)) & (v <= load<F>(at.largest + j)));

@@ -147,6 +147,10 @@ def quantize_(
     return result
 
 
+# Built here and not in luq, which torch.compile traces.
+_POWERS_OF_TWO = {bits: FloatFormat(exponent=bits - 1, mantissa=0) for bits in range(2, 9)}
+
+
 class Logarithmic(NamedTuple):
     """A tensor rounded to powers of two times its largest magnitude, which is a result too."""
 
@@ -177,7 +181,7 @@ def luq(
     check_width("bits", bits, 2, 8)
     _scalar("scale", 1.0, x, 0.0)
     largest = torch.ops.lograd.largest_magnitude.default(x)
-    format = FloatFormat(exponent=bits - 1, mantissa=0)
+    format = _POWERS_OF_TWO[bits]
     # Below the smallest normal numbers the quotient overflows; the greatest finite scale is as unbiased.
     scale = torch.where(largest > 0, format.max / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
     return Logarithmic(quantize(x, format, scale, "stochastic", seed, offset, out=out), largest)

@@ -139,11 +139,11 @@ def _nan_code(bins: int) -> float:
 
 
 def _rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
-    """Nearest, ties to even; or up if U < the fraction, which float32 holds exactly."""
+    """Nearest, ties to even; or up if the fraction, which float32 holds exactly, plus U reaches 1."""
     if not stochastic:
         return steps.round()
     whole = steps.floor()
-    return whole + (uniform(steps.numel(), key).view_as(steps) < (steps - whole).double()).float()
+    return whole + (uniform(steps.numel(), key).view_as(steps) >= 1 - (steps - whole).double()).float()
 
 
 def _reflected(z: Tensor, groups: Groups) -> Tensor:
