@@ -126,7 +126,7 @@ template <bool Stochastic, bool Codes, class T> class BlockRounder {
         }
         zeros_ += zeros, nans_ += nans, clipped_ += clipped;
         padding_ += up_to_vector(count) - count;
-        if (Codes) narrow(out_, reinterpret_cast<Byte*>(task_.codes) + at, count);
+        if (Codes) narrow(out_, reinterpret_cast<Code*>(task_.codes) + at, count);
         else if (count == kChunk) write(out_, static_cast<T*>(task_.y) + at, task_.past_cache);
         else narrow(out_, static_cast<T*>(task_.y) + at, count);
     }

@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "kernels.h"
 #include "vector.h"
 
 namespace lograd {
@@ -19,6 +20,11 @@ struct Bfloat16 {
 };
 struct Float16 {
     std::uint16_t bits;
+};
+
+// A byte that holds the number of a value.
+struct Code {
+    std::uint8_t value;
 };
 
 namespace LOGRAD_ISA {
@@ -81,6 +87,22 @@ inline std::uint16_t narrow_half(float value) {
 }
 inline void narrow(const float* from, Float16* to, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) to[i].bits = narrow_half(from[i]);
+}
+
+inline void widen(const Code* from, float* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i] = from[i].value;
+}
+inline void narrow(const float* from, Code* to, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) to[i].value = static_cast<std::uint8_t>(static_cast<std::int32_t>(from[i]));
+}
+
+// Calls go(null pointer of the element type).
+template <class Go> void with_type(Type type, Go go) {
+    switch (type) {
+        case Type::kFloat32: return go(static_cast<float*>(nullptr));
+        case Type::kBfloat16: return go(static_cast<Bfloat16*>(nullptr));
+        case Type::kFloat16: return go(static_cast<Float16*>(nullptr));
+    }
 }
 
 inline void write(const float* from, float* to, bool past_cache) {

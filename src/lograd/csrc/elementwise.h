@@ -16,17 +16,11 @@ namespace LOGRAD_ISA {
 inline I random_ints(const std::uint16_t* random) { return __builtin_convertvector(load<H>(random), I); }
 inline F random_floats(const std::uint16_t* random) { return __builtin_convertvector(random_ints(random), F); }
 
-// Dispatches on the element type.
 template <bool Random, class Kernel> void run(const Piece& p, Kernel kernel) {
-    const auto go = [&](auto* x) {
-        using T = std::remove_const_t<std::remove_pointer_t<decltype(x)>>;
-        for_chunks<Random>(x, static_cast<T*>(p.y), p.count, p.index, p.seed, kernel);
-    };
-    switch (p.type) {
-        case Type::kFloat32: return go(static_cast<const float*>(p.x));
-        case Type::kBfloat16: return go(static_cast<const Bfloat16*>(p.x));
-        case Type::kFloat16: return go(static_cast<const Float16*>(p.x));
-    }
+    with_type(p.type, [&](auto* null) {
+        using T = std::remove_pointer_t<decltype(null)>;
+        for_chunks<Random>(static_cast<const T*>(p.x), static_cast<T*>(p.y), p.count, p.index, p.seed, kernel);
+    });
 }
 
 // Counts of a piece, one per lane.  Padding is zero in and zero out, so it is taken off at the end.

@@ -8,23 +8,6 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-// What `narrow` writes the floats 0 to 255 into.  A type of its own, so that for_chunks finds it.
-struct Byte {
-    std::uint8_t bits;
-};
-inline void narrow(const float* from, Byte* to, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) to[i].bits = static_cast<std::uint8_t>(static_cast<std::int32_t>(from[i]));
-}
-
-// Calls go(null pointer of the element type).
-template <class Go> void with_type(Type type, Go go) {
-    switch (type) {
-        case Type::kFloat32: return go(static_cast<float*>(nullptr));
-        case Type::kBfloat16: return go(static_cast<Bfloat16*>(nullptr));
-        case Type::kFloat16: return go(static_cast<Float16*>(nullptr));
-    }
-}
-
 // What the lanes counted.  Padding is zero, and was counted as such.
 inline void add_lanes(I zeros, I nans, I clipped, std::size_t padding, Counts& counts) {
     for (std::size_t i = 0; i < W; ++i) counts.zeros += zeros[i], counts.nans += nans[i], counts.clipped += clipped[i];
@@ -112,7 +95,7 @@ void quantize_codes_as(const Piece& p, const Coding& coding, float scale, Counts
     I zeros{}, nans{}, clipped{};
     std::size_t padding = 0;
     for_chunks<Stochastic>(
-        static_cast<const T*>(p.x), static_cast<Byte*>(p.y), p.count, p.index, p.seed,
+        static_cast<const T*>(p.x), static_cast<Code*>(p.y), p.count, p.index, p.seed,
         [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first,
             std::size_t valid) {
             const OnGrid<Stochastic> grid(coding);

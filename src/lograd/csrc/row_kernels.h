@@ -8,25 +8,6 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-// A type of this namespace, so that for_chunks finds the two conversions below.
-struct Code {
-    std::uint8_t value;
-};
-inline void widen(const Code* from, float* to, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) to[i] = from[i].value;
-}
-inline void narrow(const float* from, Code* to, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) to[i].value = static_cast<std::uint8_t>(static_cast<std::int32_t>(from[i]));
-}
-
-template <class Go> void with_type(Type type, Go go) {
-    switch (type) {
-        case Type::kFloat32: return go(static_cast<float*>(nullptr));
-        case Type::kBfloat16: return go(static_cast<Bfloat16*>(nullptr));
-        case Type::kFloat16: return go(static_cast<Float16*>(nullptr));
-    }
-}
-
 // A comparison with NaN is false, so NaN never becomes a bound; infinities do, and are sorted out by a second look.
 template <class T> void range_of(const T* x, std::size_t n, Range& range) {
     constexpr float kInfinity = __builtin_inff();
