@@ -101,15 +101,18 @@ template <bool Stochastic> struct RowRounder {
 };
 
 template <bool Stochastic, bool Codes, class In, class Out>
-void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position, const RowParameters& rows, float bins,
-                      RowCounts& counts) {
+void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position, std::size_t ahead,
+                      const RowParameters& rows, float bins, RowCounts& counts) {
     Spread at(rows);
     for_chunks<Stochastic>(
         x, y, p.count, p.index, p.seed,
         [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first,
             std::size_t valid) {
             const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
-            at.move_to(position + static_cast<std::size_t>(first - p.index), valid);
+            const std::size_t done = static_cast<std::size_t>(first - p.index);
+            at.move_to(position + done, valid);
+            if (ahead != 0)
+                for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + ahead + j);
             RowRounder<Stochastic> rounder;
             I outside{};
             for (std::size_t j = 0; j < kChunk; j += W) {
@@ -152,17 +155,17 @@ void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position,
         });
 }
 
-inline void quantize_rows(const Piece& p, std::size_t position, const RowParameters& rows, float bins, bool stochastic,
-                          bool codes, RowCounts& counts) {
+inline void quantize_rows(const Piece& p, std::size_t position, std::size_t ahead, const RowParameters& rows, float bins,
+                          bool stochastic, bool codes, RowCounts& counts) {
     with_type(p.type, [&](auto* tag) {
         using T = std::remove_pointer_t<decltype(tag)>;
         const T* x = static_cast<const T*>(p.x);
         T* y = static_cast<T*>(p.y);
         Code* c = static_cast<Code*>(p.y);
-        if (stochastic && codes) quantize_rows_as<true, true>(x, c, p, position, rows, bins, counts);
-        else if (stochastic) quantize_rows_as<true, false>(x, y, p, position, rows, bins, counts);
-        else if (codes) quantize_rows_as<false, true>(x, c, p, position, rows, bins, counts);
-        else quantize_rows_as<false, false>(x, y, p, position, rows, bins, counts);
+        if (stochastic && codes) quantize_rows_as<true, true>(x, c, p, position, ahead, rows, bins, counts);
+        else if (stochastic) quantize_rows_as<true, false>(x, y, p, position, ahead, rows, bins, counts);
+        else if (codes) quantize_rows_as<false, true>(x, c, p, position, ahead, rows, bins, counts);
+        else quantize_rows_as<false, false>(x, y, p, position, ahead, rows, bins, counts);
     });
 }
 

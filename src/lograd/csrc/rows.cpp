@@ -99,7 +99,7 @@ RowCounts quantize_rows(const Matrix& m, void* y, const float* parameters, float
         RowCounts own;
         const Piece piece{m.type, static_cast<const char*>(m.x) + begin * size, static_cast<char*>(y) + begin * out_size,
                           end - begin, offset + begin, seed};
-        row_kernels().quantize(piece, begin, rows, bins, stochastic, codes, own);
+        row_kernels().quantize(piece, begin, 0, rows, bins, stochastic, codes, own);
         std::lock_guard<std::mutex> lock(mutex);
         add(total, own);
     });
@@ -132,7 +132,8 @@ RowCounts quantize_samples(const Matrix& m, void* y, float* ranges, float* param
             }
             const Piece piece{m.type,       x + begin * size, static_cast<char*>(y) + begin * out_size,
                               stop - begin, offset + begin,   seed};
-            row_kernels().quantize(piece, begin, rows, bins, stochastic, codes, own);
+            // The next block arrives while random numbers are made for this one.
+            row_kernels().quantize(piece, begin, stop - begin, rows, bins, stochastic, codes, own);
         }
         std::lock_guard<std::mutex> lock(mutex);
         add(total, own);

@@ -44,9 +44,10 @@ struct Reflection {
 
 struct RowKernels {
     void (*range)(Type, const void* x, std::size_t count, Range&);
-    // p.x starts at element `position` of the matrix.  p.y takes codes, or values of the type of x.
-    void (*quantize)(const Piece& p, std::size_t position, const RowParameters&, float bins, bool stochastic, bool codes,
-                     RowCounts&);
+    // p.x starts at element `position` of the matrix.  p.y takes codes, or values of the type of x.  Memory `ahead` of an
+    // element (in elements) is asked for along with it.
+    void (*quantize)(const Piece& p, std::size_t position, std::size_t ahead, const RowParameters&, float bins,
+                     bool stochastic, bool codes, RowCounts&);
     void (*dequantize)(const Piece& p, std::size_t position, const RowParameters&, float bins);
     void (*reflect)(const Reflection&, std::size_t begin_column, std::size_t end_column, RowCounts&);
 };
