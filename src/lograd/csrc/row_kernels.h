@@ -142,7 +142,7 @@ template <bool Stochastic> struct RowRounder {
 };
 
 // One element, with all 48 bits.
-inline float round_exactly(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
+inline float round_row_exactly(float steps, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
     const float whole = std::floor(steps);
     const double uniform = draw * 0x1p-16 + lower32(index, seed) * 0x1p-48;
     return whole + (uniform < static_cast<double>(steps - whole) ? 1.0f : 0.0f);
@@ -174,7 +174,7 @@ void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position,
                 for (std::size_t k = 0; k < valid && any(rounder.ties); ++k) {
                     if (in[k] != in[k]) continue;
                     const float steps = (in[k] - at.low[k]) * at.scale[k], m = std::fabs(steps);
-                    const float rounded = round_exactly(m < kFar ? m : kFar, random[k], first + k, p.seed);
+                    const float rounded = round_row_exactly(m < kFar ? m : kFar, random[k], first + k, p.seed);
                     const float shifted = std::copysign(rounded, steps) + at.zero[k];
                     const float code = shifted < 0.0f ? 0.0f : shifted > bins ? bins : shifted;
                     out[k] = Codes ? code : (code - at.zero[k]) / at.scale[k] + at.low[k];
