@@ -184,7 +184,7 @@ public:
 };
 
 inline void quantize_blocks(const Blocks& task, std::size_t first, std::size_t last, Counts& counts) {
-    with_type(task.type, [&](auto* null) {
+    dispatch(task.type, [&](auto* null) {
         using T = std::remove_pointer_t<decltype(null)>;
         const bool codes = task.y == nullptr;
         if (task.stochastic && codes) BlockRounder<true, true, T>(task).run(first, last, counts);
@@ -197,7 +197,7 @@ inline void quantize_blocks(const Blocks& task, std::size_t first, std::size_t l
 inline void dequantize_blocks(const Blocks& task, std::size_t first, std::size_t last) {
     const BlockCoding& coding = *task.coding;
     const std::size_t size = coding.size, per_row = task.per_row();
-    with_type(task.type, [&](auto* null) {
+    dispatch(task.type, [&](auto* null) {
         auto* y = static_cast<decltype(null)>(task.y);
         alignas(64) float out[kChunk] = {};
         for (; first < last; ++first) {

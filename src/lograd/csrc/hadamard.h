@@ -85,7 +85,7 @@ template <std::size_t N, class T> void hadamard_as(const Hadamard& task, std::si
 }
 
 inline void hadamard(const Hadamard& task, std::size_t first, std::size_t last) {
-    with_type(task.type, [&](auto* null) {
+    dispatch(task.type, [&](auto* null) {
         using T = std::remove_pointer_t<decltype(null)>;
         switch (task.block) {
             case 16: return hadamard_as<16, T>(task, first, last);

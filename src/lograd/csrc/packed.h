@@ -17,7 +17,7 @@ inline void narrow(const float* from, Byte* to, std::size_t n) {
 }
 
 // Calls go(null pointer of the element type).
-template <class Go> void with_type(Type type, Go go) {
+template <class Go> void dispatch(Type type, Go go) {
     switch (type) {
         case Type::kFloat32: return go(static_cast<float*>(nullptr));
         case Type::kBfloat16: return go(static_cast<Bfloat16*>(nullptr));
@@ -134,7 +134,7 @@ void quantize_codes_as(const Piece& p, const Coding& coding, float scale, Counts
 }
 
 inline void quantize_codes(const Piece& p, const Coding& coding, float scale, bool stochastic, Counts& counts) {
-    with_type(p.type, [&](auto* null) {
+    dispatch(p.type, [&](auto* null) {
         using T = std::remove_pointer_t<decltype(null)>;
         stochastic ? quantize_codes_as<true, T>(p, coding, scale, counts)
                    : quantize_codes_as<false, T>(p, coding, scale, counts);
@@ -145,7 +145,7 @@ inline void dequantize_codes(const std::uint8_t* codes, Type type, void* y, std:
                              float scale) {
     float values[256];
     for (std::size_t code = 0; code < 256; ++code) values[code] = coding.values[code] / scale;
-    with_type(type, [&](auto* null) {
+    dispatch(type, [&](auto* null) {
         auto* to = static_cast<decltype(null)>(y);
         alignas(64) float out[kChunk];
         for (std::size_t done = 0; done < count; done += kChunk) {
