@@ -59,7 +59,7 @@ class Coding:
             negative_step=-1 if integer else 1,
             negative_zero=_code_or_0(format, -0.0),
             nan=_code_or_0(format, math.nan),
-            values=tuple(format.decode(code) if code < codes else math.nan for code in range(256)),
+            values=tuple(_value_or_nan(format, code) for code in range(256)),
         )
 
     def table(self, device: torch.device) -> Tensor:
@@ -89,6 +89,12 @@ def _code_or_0(format: FloatFormat | IntFormat, value: float) -> int:
         return format.encode(value)
     except InvalidValue:
         return 0
+
+
+def _value_or_nan(format: FloatFormat | IntFormat, code: int) -> float:
+    """One NaN, without a sign, for all codes that stand for NaN or for nothing."""
+    value = format.decode(code) if code < 2**format.bits else math.nan
+    return math.nan if math.isnan(value) else value
 
 
 @lru_cache(maxsize=256)
