@@ -36,8 +36,9 @@ def philox(block: Tensor, stream: int, seed: Tensor) -> tuple[Tensor, Tensor, Te
 
 def upper16(count: int, key: Tensor) -> Tensor:
     """The upper 16 bits of U for elements 0 to count - 1, as int64."""
+    # An index is 64 bits without a sign: it wraps as it does in C++, and its shifts bring in zeros.
     index = torch.arange(count, device=key.device) + key[1]
-    words = torch.stack(philox(index >> 3, 0, key[0]), dim=-1)
+    words = torch.stack(philox((index >> 3) & (2**61 - 1), 0, key[0]), dim=-1)
     word = words.gather(-1, ((index >> 1) & 3)[:, None])[:, 0]
     return (word >> (16 * (index & 1))) & 0xFFFF
 
@@ -45,7 +46,7 @@ def upper16(count: int, key: Tensor) -> Tensor:
 def lower32(count: int, key: Tensor) -> Tensor:
     """The lower 32 bits of U for elements 0 to count - 1, as int64."""
     index = torch.arange(count, device=key.device) + key[1]
-    return torch.stack(philox(index >> 2, 1, key[0]), dim=-1).gather(-1, (index & 3)[:, None])[:, 0]
+    return torch.stack(philox((index >> 2) & (2**62 - 1), 1, key[0]), dim=-1).gather(-1, (index & 3)[:, None])[:, 0]
 
 
 def uniform(count: int, key: Tensor) -> Tensor:
