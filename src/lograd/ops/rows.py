@@ -37,6 +37,7 @@ from torch import Tensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
 from . import row_operators  # noqa: F401  registers the operators
+from .arguments import check_floats, key_of, type_name
 from .library import FLOAT_TYPES
 
 Rounding = Literal["nearest", "stochastic"]
@@ -334,9 +335,9 @@ def _decode(
 ) -> Any:
     check_width("bins", bins, 1, 255)
     if dtype not in FLOAT_TYPES:
-        raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {_name(dtype)}.")
+        raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {type_name(dtype)}.")
     if codes.dtype != torch.uint8:
-        raise InvalidType(f"codes must be uint8; got {_name(codes.dtype)}.")
+        raise InvalidType(f"codes must be uint8; got {type_name(codes.dtype)}.")
     rows = parameters.shape[-1]
     if parameters.dim() != 2 or rows not in (1, codes.shape[0] if codes.dim() else 1):
         raise InvalidValue(
@@ -354,12 +355,8 @@ def _decode(
 def _check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if out.dtype != dtype or out.shape != shape:
         raise InvalidValue(
-            f"out must be {_name(dtype)} of shape {tuple(shape)}; got {_name(out.dtype)} of shape {tuple(out.shape)}."
+            f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {type_name(out.dtype)} of shape {tuple(out.shape)}."
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _bits(bits: int) -> int:
@@ -373,7 +370,7 @@ def _stochastic(rounding: str) -> bool:
 
 
 def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
-    _check_floats(x)
+    check_floats(x)
     if isinstance(gamma, Tensor):
         if gamma.numel() != 1 or not gamma.is_floating_point():
             raise InvalidValue(
@@ -385,18 +382,6 @@ def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
     return torch.full((), gamma, dtype=torch.float64, device=x.device)
 
 
-def _check_floats(x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
-    if x.dtype not in FLOAT_TYPES:
-        raise InvalidType(f"x must be float32, bfloat16 or float16; got {_name(x.dtype)}.")
-
-
 def _key(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
-    """The int64 pair (seed, offset) beside x."""
-    _check_floats(x)
-    if isinstance(seed, int) and isinstance(offset, int):
-        return torch.tensor([(part + 2**63) % 2**64 - 2**63 for part in (seed, offset)], device=x.device)
-    return torch.stack(
-        [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
-    )
+    check_floats(x)
+    return key_of(seed, offset, x)
