@@ -354,9 +354,8 @@ def _decode(
 
 def _check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if out.dtype != dtype or out.shape != shape:
-        raise InvalidValue(
-            f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {type_name(out.dtype)} of shape {tuple(out.shape)}."
-        )
+        got = f"{type_name(out.dtype)} of shape {tuple(out.shape)}"
+        raise InvalidValue(f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {got}.")
 
 
 def _bits(bits: int) -> int:
