@@ -23,10 +23,11 @@ from timing import machine, markdown, medians, versions, write
 from torch import Tensor
 
 from lograd import ops, theory
-from lograd.formats import FloatFormat, IntFormat, parse_format
+from lograd.formats import CATALOGUE, FloatFormat, IntFormat
 
 SPARSITY = 0.9
 E4M3, E4M1, INT8, INT4 = FloatFormat(4, 3), FloatFormat(4, 1), IntFormat(8), IntFormat(4)
+MXFP4, NVFP4 = CATALOGUE["mxfp4"], CATALOGUE["nvfp4"]
 COMPILED, QPYTORCH = "inductor", "QPyTorch"
 
 Call = Callable[[], object]
@@ -41,6 +42,7 @@ class Data:
         self.x = torch.randn(size, generator=generator).mul_(3).exp_()
         self.x *= torch.randn(size, generator=generator).sign_()
         self.out = torch.empty_like(self.x)
+        self.codes = torch.empty(size, dtype=torch.uint8)
         self.k = max(1, round((1 - SPARSITY) * size))
 
     @cached_property
@@ -220,36 +222,29 @@ CASES = [
         "quantize int4 stochastic", lambda d: ops.quantize(d.x, INT4, 2.0, "stochastic", 1, out=d.out),
         (plain_integer, INT4, 2.0), q_fixed(4),
     ),
-]  # fmt: skip
-
-# Operators that may not be there yet: (name in lograd.ops, title, call, further fields).  A new one is one line.
-LATER: list[tuple[str, str, Callable[[Any, Data], object], dict[str, Any]]] = [
-    ("quantize_per_tensor", "int8 per tensor", lambda f, d: f(d.rows, 8, seed=1, out=d.out.view_as(d.rows)), {}),
-    (
-        "quantize_per_sample", "int8 per sample", lambda f, d: f(d.rows, 8, seed=1, out=d.out.view_as(d.rows)),
-        {"others": {"plain PyTorch": lambda d: plain_per_sample(d.rows, 8)}},
+    Case("int8 per tensor", lambda d: ops.quantize_per_tensor(d.rows, 8, seed=1, out=d.out.view_as(d.rows))),
+    Case(
+        "int8 per sample", lambda d: ops.quantize_per_sample(d.rows, 8, seed=1, out=d.out.view_as(d.rows)),
+        others={"plain PyTorch": lambda d: plain_per_sample(d.rows, 8)},
     ),
-    (
-        "pack_per_sample", "int4 per sample, packed", lambda f, d: f(d.rows, 4, seed=1),
-        {"others": {"plain PyTorch": lambda d: plain_per_sample(d.rows, 4)}},
+    Case(
+        "int4 per sample, packed", lambda d: ops.pack_per_sample(d.rows, 4, seed=1, out=d.codes.view_as(d.rows)),
+        others={"plain PyTorch": lambda d: plain_per_sample(d.rows, 4)},
     ),
-    ("quantize_block_householder", "int8 block Householder", lambda f, d: f(d.rows, 8, seed=1), {}),
-    ("quantize_interval", "int4 clipped interval", lambda f, d: f(d.rows, 4, seed=1), {}),
-    ("luq", "LUQ, 4 bits", lambda f, d: f(d.x, 4, seed=1, out=d.out), {}),
-    ("quantize_blocks", "mxfp4 nearest", lambda f, d: f(d.rows, parse_format("mxfp4")), {}),
-    ("quantize_blocks", "nvfp4 stochastic", lambda f, d: f(d.rows, parse_format("nvfp4"), "stochastic", seed=1), {}),
-    ("hadamard", "random Hadamard, block 64", lambda f, d: f(d.rows, 64, 1), {}),
-    ("quantize_codes", "1-4-3 codes, one byte", lambda f, d: f(d.x, E4M3), {}),
+    Case(
+        "int8 block Householder",
+        lambda d: ops.quantize_block_householder(d.rows, 8, seed=1, out=d.out.view_as(d.rows)),
+    ),
+    Case("int4 clipped interval", lambda d: ops.quantize_interval(d.rows, 4, seed=1, out=d.out.view_as(d.rows))),
+    Case("LUQ, 4 bits", lambda d: ops.luq(d.x, 4, seed=1, out=d.out)),
+    Case("mxfp4 nearest", lambda d: ops.quantize_blocks(d.rows, MXFP4, out=d.out.view_as(d.rows))),
+    Case(
+        "nvfp4 stochastic",
+        lambda d: ops.quantize_blocks(d.rows, NVFP4, "stochastic", seed=1, out=d.out.view_as(d.rows)),
+    ),
+    Case("random Hadamard, block 64", lambda d: ops.hadamard(d.rows, 64, 1, out=d.out.view_as(d.rows))),
+    Case("1-4-3 codes, one byte", lambda d: ops.quantize_codes(d.x, E4M3, out=d.codes)),
 ]  # fmt: skip
-
-
-def all_cases() -> list[Case]:
-    later = [
-        Case(title, partial(call, function), **fields)
-        for name, title, call, fields in LATER
-        if (function := getattr(ops, name, None)) is not None
-    ]
-    return CASES + later
 
 
 # -------------------------------------------------------------------------------------------------------------- running
@@ -325,11 +320,9 @@ def main(
 ) -> None:
     """Cost relative to memcpy, and speed-up over each peer."""
     elements = parse_sizes(sizes or ("64K,1M,4M" if quick else "64K,1M,16M"))
-    cases = [case for case in all_cases() if only in case.name]
+    cases = [case for case in CASES if only in case.name]
     if not cases:
-        raise typer.BadParameter(
-            f"no case contains {only!r}; there are: {', '.join(case.name for case in all_cases())}"
-        )
+        raise typer.BadParameter(f"no case contains {only!r}; there are: {', '.join(case.name for case in CASES)}")
     peers = Peers(quick)
     jobs = [(count, size, case) for count in sorted({1, threads}) for size in elements for case in cases]
     rows, overhead = [], {}

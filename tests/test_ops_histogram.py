@@ -118,9 +118,9 @@ def test_flushing_of_subnormals_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_line_of_every_group(dtype: torch.dtype) -> None:
-    size = 64 // dtype.itemsize
+    size = histogram.LINE_BYTES // dtype.itemsize
     lines = torch.arange(1000)[:, None].expand(1000, size).reshape(-1)
-    seen = histogram.lines_of(lines.to(torch.int32 if size == 16 else torch.int16), 10).view(-1, size)
+    seen = histogram.lines_of(lines.to(torch.int32 if dtype.itemsize == 4 else torch.int16), 10).view(-1, size)
     assert (seen == seen[:, :1]).all(), "whole lines"
     assert (seen[:, 0] // 10).tolist() == list(range(100)), "one of each group"
     places = torch.bincount(seen[:, 0].long() % 10, minlength=10)
@@ -142,7 +142,7 @@ def test_a_one_percent_sample_is_within_its_band() -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(1)).mul(2).exp()
     found = ops.log_histogram(x, sample)
     count = int(found.counts.sum())
-    assert count == pytest.approx(n * sample, abs=16)
+    assert count == pytest.approx(n * sample, abs=32)
     assert found.log_mean == pytest.approx(0.0, abs=4 * 2 / math.sqrt(count) + 2e-4)
     assert found.log_std == pytest.approx(2.0, abs=4 * 2 / math.sqrt(2 * count) + 2e-4)
 

@@ -42,8 +42,7 @@ void add(std::mutex& mutex, const Counts& own, std::int64_t* counts) {
     counts[0] += own.zeros, counts[1] += own.nans, counts[2] += own.clipped;
 }
 
-void quantize_codes(int type, A x, A codes, N count, A scale, const Coding& coding, bool stochastic, A key, int threads,
-                    A counts) {
+void quantize_codes(int type, A x, A codes, N count, A scale, A coding, bool stochastic, A key, int threads, A counts) {
     const auto kind = static_cast<Type>(type);
     const std::uint64_t seed = at<const std::uint64_t>(key)[0], offset = at<const std::uint64_t>(key)[1];
     std::mutex mutex;
@@ -51,16 +50,17 @@ void quantize_codes(int type, A x, A codes, N count, A scale, const Coding& codi
         Counts own{true};
         const Piece piece{kind, at<const char>(x) + begin * bytes(kind), at<char>(codes) + begin, end - begin,
                           offset + begin, seed};
-        code_kernels().quantize_codes(piece, coding, *at<const float>(scale), stochastic, own);
+        code_kernels().quantize_codes(piece, *at<const Coding>(coding), *at<const float>(scale), stochastic, own);
         add(mutex, own, at<std::int64_t>(counts));
     });
 }
 
-void dequantize_codes(A codes, int type, A y, N count, A scale, const Coding& coding, int threads) {
+void dequantize_codes(A codes, int type, A y, N count, A scale, A coding, int threads) {
     const auto kind = static_cast<Type>(type);
     parallel_for(count, kGrain, threads, [&](N begin, N end) {
         code_kernels().dequantize_codes(at<const std::uint8_t>(codes) + begin, kind,
-                                        at<char>(y) + begin * bytes(kind), end - begin, coding, *at<const float>(scale));
+                                        at<char>(y) + begin * bytes(kind), end - begin, *at<const Coding>(coding),
+                                        *at<const float>(scale));
     });
 }
 
@@ -104,13 +104,14 @@ template <class Body> void over_blocks(Blocks& task, N rows, int threads, Body b
     parallel_for(blocks * size, grain, threads, [&](N begin, N end) { body(begin / size, end / size); });
 }
 
-void quantize_blocks(const BlockCoding& coding, int type, A x, A y, A codes, A scales, N rows, N columns, A tensor_scale,
+void quantize_blocks(A coding, int type, A x, A y, A codes, A scales, N rows, N columns, A tensor_scale,
                      float largest, bool stochastic, bool unbiased, A key, int threads, A counts) {
     const auto kind = static_cast<Type>(type);
-    Blocks task{&coding, kind, at<const void>(x), at<void>(y), at<std::uint8_t>(codes), at<std::uint8_t>(scales), columns,
+    const auto& format = *at<const BlockCoding>(coding);
+    Blocks task{&format, kind, at<const void>(x), at<void>(y), at<std::uint8_t>(codes), at<std::uint8_t>(scales), columns,
                 *at<const float>(tensor_scale), largest, stochastic, unbiased,
                 // A chunk starts where a vector does only if no earlier chunk was short.
-                past_cache(y, rows * columns, kind) && 128 % coding.size == 0 && columns % coding.size == 0,
+                past_cache(y, rows * columns, kind) && 128 % format.size == 0 && columns % format.size == 0,
                 at<const std::uint64_t>(key)[0], at<const std::uint64_t>(key)[1]};
     std::mutex mutex;
     over_blocks(task, rows, threads, [&](N first, N last) {
@@ -120,9 +121,9 @@ void quantize_blocks(const BlockCoding& coding, int type, A x, A y, A codes, A s
     });
 }
 
-void dequantize_blocks(const BlockCoding& coding, A codes, A scales, int type, A y, N rows, N columns, A tensor_scale,
+void dequantize_blocks(A coding, A codes, A scales, int type, A y, N rows, N columns, A tensor_scale,
                        float largest, bool unbiased, int threads) {
-    Blocks task{&coding, static_cast<Type>(type), nullptr, at<void>(y), at<std::uint8_t>(codes), at<std::uint8_t>(scales),
+    Blocks task{at<const BlockCoding>(coding), static_cast<Type>(type), nullptr, at<void>(y), at<std::uint8_t>(codes), at<std::uint8_t>(scales),
                 columns, *at<const float>(tensor_scale), largest, false, unbiased, false, 0, 0};
     over_blocks(task, rows, threads, [&](N first, N last) { code_kernels().dequantize_blocks(task, first, last); });
 }
@@ -149,30 +150,30 @@ void hadamard(int type, A x, A y, N rows, N columns, N block, A seed, bool inver
     });
 }
 
-void copy_values(const std::vector<float>& values, float* to) {
+// Codings live as long as the process: there is one for each format in use, and Python knows them by their address.
+template <class T> A kept(const T& coding) { return reinterpret_cast<A>(new T(coding)); }
+
+A coding(bool integer, int mantissa, int smallest, bool odd_up, float most, float most_negative, int largest,
+         int largest_negative, int negative_base, int negative_step, int negative_zero, int nan,
+         const std::vector<float>& values) {
+    Coding result{{integer, mantissa, smallest, odd_up, most, most_negative}, largest, largest_negative,
+                  negative_base, negative_step, negative_zero, nan, {}};
     if (values.size() != 256) throw nb::value_error("a coding has 256 values");
-    std::memcpy(to, values.data(), 256 * sizeof(float));
+    std::memcpy(result.values, values.data(), sizeof result.values);
+    return kept(result);
+}
+
+A block_coding(A element, A scale, N size, bool power_of_two, int element_emax, int scale_emin, int scale_emax) {
+    return kept(BlockCoding{*at<const Coding>(element), *at<const Coding>(scale), size, power_of_two, element_emax,
+                            scale_emin, scale_emax});
 }
 
 }  // namespace
 
 void bind_blocks(nb::module_& m) {
-    // Caches in Python hold codings until the very end, past nanobind's own check.
-    nb::set_leak_warnings(false);
     const auto without_gil = nb::call_guard<nb::gil_scoped_release>();
-    nb::class_<Coding>(m, "Coding")
-        .def("__init__", [](Coding* self, bool integer, int mantissa, int smallest, bool odd_up, float most,
-                            float most_negative, int largest, int largest_negative, int negative_base, int negative_step,
-                            int negative_zero, int nan, const std::vector<float>& values) {
-            new (self) Coding{{integer, mantissa, smallest, odd_up, most, most_negative}, largest, largest_negative,
-                              negative_base, negative_step, negative_zero, nan, {}};
-            copy_values(values, self->values);
-        });
-    nb::class_<BlockCoding>(m, "BlockCoding")
-        .def("__init__", [](BlockCoding* self, const Coding& element, const Coding& scale, N size, bool power_of_two,
-                            int element_emax, int scale_emin, int scale_emax) {
-            new (self) BlockCoding{element, scale, size, power_of_two, element_emax, scale_emin, scale_emax};
-        });
+    m.def("coding", &coding);
+    m.def("block_coding", &block_coding);
     m.def("quantize_codes", &quantize_codes, without_gil);
     m.def("dequantize_codes", &dequantize_codes, without_gil);
     m.def("pack_nibbles", &pack_nibbles, without_gil);

@@ -43,6 +43,19 @@ void bind_rows(nb::module_& m) {
                                        at<float>(parameters), static_cast<float>(bins), stochastic, codes, k[0], k[1],
                                        threads), counts);
     }, without_gil);
+    m.def("quantize_tensor", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, int bins, bool stochastic,
+                                bool codes, A key, int threads, A counts) {
+        const auto* k = at<const std::uint64_t>(key);
+        write(lograd::quantize_tensor(matrix(type, x, rows, columns), at<void>(y), at<float>(ranges), at<float>(parameters),
+                                      static_cast<float>(bins), stochastic, codes, k[0], k[1], threads), counts);
+    }, without_gil);
+    m.def("quantize_interval", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, A gamma, int levels,
+                                  bool stochastic, bool codes, A key, int threads, A counts) {
+        const auto* k = at<const std::uint64_t>(key);
+        write(lograd::quantize_interval(matrix(type, x, rows, columns), at<void>(y), at<float>(ranges),
+                                        at<float>(parameters), *at<const double>(gamma), static_cast<float>(levels),
+                                        stochastic, codes, k[0], k[1], threads), counts);
+    }, without_gil);
     m.def("dequantize_rows", [](int type, A codes, N rows, N columns, A y, A parameters, int bins, int threads) {
         lograd::dequantize_rows(matrix(type, codes, rows, columns), at<void>(y), at<const float>(parameters),
                                 static_cast<float>(bins), threads);

@@ -72,10 +72,11 @@ template <bool Stochastic, bool Codes, class T> class BlockRounder {
     const Blocks& task_;
     const BlockCoding& coding_ = *task_.coding;
     const T* x_ = static_cast<const T*>(task_.x);
+    const Upper16 upper16_{task_.seed};
     I zeros_{}, nans_{}, clipped_{};
     std::size_t padding_ = 0;
     alignas(64) float in_[kChunk], scale_[kChunk], out_[kChunk];
-    alignas(64) std::uint16_t random_[kChunk + 8 + 8 * kBlocksAtOnce] = {};
+    alignas(64) std::uint16_t random_[2 * kChunk] = {};
 
     void read(std::size_t at, std::size_t count) {
         widen(x_ + at, in_, count);
@@ -98,7 +99,10 @@ template <bool Stochastic, bool Codes, class T> class BlockRounder {
     void round(std::size_t at, std::size_t count) {
         const std::uint64_t index = task_.offset + at;
         const std::uint16_t* random = random_ + index % 8;
-        if (Stochastic) upper16(index / 8, task_.seed, random_, (index % 8 + count + 7) / 8);
+        if (Stochastic) {
+            upper16_(index / 8, random_);
+            if (index % 8 + count > kChunk) upper16_(index / 8 + kChunk / 8, random_ + kChunk);
+        }
         const OnGrid<Stochastic> grid(coding_.element);
         const F shrink = F{} + (task_.unbiased ? 0.75f : 1.0f);
         const float tensor_scale = task_.tensor_scale, largest = task_.largest;

@@ -113,39 +113,84 @@ inline void write(const float* from, float* to, bool past_cache) {
 }
 template <class T> void write(const float* from, T* to, bool) { narrow(from, to, kChunk); }
 
-// kernel(in, out, random, first, valid): `first` is the random index of in[0]; elements from `valid` on are padding.
+// Four vectors of whole numbers from 0 to 255 as bytes.
+inline void store_bytes(const I* v, Code* out) {
+#if defined(__AVX512F__)
+    for (std::size_t k = 0; k < 4; ++k)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + W * k), _mm512_cvtepi32_epi8(bits<__m512i>(v[k])));
+#elif defined(__AVX2__)
+    const __m256i low = _mm256_packus_epi32(bits<__m256i>(v[0]), bits<__m256i>(v[1]));
+    const __m256i high = _mm256_packus_epi32(bits<__m256i>(v[2]), bits<__m256i>(v[3]));
+    // The instructions pack within halves: the order of the groups of four is 0 2 4 6 1 3 5 7.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    store(out, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order));
+#else
+    for (std::size_t k = 0; k < 4 * W; ++k) out[k].value = static_cast<std::uint8_t>(v[k / W][k % W]);
+#endif
+}
+
+// How a kernel writes a vector of its result.
+struct Cached {
+    void operator()(float* p, F v) const { store(p, v); }
+};
+struct Streamed {
+    void operator()(float* p, F v) const { stream(p, v); }
+};
+
+// Where kernels of floats write: through `put`, once, straight into the output; or into a buffer that they may read again.
+// Codes of whole chunks always go straight: `out` is a Code* there.
+enum class Writes { kStraight, kBuffered };
+
+// kernel(put, in, out, random, first, valid): `first` is the random index of in[0]; elements from `valid` on are padding.
 template <bool Random, class In, class Out, class Kernel>
-void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::uint64_t seed, Kernel kernel) {
+void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::uint64_t seed, Writes writes, Kernel kernel) {
+    static_assert(Upper16::kBlocks * 8 == kChunk);
     alignas(64) float in[kChunk], out[kChunk];
     alignas(64) std::uint16_t random[kChunk] = {};
+    const Upper16 upper16(seed);
     // Blocks of random numbers hold eight elements, so the first chunk ends where a block does.
     std::size_t done = Random ? (8 - index % 8) % 8 : 0;
     if (done > n) done = n;
     const auto ragged = [&](std::size_t at, std::size_t count) {
         widen(x + at, in, count);
         std::memset(in + count, 0, (kChunk - count) * sizeof(float));
-        const std::size_t lead = Random ? (index + at) % 8 : 0;
-        alignas(64) std::uint16_t padded[kChunk + 8 * kBlocksAtOnce];
         if (Random) {
-            upper16((index + at) / 8, seed, padded, kChunk / 8 + 1);
-            std::memcpy(random, padded + lead, sizeof random);
+            alignas(64) std::uint16_t padded[2 * kChunk];
+            const std::size_t lead = (index + at) % 8;
+            upper16((index + at) / 8, padded);
+            if (lead + count > kChunk) upper16((index + at) / 8 + kChunk / 8, padded + kChunk);
+            std::memcpy(random, padded + lead, count * sizeof random[0]);
         }
-        kernel(in, out, random, index + at, count);
+        kernel(Cached{}, in, out, random, index + at, count);
         narrow(out, y + at, count);
     };
     if (done) ragged(0, done);
-    const bool past_cache = n * sizeof(Out) >= (std::size_t{4} << 20) && static_cast<const void*>(x) != y &&
+    const bool apart = static_cast<const void*>(x) != y;
+    const bool past_cache = n * sizeof(Out) >= (std::size_t{4} << 20) && apart &&
                             reinterpret_cast<std::uintptr_t>(y + done) % (W * 4) == 0;
-    for (; done + kChunk <= n; done += kChunk) {
-        for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + kAhead + j);
-        if (Random) upper16((index + done) / 8, seed, random, kChunk / 8);
-        if constexpr (std::is_same_v<In, float>) {
-            kernel(x + done, out, random, index + done, kChunk);
-        } else {
-            widen(x + done, in, kChunk);
-            kernel(in, out, random, index + done, kChunk);
+    const auto whole = [&](auto straight, auto put) {
+        for (; done + kChunk <= n; done += kChunk) {
+            for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + kAhead + j);
+            if (Random) upper16((index + done) / 8, random);
+            const float* from = in;
+            if constexpr (std::is_same_v<In, float>) from = x + done;
+            else widen(x + done, in, kChunk);
+            if constexpr (straight.value) {
+                kernel(put, from, y + done, random, index + done, kChunk);
+            } else {
+                kernel(put, from, out, random, index + done, kChunk);
+                write(out, y + done, past_cache);
+            }
         }
-        write(out, y + done, past_cache);
+    };
+    if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>) {
+        if (writes == Writes::kStraight && apart && past_cache) whole(std::true_type{}, Streamed{});
+        else if (writes == Writes::kStraight && apart) whole(std::true_type{}, Cached{});
+        else whole(std::false_type{}, Cached{});
+    } else if constexpr (std::is_same_v<Out, Code>) {
+        whole(std::true_type{}, Cached{});
+    } else {
+        whole(std::false_type{}, Cached{});
     }
     if (done < n) ragged(done, n - done);
 }

@@ -13,13 +13,13 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-inline I random_ints(const std::uint16_t* random) { return __builtin_convertvector(load<H>(random), I); }
-inline F random_floats(const std::uint16_t* random) { return __builtin_convertvector(random_ints(random), F); }
 
-template <bool Random, class Kernel> void run(const Piece& p, Kernel kernel) {
+// What is counted is counted in the result, so that it is read again.
+template <bool Random, class Kernel> void run(const Piece& p, const Counts& counts, Kernel kernel) {
     with_type(p.type, [&](auto* null) {
         using T = std::remove_pointer_t<decltype(null)>;
-        for_chunks<Random>(static_cast<const T*>(p.x), static_cast<T*>(p.y), p.count, p.index, p.seed, kernel);
+        for_chunks<Random>(static_cast<const T*>(p.x), static_cast<T*>(p.y), p.count, p.index, p.seed,
+                           counts.wanted ? Writes::kBuffered : Writes::kStraight, kernel);
     });
 }
 
@@ -46,28 +46,35 @@ struct Tally {
     }
 };
 
-// Eq. 5: keep x if |x| > U a, as sign(x) max(|x|, a); else 0.
+// Eq. 5 for one element, with all 48 bits: sign(x) max(|x|, a) if |x| > U a, else 0.
+inline float prune_exactly(float x, float a, float step, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
+    const float m = std::fabs(x), low = static_cast<float>(draw) * step;
+    bool keep = !(m <= low);  // a NaN is kept
+    if (m > low && m <= low + step) keep = static_cast<double>(m) > (draw + lower32(index, seed) * 0x1p-32) * step;
+    return keep ? (m < a ? std::copysign(a, x) : x) : 0.0f;
+}
+
+// The upper 16 bits D of U decide where |x| 2^16 / a, rounded to the whole number R, is two above D or less than D: the
+// roundings of R and of prune_exactly are far below that.  Elsewhere, 2 in 65536 times, prune_exactly does.
 inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
-    const float s = a * 0x1p-16f;
+    const float step = a * 0x1p-16f;
+    const bool tiny = !(step >= 0x1p-120f);  // its inverse overflows, or is close to that
     Tally tally(counts);
-    run<true>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
-        const F step = F{} + s, floor = F{} + a;
-        I ties{};
+    run<true>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
+                             std::uint64_t first, std::size_t valid) {
+        const F inverse = F{} + 1.0f / step, floor = F{} + a;
+        U nearest = U{} - 1u;
+        LOGRAD_UNROLL
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j), m = magnitude(x);
-            const F low = random_floats(random + j) * step, high = low + step;
-            const I keep = ~(m <= high);  // a NaN is kept
-            ties |= keep ^ (m > low);     // between the two, and NaN
-            store(out + j, bits<F>((bits<U>(larger(floor, m)) | sign(x)) & bits<U>(keep)));
+            // A float from 2^23 on is a whole number, and so are its bits: R + 0x4b000000.  NaN and infinity are larger.
+            const I above = bits<I>(m * inverse + 0x1p23f) - (random_ints(random + j) + 0x4b000000);
+            nearest = smaller(nearest, bits<U>(above));
+            put(out + j, bits<F>((bits<U>(larger(floor, m)) | sign(x)) & bits<U>(above > 1)));
         }
-        if (any(ties)) {
-            for (std::size_t k = 0; k < valid; ++k) {
-                const float m = std::fabs(in[k]), low = static_cast<float>(random[k]) * s;
-                if (!(m > low && m <= low + s)) continue;
-                const double u = random[k] + lower32(first + k, p.seed) * 0x1p-32;
-                out[k] = static_cast<double>(m) > u * s ? std::copysign(m < a ? a : m, in[k]) : 0.0f;
-            }
-        }
+        if (__builtin_expect(tiny || any(nearest <= 1u), 0))
+            for (std::size_t k = 0; k < valid; ++k)
+                out[k] = prune_exactly(in[k], a, step, random[k], first + k, p.seed);
         tally.add(out, valid);
     });
     tally.add_to(counts);
@@ -76,10 +83,10 @@ inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
 // Keep |x| > t, and NaN.
 inline void threshold_prune(const Piece& p, float t, Counts& counts) {
     Tally tally(counts);
-    run<false>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t*, std::uint64_t, std::size_t valid) {
+    run<false>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t*, std::uint64_t, std::size_t valid) {
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j);
-            store(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
+            put(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
         }
         tally.add(out, valid);
     });
@@ -97,20 +104,20 @@ inline float round_exactly(float steps, std::uint16_t draw, std::uint64_t index,
 // Non-subtractive dither: g rounded stochastically to multiples of `step`.
 inline void dither(const Piece& p, float step, Counts& counts) {
     Tally tally(counts);
-    run<true>(p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+    run<true>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
         const F unit = F{} + step;
-        I ties{};
+        Ties ties;
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j), steps = magnitude(x) / unit;
             const I fractional = steps < 0x1p23f;  // a larger float32 is a whole number
             const F small = bits<F>(bits<I>(steps) & fractional);
             const F whole = __builtin_convertvector(__builtin_convertvector(small, I), F);
             const I sum = __builtin_convertvector((small - whole) * 65536.0f, I) + random_ints(random + j);
-            ties |= sum == 65535;
+            ties.add(sum);
             const F rounded = whole + bits<F>((sum > 65535) & bits<I>(F{} + 1.0f));
-            store(out + j, bits<F>(bits<U>(select(fractional, rounded, steps) * unit) | sign(x)));
+            put(out + j, bits<F>(bits<U>(select(fractional, rounded, steps) * unit) | sign(x)));
         }
-        if (any(ties)) {
+        if (__builtin_expect(bool(ties), 0)) {
             for (std::size_t k = 0; k < valid; ++k) {
                 const float steps = std::fabs(in[k]) / step;
                 if (!(steps < 0x1p23f)) continue;
@@ -130,11 +137,13 @@ inline float power_of_two(int exponent) {
     return value;
 }
 
-// Q(scale x) / scale.  `Divide` is not needed where the scale is a power of two: its inverse is exact.
-template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) {
+// Q(scale x) / scale.  `Divide` is not needed where the scale is a power of two: its inverse is exact.  In a `Symmetric`
+// format the bound of the magnitude is itself a value, so that nothing is rounded beyond it.
+template <bool Stochastic, bool Divide, bool Symmetric>
+void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) {
     Tally tally(counts);
     run<Stochastic>(
-        p, [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+        p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
             // Locals of the innermost function, so that they stay in registers.
             const F largest = F{} + grid.largest, largest_negative = F{} + grid.largest_negative;
             // Beyond the largest value nothing is rounded, so exponents and steps stay small.
@@ -145,7 +154,8 @@ template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const G
             const U mantissa = U{} + (static_cast<std::uint32_t>(grid.mantissa) << 23);
             const U inverse_of = 2u * kOne + mantissa + (Stochastic ? 16u << 23 : 0u);
             const bool counted = tally.wanted;
-            I ties{}, clipped{};
+            I clipped{};
+            Ties ties;
             for (std::size_t j = 0; j < kChunk; j += W) {
                 const F x = load<F>(in + j), y = x * factor, m = magnitude(y);
                 const F inside = smaller(m, bound);  // NaN becomes the bound here, and NaN again below
@@ -156,7 +166,7 @@ template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const G
                 F rounded;
                 if constexpr (Stochastic) {
                     const I sum = __builtin_convertvector(steps, I) + random_ints(random + j);
-                    ties |= (sum & 65535) == 65535;
+                    ties.add(sum);
                     rounded = __builtin_convertvector(sum >> 16, F);
                 } else {
                     rounded = (steps + 0x1p23f) - 0x1p23f;  // to nearest, ties to even
@@ -166,14 +176,17 @@ template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const G
                         rounded = select((steps == 1.5f) & (odd_up ? ~odd : odd), F{} + 1.0f, rounded);
                     }
                 }
-                const F limit = select(bits<I>(y) < 0, largest_negative, largest);
-                const F value = smaller(rounded * bits<F>(binade - mantissa), limit);
+                F value = rounded * bits<F>(binade - mantissa), limit = bound;
+                if constexpr (!Symmetric) {
+                    limit = select(bits<I>(y) < 0, largest_negative, largest);
+                    value = smaller(value, limit);
+                }
                 if (counted) clipped -= m > limit;
                 const F q = bits<F>(bits<U>(value) | sign(y)), result = Divide ? q / factor : q * inverse;
-                store(out + j, select(m == m, result, x));
+                put(out + j, select(m == m, result, x));
             }
             if constexpr (Stochastic) {
-                if (any(ties)) {
+                if (__builtin_expect(bool(ties), 0)) {
                     for (std::size_t k = 0; k < valid; ++k) {
                         const float y = in[k] * scale, m = std::fabs(y);
                         const float limit = std::signbit(y) ? grid.largest_negative : grid.largest;
@@ -199,9 +212,14 @@ template <bool Stochastic, bool Divide> void quantize_as(const Piece& p, const G
 inline void quantize(const Piece& p, const Grid& grid, float scale, bool stochastic, Counts& counts) {
     int exponent;
     const bool divide = std::frexp(scale, &exponent) != 0.5f || exponent < -100 || exponent > 100;
-    const auto kernel = stochastic ? (divide ? quantize_as<true, true> : quantize_as<true, false>)
-                                   : (divide ? quantize_as<false, true> : quantize_as<false, false>);
-    kernel(p, grid, scale, counts);
+    const bool symmetric = grid.largest == grid.largest_negative;
+    using Kernel = void (*)(const Piece&, const Grid&, float, Counts&);
+    static constexpr Kernel kAll[] = {
+        quantize_as<false, false, false>, quantize_as<false, false, true>, quantize_as<false, true, false>,
+        quantize_as<false, true, true>,   quantize_as<true, false, false>, quantize_as<true, false, true>,
+        quantize_as<true, true, false>,   quantize_as<true, true, true>,
+    };
+    kAll[stochastic * 4 + divide * 2 + symmetric](p, grid, scale, counts);
 }
 
 inline const Kernels& table(const char* name) {

@@ -51,12 +51,12 @@ template <class Function> void with_format(int type, const void* data, Function 
 }
 
 // Counts the keys of up to 2^32 - 1 elements.
-template <class Format> class KeyCounts {
+//
+// An increment waits for the one before it at the same address, and neighbours often share a key.  So neighbours count in
+// tables of their own; for few elements it costs more to clear and to sum up several.
+template <class Format, std::size_t kTables = 4> class KeyCounts {
     using Word = typename Format::Word;
 
-    // An increment waits for the one before it at the same address, and neighbours often share a key.  So neighbours count
-    // in tables of their own.
-    static constexpr std::size_t kTables = 4;
     std::vector<std::uint32_t> tables_ = std::vector<std::uint32_t>(kTables * Format::kKeys);
 
 public:

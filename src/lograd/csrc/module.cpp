@@ -72,8 +72,11 @@ NB_MODULE(_native, m) {
     using A = std::uintptr_t;
     using N = std::size_t;
 
-    m.attr("KERNELS") = nb::make_tuple("log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither",
-                                       "quantize");
+    m.attr("KERNELS") = nb::make_tuple(
+        "log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither", "quantize", "row_ranges",
+        "quantize_tensor", "quantize_interval", "quantize_samples", "quantize_rows", "dequantize_rows", "reflect_rows",
+        "quantize_codes", "dequantize_codes", "pack_nibbles", "unpack_nibbles", "quantize_blocks", "dequantize_blocks",
+        "hadamard");
     m.def("compiler", &lograd::compiler);
     m.def("cpu_features", &lograd::cpu_features);
     m.def("isa_level", [] { return std::string(kernels().name); });

@@ -95,20 +95,26 @@ void quantize_codes_as(const Piece& p, const Coding& coding, float scale, Counts
     I zeros{}, nans{}, clipped{};
     std::size_t padding = 0;
     for_chunks<Stochastic>(
-        static_cast<const T*>(p.x), static_cast<Code*>(p.y), p.count, p.index, p.seed,
-        [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first,
+        static_cast<const T*>(p.x), static_cast<Code*>(p.y), p.count, p.index, p.seed, Writes::kBuffered,
+        [&](auto, const float* __restrict in, auto* out, const std::uint16_t* random, std::uint64_t first,
             std::size_t valid) {
             const OnGrid<Stochastic> grid(coding);
             const I nan = I{} + coding.nan;
             I zero{}, unknown{}, outside{};
-            for (std::size_t j = 0; j < kChunk; j += W) {
-                const F x = load<F>(in + j), y = x * scale;
-                const Rounded rounded = grid.round(y, random + j, first + j, p.seed);
-                const I known = x == x, code = known ? grid.code(rounded) : nan;
-                zero -= known & grid.is_zero(code);
-                unknown -= ~known;
-                outside -= magnitude(y) > rounded.limit;
-                store(out + j, __builtin_convertvector(code, F));
+            for (std::size_t j = 0; j < kChunk; j += 4 * W) {
+                I codes[4];
+                for (std::size_t k = 0; k < 4; ++k) {
+                    const std::size_t at = j + k * W;
+                    const F x = load<F>(in + at), y = x * scale;
+                    const Rounded rounded = grid.round(y, random + at, first + at, p.seed);
+                    const I known = x == x;
+                    codes[k] = known ? grid.code(rounded) : nan;
+                    zero -= known & grid.is_zero(codes[k]);
+                    unknown -= ~known;
+                    outside -= magnitude(y) > rounded.limit;
+                }
+                if constexpr (std::is_same_v<decltype(out), Code*>) store_bytes(codes, out + j);
+                else for (std::size_t k = 0; k < 4; ++k) store(out + j + k * W, __builtin_convertvector(codes[k], F));
             }
             zeros += zero, nans += unknown, clipped += outside;
             padding += kChunk - valid;

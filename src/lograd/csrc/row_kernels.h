@@ -63,11 +63,11 @@ public:
 
     explicit Spread(const RowParameters& rows) : rows_(rows) {}
 
-    // Elements from `valid` on are padding.
-    void move_to(std::size_t position, std::size_t valid) {
+    // Elements from `valid` on are padding.  True if one row fills the chunk.
+    bool move_to(std::size_t position, std::size_t valid) {
         std::size_t row = position / rows_.columns, end = (row + 1) * rows_.columns - position;
         const bool whole = end >= kChunk && valid == kChunk;
-        if (whole && row == row_) return;
+        if (whole && row == row_) return true;
         row_ = whole ? row : kNone;
         for (std::size_t j = 0; j < valid; end += rows_.columns, ++row) {
             const float a = rows_.scale[row], b = rows_.low[row], c = rows_.zero[row];
@@ -78,21 +78,49 @@ public:
             scale[j] = 1.0f, low[j] = zero[j] = 0.0f;
             smallest[j] = -__builtin_inff(), largest[j] = __builtin_inff();
         }
+        return whole;
     }
 };
+
+// The codes of a chunk of one row whose zero is 0, where all its elements lie inside the range and no random number ties.
+// Else false, and nothing is promised: the general way does it again.
+inline bool sample_codes(const float* __restrict in, Code* out, const std::uint16_t* random, float low_, float scale_,
+                         float bins) {
+#ifndef __SSE2__
+    return false;  // other conversions do not say that they failed
+#endif
+    if (!(scale_ < 0x1p100f)) return false;
+    const F low = F{} + low_, scale = F{} + scale_ * 65536.0f;
+    U most{};
+    Ties ties;
+    for (std::size_t j = 0; j < kChunk; j += 4 * W) {
+        I codes[4];
+        LOGRAD_UNROLL
+        for (std::size_t k = 0; k < 4; ++k) {
+            const F v = load<F>(in + j + k * W);
+            // A conversion that fails (NaN, infinity) gives 2^31, which is too much; so is a negative number.
+            const I steps = __builtin_convertvector((v - low) * scale, I), sum = steps + random_ints(random + j + k * W);
+            most = larger(most, bits<U>(steps));
+            ties.add(sum);
+            codes[k] = sum >> 16;
+        }
+        store_bytes(codes, out + j);
+    }
+    return !ties && !any(most > static_cast<std::uint32_t>(bins) << 16);
+}
 
 // Far beyond any code, and small enough for 16 more bits in an integer.
 constexpr float kFar = 512.0f;
 
 // Rounds 0 <= steps <= kFar: nearest (ties to even), or up if the fraction plus U reaches 1.
 template <bool Stochastic> struct RowRounder {
-    I ties{};
+    Ties ties;
 
     F operator()(F steps, const std::uint16_t* random) {
         if constexpr (Stochastic) {
             // The upper 16 bits of U and those of the fraction; where they lack one unit the rest of both decides.
             const I sum = __builtin_convertvector(steps * 65536.0f, I) + random_ints(random);
-            ties |= (sum & 0xffff) == 0xffff;
+            ties.add(sum);
             return __builtin_convertvector(sum >> 16, F);
         } else {
             return (steps + 0x1p23f) - 0x1p23f;
@@ -104,53 +132,64 @@ template <bool Stochastic, bool Codes, class In, class Out>
 void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position, std::size_t ahead,
                       const RowParameters& rows, float bins, RowCounts& counts) {
     Spread at(rows);
+    const auto general = [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random,
+                             std::uint64_t first, std::size_t valid) {
+        const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
+        RowRounder<Stochastic> rounder;
+        I outside{};
+        for (std::size_t j = 0; j < kChunk; j += W) {
+            const F v = load<F>(in + j), scale = load<F>(at.scale + j), low = load<F>(at.low + j);
+            const F zero = load<F>(at.zero + j);
+            const F steps = (v - low) * scale;
+            const F rounded = rounder(smaller(magnitude(steps), F{} + kFar), random + j);
+            const F shifted = bits<F>(bits<U>(rounded) | sign(steps)) + zero;
+            const F code = smaller(larger(shifted, F{}), top);
+            if constexpr (Codes) store(out + j, code);
+            else store(out + j, (code - zero) / scale + low);
+            outside |= ~((v >= load<F>(at.smallest + j)) & (v <= load<F>(at.largest + j)));
+        }
+        if constexpr (Stochastic) {
+            for (std::size_t k = 0; k < valid && rounder.ties; ++k) {
+                if (in[k] != in[k]) continue;
+                const float steps = (in[k] - at.low[k]) * at.scale[k], m = std::fabs(steps);
+                const float rounded = round_exactly(m < kFar ? m : kFar, random[k], first + k, p.seed);
+                const float shifted = std::copysign(rounded, steps) + at.zero[k];
+                const float code = shifted < 0.0f ? 0.0f : shifted > bins ? bins : shifted;
+                out[k] = Codes ? code : (code - at.zero[k]) / at.scale[k] + at.low[k];
+            }
+        }
+        if (any(outside)) {
+            I clipped{}, nans{};
+            for (std::size_t j = 0; j < kChunk; j += W) {
+                const F v = load<F>(in + j);
+                const I is_nan = v != v;
+                store(out + j, select(is_nan, Codes ? nan_code : v, load<F>(out + j)));
+                clipped -= (v < load<F>(at.smallest + j)) | (v > load<F>(at.largest + j));
+                nans -= is_nan;
+            }
+            for (std::size_t k = 0; k < W; ++k) counts.clipped += clipped[k], counts.nans += nans[k];
+        }
+        if constexpr (!Codes) {
+            std::int64_t zeros = 0;
+            for (std::size_t k = 0; k < valid; ++k) zeros += out[k] == 0.0f;
+            counts.zeros += zeros;
+        }
+    };
     for_chunks<Stochastic>(
-        x, y, p.count, p.index, p.seed,
-        [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random, std::uint64_t first,
-            std::size_t valid) {
-            const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
+        x, y, p.count, p.index, p.seed, Writes::kBuffered,
+        [&](auto, const float* in, auto* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
             const std::size_t done = static_cast<std::size_t>(first - p.index);
-            at.move_to(position + done, valid);
+            const bool one_row = at.move_to(position + done, valid);
             if (ahead != 0)
                 for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + ahead + j);
-            RowRounder<Stochastic> rounder;
-            I outside{};
-            for (std::size_t j = 0; j < kChunk; j += W) {
-                const F v = load<F>(in + j), scale = load<F>(at.scale + j), low = load<F>(at.low + j);
-                const F zero = load<F>(at.zero + j);
-                const F steps = (v - low) * scale;
-                const F rounded = rounder(smaller(magnitude(steps), F{} + kFar), random + j);
-                const F shifted = bits<F>(bits<U>(rounded) | sign(steps)) + zero;
-                const F code = smaller(larger(shifted, F{}), top);
-                if constexpr (Codes) store(out + j, code);
-                else store(out + j, (code - zero) / scale + low);
-                outside |= ~((v >= load<F>(at.smallest + j)) & (v <= load<F>(at.largest + j)));
-            }
-            if constexpr (Stochastic) {
-                for (std::size_t k = 0; k < valid && any(rounder.ties); ++k) {
-                    if (in[k] != in[k]) continue;
-                    const float steps = (in[k] - at.low[k]) * at.scale[k], m = std::fabs(steps);
-                    const float rounded = round_exactly(m < kFar ? m : kFar, random[k], first + k, p.seed);
-                    const float shifted = std::copysign(rounded, steps) + at.zero[k];
-                    const float code = shifted < 0.0f ? 0.0f : shifted > bins ? bins : shifted;
-                    out[k] = Codes ? code : (code - at.zero[k]) / at.scale[k] + at.low[k];
-                }
-            }
-            if (any(outside)) {
-                I clipped{}, nans{};
-                for (std::size_t j = 0; j < kChunk; j += W) {
-                    const F v = load<F>(in + j);
-                    const I is_nan = v != v;
-                    store(out + j, select(is_nan, Codes ? nan_code : v, load<F>(out + j)));
-                    clipped -= (v < load<F>(at.smallest + j)) | (v > load<F>(at.largest + j));
-                    nans -= is_nan;
-                }
-                for (std::size_t k = 0; k < W; ++k) counts.clipped += clipped[k], counts.nans += nans[k];
-            }
-            if constexpr (!Codes) {
-                std::int64_t zeros = 0;
-                for (std::size_t k = 0; k < valid; ++k) zeros += out[k] == 0.0f;
-                counts.zeros += zeros;
+            if constexpr (std::is_same_v<decltype(out), Code*>) {
+                const bool simple = Stochastic && one_row && at.zero[0] == 0.0f;
+                if (simple && sample_codes(in, out, random, at.low[0], at.scale[0], bins)) return;
+                alignas(64) float codes[kChunk];
+                general(in, codes, random, first, valid);
+                narrow(codes, out, kChunk);
+            } else {
+                general(in, out, random, first, valid);
             }
         });
 }
@@ -175,8 +214,8 @@ inline void dequantize_rows(const Piece& p, std::size_t position, const RowParam
     with_type(p.type, [&](auto* tag) {
         using T = std::remove_pointer_t<decltype(tag)>;
         for_chunks<false>(
-            static_cast<const Code*>(p.x), static_cast<T*>(p.y), p.count, 0, 0,
-            [&](const float* in, float* out, const std::uint16_t*, std::uint64_t first, std::size_t valid) {
+            static_cast<const Code*>(p.x), static_cast<T*>(p.y), p.count, 0, 0, Writes::kBuffered,
+            [&](auto, const float* in, float* out, const std::uint16_t*, std::uint64_t first, std::size_t valid) {
                 at.move_to(position + static_cast<std::size_t>(first), valid);
                 for (std::size_t j = 0; j < kChunk; j += W) {
                     const F code = load<F>(in + j);

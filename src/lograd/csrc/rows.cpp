@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -139,6 +140,32 @@ RowCounts quantize_samples(const Matrix& m, void* y, float* ranges, float* param
         add(total, own);
     });
     return total;
+}
+
+RowCounts quantize_tensor(const Matrix& m, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
+                          std::uint64_t seed, std::uint64_t offset, int threads) {
+    const Matrix whole{m.type, m.x, 1, m.rows * m.columns};
+    row_ranges(whole, ranges, threads);
+    const double low = std::min<double>(ranges[0], 0.0) - 1e-8, high = std::max<double>(ranges[1], 0.0) + 1e-8;
+    const double zero = std::min(std::floor(-low * (bins / (high - low))), bins - 1.0), above = ranges[0] < 0 ? 1.0 : 0.0;
+    parameters[0] = static_cast<float>(zero > 0 ? zero / -low : (bins - above) / high);
+    parameters[1] = 0.0f;
+    parameters[2] = static_cast<float>(zero > 0 ? zero : above);
+    parameters[3] = ranges[0], parameters[4] = ranges[1];
+    return quantize_rows(whole, y, parameters, bins, stochastic, codes, seed, offset, threads);
+}
+
+RowCounts quantize_interval(const Matrix& m, void* y, float* ranges, float* parameters, double gamma, float levels,
+                            bool stochastic, bool codes, std::uint64_t seed, std::uint64_t offset, int threads) {
+    const Matrix whole{m.type, m.x, 1, m.rows * m.columns};
+    row_ranges(whole, ranges, threads);
+    const float largest = std::max(-ranges[0], ranges[1]) + 0.0f, clip = static_cast<float>(gamma * largest);
+    constexpr double kMost = std::numeric_limits<float>::max();
+    parameters[0] = clip > 0 ? static_cast<float>(std::min(levels / static_cast<double>(clip), kMost)) : 1.0f;
+    parameters[1] = 0.0f;
+    parameters[2] = levels;
+    parameters[3] = -clip, parameters[4] = clip;
+    return quantize_rows(whole, y, parameters, 2 * levels, stochastic, codes, seed, offset, threads);
 }
 
 void dequantize_rows(const Matrix& m, void* y, const float* parameters, float bins, int threads) {

@@ -72,6 +72,13 @@ RowCounts quantize_rows(const Matrix&, void* y, const float* parameters, float b
 // does, and `parameters`.
 RowCounts quantize_samples(const Matrix&, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
                         std::uint64_t seed, std::uint64_t offset, int threads);
+// One range for the whole matrix, with zero as a code: `tensor_parameters` in ops/row_operators.py.  Fills `ranges` and
+// `parameters` for one row.
+RowCounts quantize_tensor(const Matrix&, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
+                          std::uint64_t seed, std::uint64_t offset, int threads);
+// `levels` on either side of zero, up to gamma times the largest magnitude: `interval_parameters` there.
+RowCounts quantize_interval(const Matrix&, void* y, float* ranges, float* parameters, double gamma, float levels,
+                            bool stochastic, bool codes, std::uint64_t seed, std::uint64_t offset, int threads);
 // The codes are matrix.x; matrix.type is that of y.  `parameters` are three lists: scale, low, zero.
 void dequantize_rows(const Matrix&, void* y, const float* parameters, float bins, int threads);
 RowCounts reflect_rows(const Reflection&, int threads);

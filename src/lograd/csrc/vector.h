@@ -13,6 +13,9 @@
 
 #include "random.h"
 
+// Loops of a known, small number of turns whose vectors are to stay in registers.
+#define LOGRAD_UNROLL _Pragma("GCC unroll 16")
+
 namespace lograd {
 namespace LOGRAD_ISA {
 
@@ -73,6 +76,35 @@ inline F smaller(F a, F b) {
     return a < b ? a : b;
 #endif
 }
+inline U larger(U a, U b) {
+#if defined(__AVX512F__)
+    return bits<U>(_mm512_max_epu32(bits<__m512i>(a), bits<__m512i>(b)));
+#elif defined(__AVX2__)
+    return bits<U>(_mm256_max_epu32(bits<__m256i>(a), bits<__m256i>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+// Of both halves of each lane, by themselves.
+inline U larger_halves(U a, U b) {
+#if defined(__AVX512F__)
+    return bits<U>(_mm512_max_epu16(bits<__m512i>(a), bits<__m512i>(b)));
+#elif defined(__AVX2__)
+    return bits<U>(_mm256_max_epu16(bits<__m256i>(a), bits<__m256i>(b)));
+#else
+    const U low = larger(a & 0xffffu, b & 0xffffu);
+    return larger(a & 0xffff0000u, b & 0xffff0000u) | low;
+#endif
+}
+inline U smaller(U a, U b) {
+#if defined(__AVX512F__)
+    return bits<U>(_mm512_min_epu32(bits<__m512i>(a), bits<__m512i>(b)));
+#elif defined(__AVX2__)
+    return bits<U>(_mm256_min_epu32(bits<__m256i>(a), bits<__m256i>(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
 // Written past the cache: a large output is not read back soon, and this saves fetching its lines first.
 inline void stream(float* p, F v) {
 #if defined(__AVX512F__)
@@ -83,6 +115,26 @@ inline void stream(float* p, F v) {
     store(p, v);
 #endif
 }
+
+// Upper 16 random bits of W elements.
+inline I random_ints(const std::uint16_t* random) {
+#if defined(__AVX512F__)
+    return bits<I>(_mm512_cvtepu16_epi32(load<__m256i>(random)));
+#elif defined(__AVX2__)
+    return bits<I>(_mm256_cvtepu16_epi32(load<__m128i>(random)));
+#else
+    return __builtin_convertvector(load<H>(random), I);
+#endif
+}
+
+// Sums of a fraction's upper 16 bits and random_ints: where the lower half of one is full, the remaining bits decide.
+class Ties {
+    U fullest_{};
+
+public:
+    void add(I sum) { fullest_ = larger_halves(fullest_, bits<U>(sum)); }
+    explicit operator bool() const { return any((fullest_ & 0xffffu) == 0xffffu); }
+};
 
 // The low halves of 64-bit lanes, multiplied; what stands in the high halves does not matter.
 inline L multiply_low(L v, std::uint32_t factor) {
@@ -95,36 +147,83 @@ inline L multiply_low(L v, std::uint32_t factor) {
 #endif
 }
 
-// Upper 16 bits of the uniform numbers of elements 8 block, 8 block + 1, ...  `blocks` is rounded up to a multiple of W.
-constexpr std::size_t kBlocksAtOnce = W;
-inline void upper16(std::uint64_t block, std::uint64_t seed, std::uint16_t* out, std::size_t blocks) {
-    L lanes;
-    for (std::size_t i = 0; i < W / 2; ++i) lanes[i] = i;
-    for (std::size_t done = 0; done < blocks; done += kBlocksAtOnce) {
-        // Two independent halves, so that the multipliers always have something to do.
-        L a0 = lanes + (block + done), a1 = a0 + W / 2, b0 = a0 >> 32, b1 = a1 >> 32;
-        L c0 = lanes ^ lanes, c1 = c0, d0 = c0, d1 = c0;
+// The words a, b, c, d of each 64-bit lane, which are its low half, lane after lane.
+inline void store_words(L a, L b, L c, L d, std::uint16_t* out) {
+#if defined(__AVX512F__)
+    const __m512i ab = bits<__m512i>((a & 0xffffffffu) | (b << 32)), cd = bits<__m512i>((c & 0xffffffffu) | (d << 32));
+    const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), last = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+    store(out, _mm512_permutex2var_epi64(ab, first, cd));
+    store(out + 2 * W, _mm512_permutex2var_epi64(ab, last, cd));
+#elif defined(__AVX2__)
+    const __m256i ab = _mm256_blend_epi32(bits<__m256i>(a), bits<__m256i>(b << 32), 0xaa);
+    const __m256i cd = _mm256_blend_epi32(bits<__m256i>(c), bits<__m256i>(d << 32), 0xaa);
+    const __m256i even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
+    store(out, _mm256_permute2x128_si256(even, odd, 0x20));
+    store(out + 2 * W, _mm256_permute2x128_si256(even, odd, 0x31));
+#else
+    const L ab = (a & 0xffffffffu) | (b << 32), cd = (c & 0xffffffffu) | (d << 32);
+    std::uint64_t words[W];
+    for (std::size_t i = 0; i < W / 2; ++i) words[2 * i] = ab[i], words[2 * i + 1] = cd[i];
+    std::memcpy(out, words, sizeof words);
+#endif
+}
+
+// Upper 16 bits of the uniform numbers of whole blocks of eight elements, for one seed.
+class Upper16 {
+    // Vectors in flight: a round waits for its multiplications, so that several are needed to keep the multipliers busy.
+    static constexpr std::size_t kVectors = 32 / W;
+    alignas(64) L keys_[20];
+    std::uint64_t seed_;
+
+public:
+    static constexpr std::size_t kBlocks = kVectors * (W / 2);  // 16
+
+    explicit Upper16(std::uint64_t seed) : seed_(seed) {
+        // One loop per key: GCC 12 without AVX2 mixes them up in a common one.
         std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-        for (int round = 0; round < 10; ++round) {
-            const L p0 = multiply_low(a0, 0xD2511F53u), q0 = multiply_low(c0, 0xCD9E8D57u);
-            const L p1 = multiply_low(a1, 0xD2511F53u), q1 = multiply_low(c1, 0xCD9E8D57u);
-            a0 = (q0 >> 32) ^ b0 ^ k0;
-            a1 = (q1 >> 32) ^ b1 ^ k0;
-            c0 = (p0 >> 32) ^ d0 ^ k1;
-            c1 = (p1 >> 32) ^ d1 ^ k1;
-            b0 = q0, b1 = q1, d0 = p0, d1 = p1;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
+        for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u) keys_[2 * round] = L{} + k0;
+        for (int round = 0; round < 10; ++round, k1 += 0xBB67AE85u) keys_[2 * round + 1] = L{} + k1;
+    }
+
+    // Writes those of `kBlocks` blocks.
+    void operator()(std::uint64_t block, std::uint16_t* out) const {
+        const std::uint32_t low = static_cast<std::uint32_t>(block), high = static_cast<std::uint32_t>(block >> 32);
+        if (__builtin_expect(low > 0xffffffffu - kBlocks, 0)) return across(block, out);
+        L lanes;
+        for (std::size_t i = 0; i < W / 2; ++i) lanes[i] = i;
+        L a[kVectors], b[kVectors], c[kVectors], d[kVectors];
+        // The stream is 0 and the upper word of the counter the same in all lanes, which spares half of two rounds.
+        const std::uint32_t same = high ^ static_cast<std::uint32_t>(seed_);
+        const std::uint64_t product = std::uint64_t{0xD2511F53u} * same;
+        const L product_high = (L{} + (product >> 32)) ^ keys_[3];
+        LOGRAD_UNROLL
+        for (std::size_t v = 0; v < kVectors; ++v) {
+            const L p = multiply_low(lanes + (low + v * (W / 2)), 0xD2511F53u);
+            const L q = multiply_low((p >> 32) ^ keys_[1], 0xCD9E8D57u);
+            a[v] = (q >> 32) ^ keys_[2], b[v] = q, c[v] = product_high ^ p, d[v] = L{} + product;
         }
-        std::uint64_t* to = reinterpret_cast<std::uint64_t*>(out + 8 * done);
-        const L ab0 = (a0 & 0xffffffffu) | (b0 << 32), cd0 = (c0 & 0xffffffffu) | (d0 << 32);
-        const L ab1 = (a1 & 0xffffffffu) | (b1 << 32), cd1 = (c1 & 0xffffffffu) | (d1 << 32);
-        for (std::size_t i = 0; i < W / 2; ++i) {
-            to[2 * i] = ab0[i], to[2 * i + 1] = cd0[i];
-            to[W + 2 * i] = ab1[i], to[W + 2 * i + 1] = cd1[i];
+        LOGRAD_UNROLL
+        for (int round = 2; round < 10; ++round) {
+            LOGRAD_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) {
+                const L p = multiply_low(a[v], 0xD2511F53u), q = multiply_low(c[v], 0xCD9E8D57u);
+                a[v] = (q >> 32) ^ b[v] ^ keys_[2 * round], c[v] = (p >> 32) ^ d[v] ^ keys_[2 * round + 1];
+                b[v] = q, d[v] = p;
+            }
+        }
+        LOGRAD_UNROLL
+        for (std::size_t v = 0; v < kVectors; ++v) store_words(a[v], b[v], c[v], d[v], out + 4 * W * v);
+    }
+
+private:
+    // The lower word of the counter overflows on the way.
+    __attribute__((noinline)) void across(std::uint64_t block, std::uint16_t* out) const {
+        for (std::size_t i = 0; i < kBlocks; ++i) {
+            const Words words = philox(block + i, 0, seed_);
+            std::memcpy(out + 8 * i, words.w, sizeof words.w);
         }
     }
-}
+};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -28,9 +28,18 @@ from ..formats.values import check_rounding
 from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
 from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES
+from .library import COUNTS, FLOAT_TYPES, call
 from .packed import Coding, Rounding, check_dtype
-from .registration import empty_for, in_layout_of, narrowed, register, rows_and_columns, text_of
+from .registration import (
+    check_out,
+    empty_for,
+    in_layout_of,
+    narrowed,
+    register,
+    register_with_out,
+    rows_and_columns,
+    text_of,
+)
 
 Variant = Literal["standard", "unbiased"]
 _LIMIT = "quantize_blocks takes formats whose scale"
@@ -91,7 +100,7 @@ class BlockCoding:
 
     def compiled(self) -> Any:
         numbers = (self.size, self.power_of_two, self.element_emax, self.scale_emin, self.scale_emax)
-        return native.kernel("BlockCoding")(self.element.compiled(), self.scale.compiled(), *numbers)
+        return native.kernel("block_coding")(self.element.compiled(), self.scale.compiled(), *numbers)
 
 
 @lru_cache(maxsize=64)
@@ -130,6 +139,7 @@ def quantize_blocks(
     offset: int | Tensor = 0,
     tensor_scale: Scalar = 1.0,
     *,
+    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """x rounded to a block format and back: t s Q(x / (t s)), with t the tensor's and s the block's scale.
@@ -154,6 +164,7 @@ def quantize_blocks(
         variant: "standard" or "unbiased".
         seed, offset: name the random numbers of stochastic rounding.
         tensor_scale: t, a positive number or a float tensor of one element.
+        out: where the result goes; x itself is allowed.
         counted: also give the numbers of zeros, NaN and cut-off elements.
 
     >>> from lograd.formats import CATALOGUE
@@ -161,7 +172,11 @@ def quantize_blocks(
     tensor([ 6.0000,  1.0000, -0.5000])
     """
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
-    result, counts = torch.ops.lograd.quantize_blocks.default(*arguments)
+    if out is None:
+        result, counts = call("quantize_blocks", *arguments)
+    else:
+        check_out(out, x.shape, x.dtype)
+        result, counts = out, call("quantize_blocks_out", *arguments, out)
     return Counted(result, counts) if counted else result
 
 
@@ -180,7 +195,7 @@ def quantize_block_codes(
     `quantize_blocks` gives, bit for bit; `pack_nibbles` halves the codes of 4-bit elements.
     """
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
-    return BlockCodes(*torch.ops.lograd.quantize_block_codes.default(*arguments))
+    return BlockCodes(*call("quantize_block_codes", *arguments))
 
 
 def dequantize_block_codes(
@@ -203,7 +218,8 @@ def dequantize_block_codes(
             f"codes of shape {tuple(codes.shape)} in blocks of {format.size} need scales of shape {blocks}; got "
             f"{tuple(scales.shape)}."
         )
-    result: Tensor = torch.ops.lograd.dequantize_block_codes.default(
+    result: Tensor = call(
+        "dequantize_block_codes",
         codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
         variant == "unbiased", dtype,
     )  # fmt: skip
@@ -379,10 +395,8 @@ def _run_native(
     return counts
 
 
-def quantize_native(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype)
-    counts = _run_native(x, y, None, None, *rest)
-    return in_layout_of(x, y), counts
+def quantize_into(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return (_run_native(x, out, None, None, *rest),)
 
 
 def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -408,9 +422,9 @@ def _size(format: str) -> int:
     return int(format.split("/")[1])
 
 
-def quantize_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor]:
+def quantize_fake_counts(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, ...]:
     coding_of(format, rest[1])
-    return empty_for(x), x.new_empty(COUNTS, dtype=torch.int64)
+    return (x.new_empty(COUNTS, dtype=torch.int64),)
 
 
 def quantize_codes_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -420,15 +434,13 @@ def quantize_codes_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any
 
 
 _AVAILABLE = native.kernel("quantize_blocks") is not None
-_ARGUMENTS = "Tensor x, Tensor tensor_scale, str format, bool stochastic, bool unbiased, Tensor key"
+_ARGUMENTS = "Tensor tensor_scale, str format, bool stochastic, bool unbiased, Tensor key"
+register_with_out(
+    "quantize_blocks", _ARGUMENTS, "Tensor", quantize_plain, quantize_into if _AVAILABLE else None,
+    lambda x, *rest: x.dtype, quantize_fake_counts,
+)  # fmt: skip
 register(
-    f"quantize_blocks({_ARGUMENTS}) -> (Tensor, Tensor)",
-    quantize_plain,
-    quantize_native if _AVAILABLE else None,
-    quantize_fake,
-)
-register(
-    f"quantize_block_codes({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    f"quantize_block_codes(Tensor x, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
     quantize_codes_plain,
     quantize_codes_native if _AVAILABLE else None,
     quantize_codes_fake,

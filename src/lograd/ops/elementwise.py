@@ -13,7 +13,7 @@ from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
 from .arguments import Counted, Scalar, check_floats, describe, key_of, scalar
 from .grid import arguments_of
-from .library import dense
+from .library import call, dense
 
 
 def stochastic_prune(
@@ -140,7 +140,7 @@ def luq(
     """
     check_width("bits", bits, 2, 8)
     _scalar("scale", 1.0, x, 0.0)
-    largest = torch.ops.lograd.largest_magnitude.default(x)
+    largest = call("largest_magnitude", x)
     format = _POWERS_OF_TWO[bits]
     # Below the smallest normal numbers the quotient overflows; the greatest finite scale is as unbiased.
     scale = torch.where(largest > 0, format.max / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
@@ -149,14 +149,14 @@ def luq(
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
     if out is None:
-        result, counts = getattr(torch.ops.lograd, name).default(x, *arguments, counted)
+        result, counts = call(name, x, *arguments, counted)
     else:
         if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
             raise InvalidValue(
                 f"out= must have the type, shape and strides of x, and both must fill their memory without gaps; "
                 f"x is {describe(x)}, out is {describe(out)}."
             )
-        result, counts = out, getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, counted, out)
+        result, counts = out, call(f"{name}_out", x, *arguments, counted, out)
     return Counted(result, counts) if counted else result
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +12,7 @@ from ..errors import InvalidType, InvalidValue
 from ..formats import FloatFormat, Format, IntFormat
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Magnitudes are rounded to multiples of 2^(max(exponent, smallest_exponent) - mantissa); of 1 for an integer."""
 
     integer: bool
@@ -42,11 +40,11 @@ def grid_of(format: Format) -> Grid:
     return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
 
 
-def _arguments_of(format: Format) -> tuple[bool, int, int, bool, float, float]:
-    return astuple(grid_of(format))
+def _arguments_of(format: Format) -> tuple[Any, ...]:
+    return tuple(grid_of(format))
 
 
 # A format is a value, so compiled code takes its numbers as constants and does not look into it.
 _constant: Any = torch.compiler.assume_constant_result  # torch leaves it untyped
-arguments_of: Callable[[Format], tuple[bool, int, int, bool, float, float]] = _constant(_arguments_of)
+arguments_of: Callable[[Format], tuple[Any, ...]] = _constant(_arguments_of)
 """The grid as the operator's arguments."""

@@ -14,15 +14,15 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidValue, sentence
 from .arguments import check_floats, key_of
-from .library import FLOAT_TYPES
+from .library import FLOAT_TYPES, call
 from .random import philox
-from .registration import empty_for, in_layout_of, narrowed, register, rows_and_columns
+from .registration import check_out, in_layout_of, narrowed, register_with_out, rows_and_columns
 
 BLOCKS = (16, 32, 64, 128)
 _SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
 
 
-def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0) -> Tensor:
+def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: Tensor | None = None) -> Tensor:
     """y = H D x / sqrt(n) for each block of n neighbours along the last dimension.
 
     D holds random signs, one for each position of the last dimension and the same for every row: position i takes bit
@@ -41,19 +41,20 @@ def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0) -> Tenso
         x: float32, bfloat16 or float16; the last dimension a multiple of `block`.
         block: n, one of 16, 32, 64, 128.
         seed: names the signs; None leaves them out (the deterministic transform).
+        out: where the result goes; x itself is allowed.
 
     >>> hadamard(torch.ones(16), block=16, seed=None)[:3]
     tensor([4., 0., 0.])
     """
-    return _run(x, block, seed, False)
+    return _run(x, block, seed, False, out)
 
 
-def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0) -> Tensor:
+def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: Tensor | None = None) -> Tensor:
     """x = D H y / sqrt(n), which undoes `hadamard` with the same block and seed.
 
     In float32 the way there and back changes a block by at most ((1 + u)^(2k + 4) - 1) |x|_2, u = 2^-24, k = log2(n).
     """
-    return _run(y, block, seed, True)
+    return _run(y, block, seed, True, out)
 
 
 def random_signs(columns: int, seed: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def random_signs(columns: int, seed: Tensor) -> Tensor:
     return 1.0 - 2.0 * ((word >> (index & 31)) & 1).float()
 
 
-def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool) -> Tensor:
+def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: Tensor | None) -> Tensor:
     check_floats(x)
     if block not in BLOCKS:
         raise InvalidValue(sentence("block", block, "one of 16, 32, 64, 128"))
@@ -75,11 +76,15 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool) -> Ten
             f"choose a smaller block."
         )
     key = None if seed is None else key_of(seed, 0, x)
-    result: Tensor = torch.ops.lograd.hadamard.default(x, block, key, inverse)
-    return result
+    if out is None:
+        result: Tensor = call("hadamard", x, block, key, inverse)
+        return result
+    check_out(out, x.shape, x.dtype)
+    call("hadamard_out", x, block, key, inverse, out)
+    return out
 
 
-def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tensor:
+def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
     rows, columns = rows_and_columns(x)
     y = x.contiguous().float().reshape(rows, columns)
     signs = torch.ones(columns, device=x.device) if key is None else random_signs(columns, key[0])
@@ -94,22 +99,20 @@ def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> 
     y = y * (1 / math.sqrt(block))
     if inverse:
         y = y * signs
-    return in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape))
+    return (in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape)),)
 
 
-def hadamard_native(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tensor:
+def hadamard_into(out: Tensor, x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
     source = x.contiguous()
-    result = torch.empty(x.shape, dtype=x.dtype)
     native.kernel("hadamard")(
-        FLOAT_TYPES[x.dtype], source.data_ptr(), result.data_ptr(), *rows_and_columns(x), block,
+        FLOAT_TYPES[x.dtype], source.data_ptr(), out.data_ptr(), *rows_and_columns(x), block,
         0 if key is None else key.data_ptr(), inverse, torch.get_num_threads(),
     )  # fmt: skip
-    return in_layout_of(x, result)
+    return ()
 
 
-register(
-    "hadamard(Tensor x, int block, Tensor? key, bool inverse) -> Tensor",
-    hadamard_plain,
-    hadamard_native if native.kernel("hadamard") is not None else None,
-    lambda x, block, key, inverse: empty_for(x),
-)
+register_with_out(
+    "hadamard", "int block, Tensor? key, bool inverse", "", hadamard_plain,
+    hadamard_into if native.kernel("hadamard") is not None else None,
+    lambda x, *rest: x.dtype, lambda x, *rest: (),
+)  # fmt: skip

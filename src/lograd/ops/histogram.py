@@ -1,4 +1,4 @@
-"""The histogram of log2 |x| in one pass over a tensor, or over a sample of its cache lines.
+"""The histogram of log2 |x| in one pass over a tensor, or over a sample of its lines.
 
 It is what the empirical law of a gradient is made of, and cheap enough to take at every step.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
-from .library import FLOAT_TYPES, dense, flat, library
+from .library import FLOAT_TYPES, call, dense, flat, implement, library
 
 LOWEST, BINS = native.histogram_layout("float32")
 SLOTS = BINS + len(native.EXTRA_SLOTS)
-LINE_BYTES = 64
+LINE_BYTES = 128
 
 _FRACTION_BITS = 23
 _SHIFT = 19  # what remains of a float32 is its exponent and the leading four mantissa bits
@@ -95,9 +95,9 @@ def log_histogram(x: Tensor, sample: float = 1.0) -> LogHistogram:
 
     Args:
         x: any layout.
-        sample: the share of 64-byte lines that is read.  k = round(1 / sample) lines in memory order form a group, and
-            group g gives its line floor(k frac(g phi)), phi the golden ratio.  So the sample is deterministic and
-            spread evenly; a plain every-k-th line would miss columns where a row's length fits k.
+        sample: the share of lines (128 bytes, two of the cache) that is read.  k = round(1 / sample) lines in memory
+            order form a group, and group g gives its line floor(k frac(g phi)), phi the golden ratio.  So the sample is
+            deterministic and spread evenly; a plain every-k-th line would miss columns where a row's length fits k.
     """
     if not isinstance(x, Tensor):
         raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
@@ -105,7 +105,7 @@ def log_histogram(x: Tensor, sample: float = 1.0) -> LogHistogram:
         raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
     if not (isinstance(sample, float | int) and 1e-9 <= sample <= 1):
         raise InvalidValue(sentence("sample", sample, "above 0 (1e-9 or more) and at most 1"))
-    return LogHistogram(torch.ops.lograd.log_histogram.default(x, round(1 / sample)))
+    return LogHistogram(call("log_histogram", x, round(1 / sample)))
 
 
 def lines_of(x: Tensor, stride: int) -> Tensor:
@@ -144,7 +144,7 @@ _kernel: Any = native.kernel("log_histogram")
 library.define("log_histogram(Tensor x, int stride) -> Tensor")
 library.impl("log_histogram", _plain, "CompositeExplicitAutograd")
 if _kernel is not None:
-    library.impl("log_histogram", _native, "CPU")
+    implement("log_histogram", _native)
 torch.library.register_fake(
     "lograd::log_histogram", lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64), lib=library
 )

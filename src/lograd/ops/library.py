@@ -28,6 +28,43 @@ FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 COUNTS = 3
 
 
+_direct: dict[str, Callable[..., Any]] = {}
+"""Native kernels by the name of their operator."""
+
+_dispatch_keys: Any = getattr(torch._C, "_dispatch_keys", None)
+_PLAIN_KEYS = _dispatch_keys(torch.empty(0)) if _dispatch_keys is not None else None
+
+
+def call(name: str, x: Tensor, *arguments: Any) -> Any:
+    """The result of the operator `lograd::name`.
+
+    PyTorch's dispatcher takes up to 10 microseconds to find a kernel in Python.  So where it would find nothing else on
+    its way (a plain tensor, no gradient, no tracing, transform, mode or profiler), the native kernel is called at once.
+    """
+    if not torch.compiler.is_compiling():
+        kernel = _direct.get(name)
+        if kernel is not None and _is_plain(x):
+            return kernel(x, *arguments)
+    return getattr(torch.ops.lograd, name).default(x, *arguments)
+
+
+def implement(name: str, kernel: Callable[..., Any]) -> None:
+    """Make a native kernel that of the operator on the CPU."""
+    library.impl(name, kernel, "CPU")
+    _direct[name] = kernel
+
+
+def _is_plain(x: Tensor) -> bool:
+    return (
+        _dispatch_keys is not None
+        and _dispatch_keys(x) == _PLAIN_KEYS
+        and not x.requires_grad
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._is_torch_function_mode_enabled()
+        and not torch._C._autograd._profiler_enabled()
+    )
+
+
 def dense(x: Tensor) -> Tensor:
     """x itself where its elements fill a block of memory, in whatever order; else a contiguous copy."""
     if x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(x):
@@ -67,20 +104,26 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         )  # fmt: skip
         return counts
 
-    def register(run: Callable[..., Tensor], key: str) -> None:
+    def forms(run: Callable[..., Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def functional(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
             x = dense(x)
             out = torch.empty_like(x)
             return out, run(x, out, *rest)
 
-        library.impl(name, functional, key)
-        library.impl(f"{name}_out", lambda x, *rest: run(x, rest[-1], *rest[:-1]), key)
+        def into(x: Tensor, *rest: Any) -> Tensor:
+            torch.autograd.graph.increment_version(rest[-1])  # the kernels write behind PyTorch's back
+            return run(x, rest[-1], *rest[:-1])
+
+        return functional, into
 
     library.define(f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)")
     library.define(f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor")
-    register(run_plain, "CompositeExplicitAutograd")
-    if kernel is not None:
-        register(run_native, "CPU")
+    for operator, plain_form, native_form in zip(
+        (name, f"{name}_out"), forms(run_plain), forms(run_native), strict=True
+    ):
+        library.impl(operator, plain_form, "CompositeExplicitAutograd")
+        if kernel is not None:
+            implement(operator, native_form)
     torch.library.register_fake(
         f"lograd::{name}", lambda x, *rest: (torch.empty_like(dense(x)), _counts(x, rest[-1])), lib=library
     )

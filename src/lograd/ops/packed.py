@@ -7,7 +7,7 @@ its lowest `format.bits` bits.  The upper bits are 0.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ from ..formats.values import check_rounding
 from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar, type_name
 from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES, dense, flat
-from .registration import empty_for, narrowed, register, rows_and_columns, text_of
+from .library import COUNTS, FLOAT_TYPES, call, dense, flat
+from .registration import check_out, empty_for, narrowed, register, rows_and_columns, text_of
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -81,7 +81,7 @@ class Coding:
     def compiled(self) -> Any:
         """The same for the native kernels."""
         *numbers, values = (getattr(self, name) for name in self.__dataclass_fields__ if name != "grid")
-        return native.kernel("Coding")(*astuple(self.grid), *numbers, list(values))
+        return native.kernel("coding")(*self.grid, *numbers, list(values))
 
 
 def _code_or_0(format: FloatFormat | IntFormat, value: float) -> int:
@@ -120,6 +120,7 @@ def quantize_codes(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     *,
+    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """The codes of Q(scale x): what `quantize` computes, with the same random numbers, kept as one byte per element.
@@ -134,6 +135,7 @@ def quantize_codes(
         scale: x is multiplied by it before it is rounded.
         rounding: "nearest" (ties to the even code) or "stochastic".
         seed, offset: name the random numbers, which belong to positions in memory order.
+        out: a uint8 tensor that takes the codes.
         counted: also give the numbers of zeros, NaN and saturated elements.
 
     >>> from lograd.formats import parse_format
@@ -143,13 +145,13 @@ def quantize_codes(
     check_rounding(rounding, ("nearest", "stochastic"))
     check_floats(x)
     _check_format("quantize_codes", format)
-    codes, counts = torch.ops.lograd.quantize_codes.default(
-        x,
-        scalar("scale", scale, x, math.ulp(0.0)),
-        text_of(format),
-        rounding == "stochastic",
-        key_of(seed, offset, x),
-    )
+    factor, key = scalar("scale", scale, x, math.ulp(0.0)), key_of(seed, offset, x)
+    arguments = (x, factor, text_of(format), rounding == "stochastic", key)
+    if out is None:
+        codes, counts = call("quantize_codes", *arguments)
+    else:
+        check_out(out, x.shape, torch.uint8)
+        codes, counts = out, call("quantize_codes_out", *arguments, out)
     return Counted(codes, counts) if counted else codes
 
 
@@ -159,7 +161,7 @@ def dequantize_codes(codes: Tensor, format: Format, scale: Scalar = 1.0, dtype: 
     check_dtype(dtype)
     _check_format("dequantize_codes", format)
     factor = scalar("scale", scale, codes, math.ulp(0.0))
-    result: Tensor = torch.ops.lograd.dequantize_codes.default(codes, factor, text_of(format), dtype)
+    result: Tensor = call("dequantize_codes", codes, factor, text_of(format), dtype)
     return result
 
 
@@ -174,7 +176,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     check_codes("codes", codes)
     if not codes.dim():
         raise InvalidValue("codes must have at least one dimension to be packed along; got a tensor without any.")
-    result: Tensor = torch.ops.lograd.pack_nibbles.default(codes)
+    result: Tensor = call("pack_nibbles", codes)
     return result
 
 
@@ -187,7 +189,7 @@ def unpack_nibbles(packed: Tensor, length: int | None = None) -> Tensor:
     length = 2 * n if length is None else length
     if (length + 1) // 2 != n:
         raise InvalidValue(f"{n} bytes hold {2 * n} or {max(2 * n - 1, 0)} codes of 4 bits; got length={length}.")
-    result: Tensor = torch.ops.lograd.unpack_nibbles.default(packed, length)
+    result: Tensor = call("unpack_nibbles", packed, length)
     return result
 
 
@@ -215,15 +217,36 @@ def quantize_plain(x: Tensor, scale: Tensor, format: str, stochastic: bool, key:
     return out, torch.stack([(value == 0).sum(), value.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
 
 
-def quantize_native(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> tuple[Tensor, Tensor]:
-    coding = _compiled(format)
-    x = dense(x)
-    out, counts = torch.empty_like(x, dtype=torch.uint8), torch.zeros(COUNTS, dtype=torch.int64)
+def quantize_into(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> Tensor:
+    """Codes of a dense x into a tensor of its layout; gives the counts."""
+    counts = torch.zeros(COUNTS, dtype=torch.int64)
     native.kernel("quantize_codes")(
-        FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), scale.data_ptr(), coding, stochastic,
+        FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), scale.data_ptr(), _compiled(format), stochastic,
         key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
     )  # fmt: skip
-    return out, counts
+    return counts
+
+
+def quantize_native(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    x = dense(x)
+    out = torch.empty_like(x, dtype=torch.uint8)
+    return out, quantize_into(out, x, *rest)
+
+
+def quantize_native_out(x: Tensor, *rest: Any) -> Tensor:
+    *arguments, out = rest
+    if dense(x) is x and out.stride() == x.stride():
+        torch.autograd.graph.increment_version(out)  # the kernel writes behind PyTorch's back
+        return quantize_into(out, x, *arguments)
+    codes, counts = quantize_native(x, *arguments)
+    out.copy_(codes)
+    return counts
+
+
+def quantize_plain_out(x: Tensor, *rest: Any) -> Tensor:
+    codes, counts = quantize_plain(x, *rest[:-1])
+    rest[-1].copy_(codes)
+    return counts
 
 
 def quantize_fake(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,11 +314,18 @@ def unpack_native(packed: Tensor, length: int) -> Tensor:
 
 
 _AVAILABLE = native.kernel("quantize_codes") is not None
+_ARGUMENTS = "Tensor x, Tensor scale, str format, bool stochastic, Tensor key"
 register(
-    "quantize_codes(Tensor x, Tensor scale, str format, bool stochastic, Tensor key) -> (Tensor, Tensor)",
+    f"quantize_codes({_ARGUMENTS}) -> (Tensor, Tensor)",
     quantize_plain,
     quantize_native if _AVAILABLE else None,
     quantize_fake,
+)
+register(
+    f"quantize_codes_out({_ARGUMENTS}, Tensor(a!) out) -> Tensor",
+    quantize_plain_out,
+    quantize_native_out if _AVAILABLE else None,
+    lambda x, *rest: x.new_empty(COUNTS, dtype=torch.int64),
 )
 register(
     "dequantize_codes(Tensor codes, Tensor scale, str format, ScalarType dtype) -> Tensor",

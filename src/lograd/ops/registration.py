@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValue
 from ..formats import BlockFormat, Format
-from .library import dense, library
+from .arguments import type_name
+from .library import dense, implement, library
 
 
 def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
@@ -22,8 +24,69 @@ def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., 
     library.define(signature)
     library.impl(name, plain, "CompositeExplicitAutograd")
     if compiled is not None:
-        library.impl(name, compiled, "CPU")
+        implement(name, compiled)
     torch.library.register_fake(f"lograd::{name}", fake, lib=library)
+
+
+def register_with_out(
+    name: str,
+    arguments: str,
+    others: str,
+    plain: Callable[..., tuple[Tensor, ...]],
+    into: Callable[..., tuple[Tensor, ...]] | None,
+    dtype_of: Callable[..., torch.dtype],
+    fake_others: Callable[..., tuple[Tensor, ...]],
+) -> None:
+    """`register` of `name(Tensor x, arguments) -> (y, others)` and of `name_out(Tensor x, arguments, out) -> (others)`.
+
+    `plain(x, *arguments)` gives all results.  `into(out, x, *arguments)` writes y, of the type that `dtype_of` gives,
+    into a contiguous tensor, which may be x, and gives the others; it is None where the native module is not in use.
+    """
+
+    def unpacked(results: tuple[Tensor, ...]) -> Any:
+        return results if others else results[0]
+
+    def plain_out(x: Tensor, *rest: Any) -> Any:
+        result, *further = plain(x, *rest[:-1])
+        rest[-1].copy_(result)
+        return tuple(further) or None
+
+    compiled = compiled_out = None
+    if into is not None:
+        write = into
+
+        def compiled(x: Tensor, *rest: Any) -> Any:
+            out = torch.empty(x.shape, dtype=dtype_of(x, *rest))
+            further = write(out, x, *rest)
+            return unpacked((in_layout_of(x, out), *further))
+
+        def compiled_out(x: Tensor, *rest: Any) -> Any:
+            *arguments, out = rest
+            torch.autograd.graph.increment_version(out)  # the kernels write behind PyTorch's back
+            target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+            further = write(target, x, *arguments)
+            if target is not out:
+                out.copy_(target)
+            return further or None
+
+    register(
+        f"{name}(Tensor x, {arguments}) -> " + (f"(Tensor, {others})" if others else "Tensor"),
+        lambda x, *rest: unpacked(plain(x, *rest)),
+        compiled,
+        lambda x, *rest: unpacked((empty_for(x, dtype_of(x, *rest)), *fake_others(x, *rest))),
+    )
+    register(
+        f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> ({others})",
+        plain_out,
+        compiled_out,
+        lambda x, *rest: fake_others(x, *rest[:-1]) or None,
+    )
+
+
+def check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if out.dtype != dtype or out.shape != shape:
+        got = f"{type_name(out.dtype)} of shape {tuple(out.shape)}"
+        raise InvalidValue(f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {got}.")
 
 
 def text_of(format: BlockFormat | Format) -> str:

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, library
-from .row_passes import Groups, Native, Passes, Plain
+from .library import COUNTS, implement, library
+from .row_passes import WIDENING, Groups, Native, Passes, Plain
 
 Rest = tuple[Tensor, ...]
 
 _library: Any = library  # torch leaves its methods untyped
-
-_WIDENING = 1e-8
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def matrix(x: Tensor, rows: int) -> Tensor:
@@ -30,16 +27,7 @@ def matrix(x: Tensor, rows: int) -> Tensor:
 
 def per_tensor(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
     bins = 2**bits - 1
-    ranges = passes.ranges(matrix(x, 1))
-    smallest, largest = ranges[0].double(), ranges[1].double()
-    low, high = smallest.clamp(max=0) - _WIDENING, largest.clamp(min=0) + _WIDENING
-    zero = (-low * (bins / (high - low))).floor().clamp(max=bins - 1)
-    # METHODS' B / (mx' - mn) is zero / -mn.  Without a whole step below zero (zero = 0) the upper end decides instead.
-    above = torch.where(smallest < 0, 1.0, 0.0).double()
-    scale = torch.where(zero > 0, zero / -low, (bins - above) / high)
-    zero = torch.where(zero > 0, zero, above)
-    parameters = torch.stack([scale.float(), torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
-    counts = passes.quantize(matrix(x, 1), matrix(out, 1), parameters, bins, stochastic, key)
+    ranges, parameters, counts = passes.quantize_tensor(matrix(x, 1), matrix(out, 1), bins, stochastic, key)
     return _decoding(parameters, ranges, bins, packed), counts
 
 
@@ -61,12 +49,10 @@ def interval(
     passes: Passes, x: Tensor, out: Tensor, gamma: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
 ) -> Rest:
     levels = 2 ** (bits - 1) - 1
-    ranges = passes.ranges(matrix(x, 1))
+    ranges, parameters, counts = passes.quantize_interval(
+        matrix(x, 1), matrix(out, 1), gamma.double(), levels, stochastic, key
+    )
     largest = torch.maximum(-ranges[0], ranges[1]) + 0.0
-    clip = (gamma.reshape(1).double() * largest.double()).float()
-    scale = torch.where(clip > 0, (levels / clip.double()).clamp(max=_LARGEST), 1.0).float()
-    parameters = torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
-    counts = passes.quantize(matrix(x, 1), matrix(out, 1), parameters, 2 * levels, stochastic, key)
     statistics = torch.stack([largest[0].double(), counts[2].double() / max(x.numel(), 1)])
     return parameters[:3].clone(), statistics, counts
 
@@ -77,7 +63,7 @@ def block_householder(
     bins, rows = 2**bits - 1, x.shape[0]
     x, result = matrix(x, rows), matrix(out, rows)
     ranges = passes.ranges(x)
-    groups = householder_groups(ranges[1].double() - ranges[0].double() + _WIDENING)
+    groups = householder_groups(ranges[1].double() - ranges[0].double() + WIDENING)
     # The result serves as the workspace where it can: a fresh one costs more than the arithmetic.
     work = result if result.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
     clamped = passes.reflect(x, work, groups, ranges[:2])
@@ -176,7 +162,7 @@ def _define(
     `body(passes, x, out, *arguments)` writes a contiguous `out` of type `dtype_of(x, *arguments)` and returns the rest.
     """
 
-    def register(passes: Passes, key: str) -> None:
+    def forms(passes: Passes) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def into(x: Tensor, out: Tensor, *rest: Any) -> Rest:
             if out.is_contiguous():
                 return body(passes, x.contiguous(), out, *rest)
@@ -190,8 +176,11 @@ def _define(
             others = into(x, out, *rest)
             return (out, *others) if others else out
 
-        _library.impl(name, functional, key)
-        _library.impl(f"{name}_out", lambda x, *rest: into(x, rest[-1], *rest[:-1]) or None, key)
+        def into_given(x: Tensor, *rest: Any) -> Any:
+            torch.autograd.graph.increment_version(rest[-1])  # the kernels write behind PyTorch's back
+            return into(x, rest[-1], *rest[:-1]) or None
+
+        return functional, into_given
 
     def fake(x: Tensor, *rest: Any) -> Any:
         others = fake_rest(x, *rest)
@@ -202,9 +191,10 @@ def _define(
     outer = f"(Tensor, {results})" if results else "Tensor"
     _library.define(f"{name}(Tensor x, {arguments}) -> {outer}")
     _library.define(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> {inner}")
-    register(Plain(), "CompositeExplicitAutograd")
-    if native.kernel("quantize_rows") is not None:
-        register(Native(), "CPU")
+    for operator, plain, compiled in zip((name, f"{name}_out"), forms(Plain()), forms(Native()), strict=True):
+        _library.impl(operator, plain, "CompositeExplicitAutograd")
+        if native.kernel("quantize_rows") is not None:
+            implement(operator, compiled)
     torch.library.register_fake(f"lograd::{name}", fake, lib=library)
     torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: fake_rest(x, *rest[:-1]) or None, lib=library)
 
@@ -261,5 +251,5 @@ def _largest_magnitude(passes: Passes, x: Tensor) -> Tensor:
 _library.define("largest_magnitude(Tensor x) -> Tensor")
 _library.impl("largest_magnitude", lambda x: _largest_magnitude(Plain(), x), "CompositeExplicitAutograd")
 if native.kernel("row_ranges") is not None:
-    _library.impl("largest_magnitude", lambda x: _largest_magnitude(Native(), x), "CPU")
+    implement("largest_magnitude", lambda x: _largest_magnitude(Native(), x))
 torch.library.register_fake("lograd::largest_magnitude", lambda x: x.new_empty((), dtype=torch.float32), lib=library)

@@ -25,7 +25,7 @@ from .random import uniform
 NAN_CODE = 255
 # Beyond any code; keeps what is far outside the range small.
 _FAR = 512.0
-_WIDENING = 1e-8
+WIDENING = 1e-8
 # A little below float32's largest number, so that every code decodes to a finite one.
 _WIDEST = 3.4e38
 
@@ -60,6 +60,16 @@ class Passes(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`quantize` with each row's own range: (ranges, parameters, counts)."""
 
+    def quantize_tensor(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`quantize` of one row with `tensor_parameters`: (ranges, parameters, counts)."""
+
+    def quantize_interval(
+        self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`quantize` of one row with `interval_parameters`: (ranges, parameters, counts)."""
+
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         """`parameters` (3, rows): scale, low, zero."""
 
@@ -72,10 +82,30 @@ class Passes(Protocol):
 
 def _row_parameters(ranges: Tensor, bins: int) -> Tensor:
     """Each row's range, widened, covers all codes; `sample_parameters` in csrc/rows.cpp."""
-    low = ranges[0].double() - _WIDENING
-    high = ranges[1].double() + _WIDENING
+    low = ranges[0].double() - WIDENING
+    high = ranges[1].double() + WIDENING
     scale = bins / (high - low).clamp(max=_WIDEST)
     return torch.stack([scale.float(), low.float(), torch.zeros_like(ranges[0]), ranges[0], ranges[1]])
+
+
+def tensor_parameters(ranges: Tensor, bins: int) -> Tensor:
+    """One range, widened to include zero and moved until zero is a code; `quantize_tensor` in csrc/rows.cpp."""
+    smallest, largest = ranges[0].double(), ranges[1].double()
+    low, high = smallest.clamp(max=0) - WIDENING, largest.clamp(min=0) + WIDENING
+    zero = (-low * (bins / (high - low))).floor().clamp(max=bins - 1)
+    # METHODS' B / (mx' - mn) is zero / -mn.  Without a whole step below zero (zero = 0) the upper end decides instead.
+    above = torch.where(smallest < 0, 1.0, 0.0).double()
+    scale = torch.where(zero > 0, zero / -low, (bins - above) / high)
+    zero = torch.where(zero > 0, zero, above)
+    return torch.stack([scale.float(), torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
+
+
+def interval_parameters(ranges: Tensor, gamma: Tensor, levels: int) -> Tensor:
+    """`levels` steps on either side of zero, up to c = gamma max |x|; `quantize_interval` in csrc/rows.cpp."""
+    largest = torch.maximum(-ranges[0], ranges[1]) + 0.0
+    clip = (gamma.reshape(1) * largest.double()).float()
+    scale = torch.where(clip > 0, (levels / clip.double()).clamp(max=torch.finfo(torch.float32).max), 1.0).float()
+    return torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
 
 
 class Plain:
@@ -113,6 +143,20 @@ class Plain:
         ranges = self.ranges(x)
         parameters = _row_parameters(ranges, bins)
         return ranges, parameters, self.quantize(x, out, parameters, bins, stochastic, key)
+
+    def quantize_tensor(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ranges = self.ranges(x)
+        parameters = tensor_parameters(ranges, bins)
+        return ranges, parameters, self.quantize(x, out, parameters, bins, stochastic, key)
+
+    def quantize_interval(
+        self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ranges = self.ranges(x)
+        parameters = interval_parameters(ranges, gamma, levels)
+        return ranges, parameters, self.quantize(x, out, parameters, 2 * levels, stochastic, key)
 
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         scale, low, zero = (row[:, None] for row in parameters)
@@ -182,10 +226,26 @@ class Native:
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._with_ranges("quantize_samples", x, out, (bins,), stochastic, key)
+
+    def quantize_tensor(
+        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._with_ranges("quantize_tensor", x, out, (bins,), stochastic, key)
+
+    def quantize_interval(
+        self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._with_ranges("quantize_interval", x, out, (gamma.data_ptr(), levels), stochastic, key)
+
+    @staticmethod
+    def _with_ranges(
+        name: str, x: Tensor, out: Tensor, what: tuple[int, ...], stochastic: bool, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ranges, parameters = torch.empty(3, x.shape[0]), torch.empty(5, x.shape[0])
         counts = torch.zeros(COUNTS, dtype=torch.int64)
-        native.kernel("quantize_samples")(
-            *_matrix(x), out.data_ptr(), ranges.data_ptr(), parameters.data_ptr(), bins, stochastic,
+        native.kernel(name)(
+            *_matrix(x), out.data_ptr(), ranges.data_ptr(), parameters.data_ptr(), *what, stochastic,
             out.dtype == torch.uint8, key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
         )  # fmt: skip
         return ranges, parameters, counts

@@ -38,7 +38,8 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
 from . import row_operators  # noqa: F401  registers the operators
 from .arguments import check_floats, key_of, type_name
-from .library import FLOAT_TYPES
+from .library import FLOAT_TYPES, call
+from .registration import check_out
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -318,10 +319,10 @@ def _run(
             f"x must have at least {dimensions} dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
         )
     if out is None:
-        results: tuple[Any, ...] = getattr(torch.ops.lograd, name).default(x, *arguments)
+        results: tuple[Any, ...] = call(name, x, *arguments)
         return results
-    _check_out(out, x.shape, dtype or x.dtype)
-    return out, *getattr(torch.ops.lograd, f"{name}_out").default(x, *arguments, out)
+    check_out(out, x.shape, dtype or x.dtype)
+    return out, *call(f"{name}_out", x, *arguments, out)
 
 
 def _decode(
@@ -344,18 +345,12 @@ def _decode(
             "scale, low and zero must have one element, or one for each row of the codes; got "
             f"{tuple(parameters.shape[1:])} for codes of shape {tuple(codes.shape)}."
         )
-    arguments = (codes, parameters.float(), *groups, bins, dtype)
+    arguments: tuple[Any, ...] = (parameters.float(), *groups, bins, dtype)
     if out is None:
-        return getattr(torch.ops.lograd, name).default(*arguments)
-    _check_out(out, codes.shape, dtype)
-    getattr(torch.ops.lograd, f"{name}_out").default(*arguments, out)
+        return call(name, codes, *arguments)
+    check_out(out, codes.shape, dtype)
+    call(f"{name}_out", codes, *arguments, out)
     return out
-
-
-def _check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    if out.dtype != dtype or out.shape != shape:
-        got = f"{type_name(out.dtype)} of shape {tuple(out.shape)}"
-        raise InvalidValue(f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {got}.")
 
 
 def _bits(bits: int) -> int:

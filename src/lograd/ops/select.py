@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
-from .library import FLOAT_TYPES, dense, flat, library
+from .library import FLOAT_TYPES, call, dense, flat, implement, library
 
 
 def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
         raise InvalidType(sentence("k", k, "a whole number"))
     elif not 1 <= k <= n:
         raise InvalidValue(sentence("k", k, f"from 1 to {n}, the number of elements"))
-    result: Tensor = torch.ops.lograd.kth_magnitude.default(x, k)
+    result: Tensor = call("kth_magnitude", x, k)
     return result
 
 
@@ -63,5 +63,5 @@ _kernel: Any = native.kernel("kth_magnitude")
 library.define("kth_magnitude(Tensor x, SymInt k) -> Tensor")
 library.impl("kth_magnitude", _plain, "CompositeExplicitAutograd")
 if _kernel is not None:
-    library.impl("kth_magnitude", _native, "CPU")
+    implement("kth_magnitude", _native)
 torch.library.register_fake("lograd::kth_magnitude", lambda x, k: x.new_empty((), dtype=torch.float32), lib=library)

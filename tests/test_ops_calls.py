@@ -1,0 +1,223 @@
+"""How operators are reached (at once, by PyTorch's dispatcher, compiled), and sizes that small tests do not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from bits import MACHINES, assert_same_bits, machine
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from lograd import FloatFormat, IntFormat, native, ops
+from lograd.formats import CATALOGUE
+from lograd.ops import reference
+from lograd.ops.grid import grid_of
+from lograd.ops.library import _direct, call
+
+E4M3, INT8 = FloatFormat(4, 3), IntFormat(8)
+
+
+def gradient(count: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(2).exp()
+
+
+# ------------------------------------------------------------------------------------------------------------- the call
+
+
+CALLS = {
+    "stochastic_prune": lambda x: ops.stochastic_prune(x, 0.7, 3, 5),
+    "quantize": lambda x: ops.quantize(x, E4M3, 0.5, "stochastic", 3, 5),
+    "log_histogram": lambda x: ops.log_histogram(x).table,
+    "kth_magnitude": lambda x: ops.kth_magnitude(x, 10),
+    "quantize_per_sample": lambda x: ops.quantize_per_sample(x.view(4, -1), 4, seed=1),
+    "quantize_per_tensor": lambda x: ops.quantize_per_tensor(x, 4, seed=1),
+    "quantize_interval": lambda x: ops.quantize_interval(x, 4, 0.5, seed=1).result,
+    "quantize_block_householder": lambda x: ops.quantize_block_householder(x.view(4, -1), 4, seed=1),
+    "quantize_blocks": lambda x: ops.quantize_blocks(x, CATALOGUE["mxfp4"]),
+    "quantize_codes": lambda x: ops.quantize_codes(x, E4M3),
+    "hadamard": lambda x: ops.hadamard(x, 32, 1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_short_way_and_the_dispatcher_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gradient(256)
+    short = CALLS[name](x)
+    monkeypatch.setitem(_direct, name, _refuse)
+    if native.status().available:
+        with pytest.raises(AssertionError, match="the short way"):
+            CALLS[name](x)
+    monkeypatch.delitem(_direct, name)
+    assert torch.equal(CALLS[name](x), short)
+
+
+def _refuse(*arguments: object) -> None:
+    raise AssertionError("the short way was taken")
+
+
+@pytest.mark.skipif(not native.status().available, reason="plain PyTorch has one way only")
+def test_the_dispatcher_is_used_where_it_has_something_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, threshold = gradient(64), torch.tensor(0.5)
+    monkeypatch.setitem(_direct, "threshold_prune", _refuse)
+    expected = torch.where(x.abs() > 0.5, x, 0.0)
+
+    def prune(y: Tensor) -> Tensor:
+        result: Tensor = call("threshold_prune", y, threshold, False)[0]
+        return result
+
+    assert torch.equal(prune(x.clone().requires_grad_()), expected), "a gradient is recorded"
+    with FakeTensorMode() as mode:
+        assert call("threshold_prune", mode.from_tensor(x), mode.from_tensor(threshold), False)[0].shape == x.shape
+    with torch.profiler.profile() as profile:
+        prune(x)
+    assert "lograd::threshold_prune" in {event.key for event in profile.key_averages()}
+    with torch.inference_mode():
+        assert torch.equal(prune(torch.randn(0)), torch.empty(0))
+
+
+@pytest.mark.parametrize("name", ["elementwise", "rows", "blocks", "codes", "hadamard"])
+def test_writing_into_a_tensor_tells_autograd(name: str) -> None:
+    x = gradient(256).view(4, 64)
+    out = torch.empty_like(x, dtype=torch.uint8) if name == "codes" else torch.empty_like(x)
+    before = out._version
+    {
+        "elementwise": lambda: ops.dither(x, 0.5, out=out),
+        "rows": lambda: ops.quantize_per_sample(x, 4, out=out),
+        "blocks": lambda: ops.quantize_blocks(x, CATALOGUE["mxfp4"], out=out),
+        "codes": lambda: ops.quantize_codes(x, E4M3, out=out),
+        "hadamard": lambda: ops.hadamard(x, 64, out=out),
+    }[name]()
+    assert out._version > before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+def test_statistics_compile_without_a_break() -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        threshold = ops.kth_magnitude(x, sparsity=0.8)
+        return ops.threshold_prune(x, threshold), ops.log_histogram(x, 0.5).table, ops.luq(x, 4, seed=2).result
+
+    x = gradient(2000)
+    for a, b in zip(torch.compile(step, fullgraph=True)(x), step(x), strict=True):
+        assert torch.equal(a, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------- out=
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "in place"])
+def test_results_go_into_a_given_tensor(layout: str) -> None:
+    x = gradient(64 * 96).view(64, 96)
+    mx = CATALOGUE["mxfp4"]
+    cases = [
+        (lambda **out: ops.quantize_blocks(x, mx, "stochastic", seed=2, **out), torch.float32),
+        (lambda **out: ops.hadamard(x, 32, 5, **out), torch.float32),
+        (lambda **out: ops.hadamard_inverse(x, 32, 5, **out), torch.float32),
+        (lambda **out: ops.quantize_codes(x, E4M3, 1.0, "stochastic", 7, **out), torch.uint8),
+    ]
+    for operator, dtype in cases:
+        expected, original = operator(), x.clone()
+        if layout == "in place" and dtype == x.dtype:
+            out = x
+        else:
+            out = torch.empty(96, 64, dtype=dtype).t() if layout == "transposed" else torch.empty(64, 96, dtype=dtype)
+        assert operator(out=out) is out
+        assert torch.equal(out, expected)
+        x = original
+    for operator, dtype in cases:
+        with pytest.raises(ValueError, match=r"out must be .* of shape \(64, 96\); got .* of shape \(3,\)"):
+            operator(out=torch.empty(3, dtype=dtype))
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.fixture(scope="module")
+def large() -> list[tuple[Callable[..., Tensor], Tensor]]:
+    """Operators with what plain PyTorch gives."""
+    x, key = gradient((1 << 20) + 37), torch.tensor([11, 5])
+    x[1000], x[70_000] = torch.nan, -torch.inf
+    one = torch.tensor(1.0)
+    cases: list[tuple[Callable[..., Tensor], Tensor]] = [
+        (lambda **out: ops.stochastic_prune(x, 1.0, 11, 5, **out), reference.stochastic_prune(x, one, key)[0]),
+        (lambda **out: ops.dither(x, 1.0, 11, 5, **out), reference.dither(x, one, key)[0]),
+    ]
+    for format in (E4M3, INT8):
+        plain = reference.quantize(x, one, grid_of(format), True, key)[0]
+        cases.append((lambda f=format, **out: ops.quantize(x, f, 1.0, "stochastic", 11, 5, **out), plain))
+    return cases
+
+
+@pytest.mark.parametrize(("isa", "threads"), MACHINES)
+def test_large_tensors_written_past_the_cache(
+    large: list[tuple[Callable[..., Tensor], Tensor]], isa: str, threads: int
+) -> None:
+    """From 4 MB on results are streamed to memory, and ties, 1 in 65536, are mended there."""
+    with machine(isa, threads):
+        for operator, plain in large:
+            assert_same_bits(operator(), plain)
+            assert_same_bits(operator(out=torch.empty_like(plain)), plain)
+
+
+@pytest.mark.parametrize(("isa", "threads"), MACHINES)
+def test_the_counter_may_overflow_its_lower_word(isa: str, threads: int) -> None:
+    """Block 2^32 of the random numbers begins at element 2^35."""
+    x = gradient(1000)
+    for start in (2**35 - 500, 2**35 - 8, 2**35 - 133, 2**35 * 7 - 64):
+        plain = reference.stochastic_prune(x, torch.tensor(1.0), torch.tensor([3, start]))[0]
+        with machine(isa, threads):
+            assert_same_bits(ops.stochastic_prune(x, 1.0, 3, start), plain)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1e-45, 1e-40, 1e-36, 1e-33, 1e30, 3e38])
+def test_thresholds_at_the_ends_of_float32(threshold: float) -> None:
+    x = torch.cat([gradient(500) * scale for scale in (1e-42, 1e-36, 1e-30, 1.0, 1e30, 1e38)])
+    x[:5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    plain = reference.stochastic_prune(x, torch.tensor(threshold), torch.tensor([3, 1]))[0]
+    for isa, threads in MACHINES[:2]:
+        if native.status().available:
+            with machine(isa, threads):
+                assert_same_bits(ops.stochastic_prune(x, threshold, 3, 1), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not native.status().available, reason="plain PyTorch needs 100 GB for this")
+def test_more_than_2_to_the_31_elements() -> None:
+    """A position's random numbers do not depend on the size, so the end can be checked by itself."""
+    count, last = 2**31 + 1003, 1003
+    x = torch.zeros(count, dtype=torch.bfloat16)
+    end = x[-last:]
+    end.copy_(gradient(last))
+    start = count - last
+    pruned = ops.stochastic_prune(end.clone(), 1.0, 4, start)
+    rounded = ops.quantize(pruned, E4M3, 1.0, "stochastic", 5, start)
+    histogram = ops.log_histogram(x)
+    assert histogram.zeros == start + int((end == 0).sum())
+    assert ops.kth_magnitude(x, 7) == ops.kth_magnitude(end, 7)
+    ops.stochastic_prune_(x, 1.0, 4)
+    assert_same_bits(x[-last:], pruned)
+    ops.quantize_(x, E4M3, 1.0, "stochastic", 5)
+    assert_same_bits(x[-last:], rounded)
+    assert not x[:-last].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "format", [FloatFormat(4, 3), FloatFormat(5, 2), FloatFormat(3, 2), FloatFormat(2, 1)], ids=str
+)
+def test_qpytorch_differs_only_in_ties(format: FloatFormat) -> None:
+    """QPyTorch rounds ties away from zero, we to the even code; among normal numbers nothing else differs."""
+    qtorch = pytest.importorskip("qtorch.quant", reason="pip install lograd[bench] installs QPyTorch")
+    steps = torch.arange(0, 2**12, dtype=torch.float32) / 2**12
+    normal = torch.cat([(1 + steps) * 2.0**e for e in range(format.emin, format.emax)])
+    x = torch.cat([normal, -normal])
+    theirs = qtorch.float_quantize(x, exp=format.exponent, man=format.mantissa, rounding="nearest")
+    ours = ops.quantize(x, format)
+    differs = theirs != ours
+    scaled = torch.ldexp(x.abs(), format.mantissa - (torch.frexp(x).exponent - 1))
+    tie = scaled - scaled.floor() == 0.5
+    assert differs.any()
+    assert not (differs & ~tie).any()
+    assert (theirs[differs].abs() > ours[differs].abs()).all()
