@@ -580,7 +580,7 @@ class TestTorch:
         arguments = (h.codes, rows, h.groups, h.stretch, h.bins, torch.float16)
         torch.library.opcheck(torch.ops.lograd.dequantize_block_householder.default, arguments)
         torch.library.opcheck(torch.ops.lograd.dequantize_block_householder_out.default, (*arguments, out))
-        torch.library.opcheck(torch.ops.lograd.largest_magnitude.default, (x,))
+        torch.library.opcheck(torch.ops.lograd.largest_and_scale.default, (x, 64.0))
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
     def test_compiled(self):

@@ -49,10 +49,13 @@ void bind_rows(nb::module_& m) {
         write(lograd::quantize_tensor(matrix(type, x, rows, columns), at<void>(y), at<float>(ranges), at<float>(parameters),
                                       static_cast<float>(bins), stochastic, codes, k[0], k[1], threads), counts);
     }, without_gil);
-    m.def("quantize_interval", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, A gamma, int levels,
+    m.def("largest_and_scale", [](int type, A x, N rows, N columns, float top, A out, int threads) {
+        lograd::largest_and_scale(matrix(type, x, rows, columns), top, at<float>(out), threads);
+    }, without_gil);
+    m.def("quantize_interval", [](int type, A x, N rows, N columns, A y, A statistics, A parameters, A gamma, int levels,
                                   bool stochastic, bool codes, A key, int threads, A counts) {
         const auto* k = at<const std::uint64_t>(key);
-        write(lograd::quantize_interval(matrix(type, x, rows, columns), at<void>(y), at<float>(ranges),
+        write(lograd::quantize_interval(matrix(type, x, rows, columns), at<void>(y), at<double>(statistics),
                                         at<float>(parameters), *at<const double>(gamma), static_cast<float>(levels),
                                         stochastic, codes, k[0], k[1], threads), counts);
     }, without_gil);

@@ -74,7 +74,7 @@ NB_MODULE(_native, m) {
 
     m.attr("KERNELS") = nb::make_tuple(
         "log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither", "quantize", "row_ranges",
-        "quantize_tensor", "quantize_interval", "quantize_samples", "quantize_rows", "dequantize_rows", "reflect_rows",
+        "largest_and_scale", "quantize_tensor", "quantize_interval", "quantize_samples", "quantize_rows", "dequantize_rows", "reflect_rows",
         "quantize_codes", "dequantize_codes", "pack_nibbles", "unpack_nibbles", "quantize_blocks", "dequantize_blocks",
         "hadamard");
     m.def("compiler", &lograd::compiler);

@@ -54,6 +54,16 @@ void sample_parameters(const float* ranges, float* parameters, std::size_t rows,
     parameters[4 * rows + row] = largest;
 }
 
+constexpr double kLargest = std::numeric_limits<float>::max();
+
+Matrix one_row(const Matrix& m) { return {m.type, m.x, 1, m.rows * m.columns}; }
+
+float largest_magnitude(const Matrix& row, int threads) {
+    float ranges[3];
+    row_ranges(row, ranges, threads);
+    return std::max(-ranges[0], ranges[1]) + 0.0f;
+}
+
 }  // namespace
 
 void row_ranges(const Matrix& m, float* out, int threads) {
@@ -144,7 +154,7 @@ RowCounts quantize_samples(const Matrix& m, void* y, float* ranges, float* param
 
 RowCounts quantize_tensor(const Matrix& m, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
                           std::uint64_t seed, std::uint64_t offset, int threads) {
-    const Matrix whole{m.type, m.x, 1, m.rows * m.columns};
+    const Matrix whole = one_row(m);
     row_ranges(whole, ranges, threads);
     const double low = std::min<double>(ranges[0], 0.0) - 1e-8, high = std::max<double>(ranges[1], 0.0) + 1e-8;
     const double zero = std::min(std::floor(-low * (bins / (high - low))), bins - 1.0), above = ranges[0] < 0 ? 1.0 : 0.0;
@@ -155,17 +165,24 @@ RowCounts quantize_tensor(const Matrix& m, void* y, float* ranges, float* parame
     return quantize_rows(whole, y, parameters, bins, stochastic, codes, seed, offset, threads);
 }
 
-RowCounts quantize_interval(const Matrix& m, void* y, float* ranges, float* parameters, double gamma, float levels,
+RowCounts quantize_interval(const Matrix& m, void* y, double* statistics, float* parameters, double gamma, float levels,
                             bool stochastic, bool codes, std::uint64_t seed, std::uint64_t offset, int threads) {
-    const Matrix whole{m.type, m.x, 1, m.rows * m.columns};
-    row_ranges(whole, ranges, threads);
-    const float largest = std::max(-ranges[0], ranges[1]) + 0.0f, clip = static_cast<float>(gamma * largest);
-    constexpr double kMost = std::numeric_limits<float>::max();
-    parameters[0] = clip > 0 ? static_cast<float>(std::min(levels / static_cast<double>(clip), kMost)) : 1.0f;
+    const Matrix whole = one_row(m);
+    const float largest = largest_magnitude(whole, threads), clip = static_cast<float>(gamma * largest);
+    parameters[0] = clip > 0 ? static_cast<float>(std::min(levels / static_cast<double>(clip), kLargest)) : 1.0f;
     parameters[1] = 0.0f;
     parameters[2] = levels;
     parameters[3] = -clip, parameters[4] = clip;
-    return quantize_rows(whole, y, parameters, 2 * levels, stochastic, codes, seed, offset, threads);
+    const RowCounts counts = quantize_rows(whole, y, parameters, 2 * levels, stochastic, codes, seed, offset, threads);
+    statistics[0] = largest;
+    statistics[1] = static_cast<double>(counts.clipped) / std::max<double>(1.0, static_cast<double>(whole.columns));
+    return counts;
+}
+
+void largest_and_scale(const Matrix& m, float top, float* out, int threads) {
+    const float largest = largest_magnitude(one_row(m), threads);
+    out[0] = largest;
+    out[1] = largest > 0 ? std::min(top / largest, std::numeric_limits<float>::max()) : 1.0f;
 }
 
 void dequantize_rows(const Matrix& m, void* y, const float* parameters, float bins, int threads) {

@@ -72,12 +72,15 @@ RowCounts quantize_rows(const Matrix&, void* y, const float* parameters, float b
 // does, and `parameters`.
 RowCounts quantize_samples(const Matrix&, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
                         std::uint64_t seed, std::uint64_t offset, int threads);
-// One range for the whole matrix, with zero as a code: `tensor_parameters` in ops/row_operators.py.  Fills `ranges` and
+// out[0] the largest finite magnitude m, out[1] the scale top / m: finite, and 1 if m is 0.
+void largest_and_scale(const Matrix&, float top, float* out, int threads);
+// One range for the whole matrix, with zero as a code: `tensor_parameters` in ops/row_passes.py.  Fills `ranges` and
 // `parameters` for one row.
 RowCounts quantize_tensor(const Matrix&, void* y, float* ranges, float* parameters, float bins, bool stochastic, bool codes,
                           std::uint64_t seed, std::uint64_t offset, int threads);
-// `levels` on either side of zero, up to gamma times the largest magnitude: `interval_parameters` there.
-RowCounts quantize_interval(const Matrix&, void* y, float* ranges, float* parameters, double gamma, float levels,
+// `levels` on either side of zero, up to gamma times the largest magnitude: `interval_parameters` there.  `statistics` are
+// that magnitude and the share of elements beyond the interval.
+RowCounts quantize_interval(const Matrix&, void* y, double* statistics, float* parameters, double gamma, float levels,
                             bool stochastic, bool codes, std::uint64_t seed, std::uint64_t offset, int threads);
 // The codes are matrix.x; matrix.type is that of y.  `parameters` are three lists: scale, low, zero.
 void dequantize_rows(const Matrix&, void* y, const float* parameters, float bins, int threads);

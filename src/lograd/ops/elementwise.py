@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
@@ -140,10 +139,8 @@ def luq(
     """
     check_width("bits", bits, 2, 8)
     _scalar("scale", 1.0, x, 0.0)
-    largest = call("largest_magnitude", x)
     format = _POWERS_OF_TWO[bits]
-    # Below the smallest normal numbers the quotient overflows; the greatest finite scale is as unbiased.
-    scale = torch.where(largest > 0, format.max / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
+    largest, scale = call("largest_and_scale", x, format.max).unbind()
     return Logarithmic(quantize(x, format, scale, "stochastic", seed, offset, out=out), largest)
 
 

@@ -96,7 +96,7 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
 
     def run_native(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
         *values, counted = rest
-        counts = _counts(x, counted)
+        counts = _counts(x, True) if counted else _NO_COUNTS
         addresses = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
         kernel(
             FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), *addresses, torch.get_num_threads(),
@@ -128,6 +128,9 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         f"lograd::{name}", lambda x, *rest: (torch.empty_like(dense(x)), _counts(x, rest[-1])), lib=library
     )
     torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: _counts(x, rest[-2]), lib=library)
+
+
+_NO_COUNTS = torch.empty(0, dtype=torch.int64)
 
 
 def _counts(x: Tensor, counted: bool) -> Tensor:

@@ -39,7 +39,7 @@ def per_sample(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bo
 
 def _decoding(parameters: Tensor, ranges: Tensor, bins: int, packed: bool) -> Tensor:
     """Scale, low and zero.  Where all 256 codes are numbers, a row with a NaN decodes to NaN as a whole."""
-    result = parameters[:3].clone()
+    result = parameters[:3]
     if packed and bins == 255:
         result[1] = torch.where(ranges[2] > 0, torch.nan, result[1])
     return result
@@ -49,12 +49,10 @@ def interval(
     passes: Passes, x: Tensor, out: Tensor, gamma: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
 ) -> Rest:
     levels = 2 ** (bits - 1) - 1
-    ranges, parameters, counts = passes.quantize_interval(
+    statistics, parameters, counts = passes.quantize_interval(
         matrix(x, 1), matrix(out, 1), gamma.double(), levels, stochastic, key
     )
-    largest = torch.maximum(-ranges[0], ranges[1]) + 0.0
-    statistics = torch.stack([largest[0].double(), counts[2].double() / max(x.numel(), 1)])
-    return parameters[:3].clone(), statistics, counts
+    return parameters[:3], statistics, counts
 
 
 def block_householder(
@@ -243,13 +241,14 @@ _define(
 )  # fmt: skip
 
 
-def _largest_magnitude(passes: Passes, x: Tensor) -> Tensor:
-    low, high, _ = passes.ranges(matrix(x.contiguous(), 1))[:, 0]
-    return torch.maximum(-low, high) + 0.0
+def _largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
+    return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
 
 
-_library.define("largest_magnitude(Tensor x) -> Tensor")
-_library.impl("largest_magnitude", lambda x: _largest_magnitude(Plain(), x), "CompositeExplicitAutograd")
-if native.kernel("row_ranges") is not None:
-    implement("largest_magnitude", lambda x: _largest_magnitude(Native(), x))
-torch.library.register_fake("lograd::largest_magnitude", lambda x: x.new_empty((), dtype=torch.float32), lib=library)
+_library.define("largest_and_scale(Tensor x, float top) -> Tensor")
+_library.impl("largest_and_scale", lambda x, top: _largest_and_scale(Plain(), x, top), "CompositeExplicitAutograd")
+if native.kernel("largest_and_scale") is not None:
+    implement("largest_and_scale", lambda x, top: _largest_and_scale(Native(), x, top))
+torch.library.register_fake(
+    "lograd::largest_and_scale", lambda x, top: x.new_empty(2, dtype=torch.float32), lib=library
+)

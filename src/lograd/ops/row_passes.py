@@ -68,7 +68,13 @@ class Passes(Protocol):
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`quantize` of one row with `interval_parameters`: (ranges, parameters, counts)."""
+        """`quantize` of one row with `interval_parameters`: (statistics, parameters, counts).
+
+        The statistics, float64, are the largest magnitude and the share of elements beyond the interval.
+        """
+
+    def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
+        """(2,) float32: the largest finite magnitude m of one row and top / m, finite, and 1 if m is 0."""
 
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         """`parameters` (3, rows): scale, low, zero."""
@@ -100,9 +106,8 @@ def tensor_parameters(ranges: Tensor, bins: int) -> Tensor:
     return torch.stack([scale.float(), torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
 
 
-def interval_parameters(ranges: Tensor, gamma: Tensor, levels: int) -> Tensor:
+def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
     """`levels` steps on either side of zero, up to c = gamma max |x|; `quantize_interval` in csrc/rows.cpp."""
-    largest = torch.maximum(-ranges[0], ranges[1]) + 0.0
     clip = (gamma.reshape(1) * largest.double()).float()
     scale = torch.where(clip > 0, (levels / clip.double()).clamp(max=torch.finfo(torch.float32).max), 1.0).float()
     return torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
@@ -154,9 +159,20 @@ class Plain:
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ranges = self.ranges(x)
-        parameters = interval_parameters(ranges, gamma, levels)
-        return ranges, parameters, self.quantize(x, out, parameters, 2 * levels, stochastic, key)
+        largest = self._largest(x)
+        parameters = interval_parameters(largest, gamma, levels)
+        counts = self.quantize(x, out, parameters, 2 * levels, stochastic, key)
+        return torch.stack([largest[0].double(), counts[2].double() / max(x.numel(), 1)]), parameters, counts
+
+    def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
+        largest = self._largest(x)
+        # Below the smallest normal numbers the quotient overflows.
+        scale = torch.where(largest > 0, top / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
+        return torch.cat([largest, scale])
+
+    def _largest(self, x: Tensor) -> Tensor:
+        low, high, _ = self.ranges(x)
+        return torch.maximum(-low, high) + 0.0
 
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         scale, low, zero = (row[:, None] for row in parameters)
@@ -226,29 +242,36 @@ class Native:
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with_ranges("quantize_samples", x, out, (bins,), stochastic, key)
+        return self._with(torch.empty(3, x.shape[0]), "quantize_samples", x, out, (bins,), stochastic, key)
 
     def quantize_tensor(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with_ranges("quantize_tensor", x, out, (bins,), stochastic, key)
+        return self._with(torch.empty(3, 1), "quantize_tensor", x, out, (bins,), stochastic, key)
 
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with_ranges("quantize_interval", x, out, (gamma.data_ptr(), levels), stochastic, key)
+        statistics = torch.empty(2, dtype=torch.float64)
+        return self._with(statistics, "quantize_interval", x, out, (gamma.data_ptr(), levels), stochastic, key)
+
+    def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
+        out = torch.empty(2)
+        native.kernel("largest_and_scale")(*_matrix(x), top, out.data_ptr(), torch.get_num_threads())
+        return out
 
     @staticmethod
-    def _with_ranges(
-        name: str, x: Tensor, out: Tensor, what: tuple[int, ...], stochastic: bool, key: Tensor
+    def _with(
+        found: Tensor, name: str, x: Tensor, out: Tensor, what: tuple[int, ...], stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ranges, parameters = torch.empty(3, x.shape[0]), torch.empty(5, x.shape[0])
+        """A quantizer that fills `found` (ranges or statistics) and the parameters as it goes."""
+        parameters = torch.empty(5, x.shape[0])
         counts = torch.zeros(COUNTS, dtype=torch.int64)
         native.kernel(name)(
-            *_matrix(x), out.data_ptr(), ranges.data_ptr(), parameters.data_ptr(), *what, stochastic,
+            *_matrix(x), out.data_ptr(), found.data_ptr(), parameters.data_ptr(), *what, stochastic,
             out.dtype == torch.uint8, key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
         )  # fmt: skip
-        return ranges, parameters, counts
+        return found, parameters, counts
 
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         native.kernel("dequantize_rows")(
