@@ -136,7 +136,8 @@ def test_native_equals_plain_pytorch_on_anything(x, number, seed, offset, format
     ours = ops.quantize(x, format, number, rounding, seed, offset, counted=True)
     plain, clipped = reference.quantize(x, value, grid, stochastic, key)
     assert same(ours.result, plain)
-    assert ours.counts.tolist() == [int((plain == 0).sum()), int(plain.isnan().sum()), int(clipped)]
+    found = [int((plain == 0).sum()), int(plain.isnan().sum()), int(clipped), int((x == 0).sum())]
+    assert ours.counts.tolist() == found
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -223,11 +224,12 @@ def test_nearest_equals_ml_dtypes_and_torch_casts(name):
 def test_zeros_nan_and_saturation_are_counted():
     x = torch.tensor([0.0, math.nan, 1e9, -1e9, math.inf, 1.0, 1e-9])
     result, counts = ops.quantize(x, FloatFormat(4, 3), counted=True)
-    assert counts.tolist() == [2, 1, 3]
+    assert counts.tolist() == [2, 1, 3, 1]
     assert result[1].isnan()
     result, counts = ops.stochastic_prune(x, 2.0, counted=True)
-    assert counts.tolist() == [int((result == 0).sum()), 1, 0]
+    assert counts.tolist() == [int((result == 0).sum()), 1, 0, 1]
     assert result[2:5].tolist() == x[2:5].tolist()
+    assert ops.dither(x, 0.5, counted=True, out=x).counts[3] == 1, "counted before x is overwritten"
 
 
 # -- unbiased --

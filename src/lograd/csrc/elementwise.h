@@ -25,24 +25,29 @@ template <bool Random, class Kernel> void run(const Piece& p, const Counts& coun
 
 // Counts of a piece, one per lane.  Padding is zero in and zero out, so it is taken off at the end.
 struct Tally {
-    I zeros{}, nans{}, clipped{};
+    I zeros{}, nans{}, clipped{}, zeros_before{};
     std::size_t padding = 0;
     bool wanted;
 
     explicit Tally(const Counts& counts) : wanted(counts.wanted) {}
 
-    void add(const float* out, std::size_t valid) {
+    void add(const float* in, const float* out, std::size_t valid) {
         if (!wanted) return;
         for (std::size_t j = 0; j < kChunk; j += W) {
-            const F y = load<F>(out + j);
+            const F x = load<F>(in + j), y = load<F>(out + j);
+            zeros_before -= x == 0.0f;
             zeros -= y == 0.0f;
             nans -= y != y;
         }
         padding += kChunk - valid;
     }
     void add_to(Counts& counts) const {
-        for (std::size_t i = 0; i < W; ++i) counts.zeros += zeros[i], counts.nans += nans[i], counts.clipped += clipped[i];
+        for (std::size_t i = 0; i < W; ++i) {
+            counts.zeros += zeros[i], counts.nans += nans[i], counts.clipped += clipped[i];
+            counts.zeros_before += zeros_before[i];
+        }
         counts.zeros -= static_cast<std::int64_t>(padding);
+        counts.zeros_before -= static_cast<std::int64_t>(padding);
     }
 };
 
@@ -75,7 +80,7 @@ inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
         if (__builtin_expect(tiny || any(nearest <= 1u), 0))
             for (std::size_t k = 0; k < valid; ++k)
                 out[k] = prune_exactly(in[k], a, step, random[k], first + k, p.seed);
-        tally.add(out, valid);
+        tally.add(in, out, valid);
     });
     tally.add_to(counts);
 }
@@ -88,7 +93,7 @@ inline void threshold_prune(const Piece& p, float t, Counts& counts) {
             const F x = load<F>(in + j);
             put(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
         }
-        tally.add(out, valid);
+        tally.add(in, out, valid);
     });
     tally.add_to(counts);
 }
@@ -124,7 +129,7 @@ inline void dither(const Piece& p, float step, Counts& counts) {
                 out[k] = std::copysign(round_exactly(steps, random[k], first + k, p.seed) * step, in[k]);
             }
         }
-        tally.add(out, valid);
+        tally.add(in, out, valid);
     });
     tally.add_to(counts);
 }
@@ -204,7 +209,7 @@ void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) 
                 }
             }
             tally.clipped += clipped;
-            tally.add(out, valid);
+            tally.add(in, out, valid);
         });
     tally.add_to(counts);
 }

@@ -20,7 +20,7 @@ struct Piece {
 
 struct Counts {
     bool wanted;
-    std::int64_t zeros = 0, nans = 0, clipped = 0;
+    std::int64_t zeros = 0, nans = 0, clipped = 0, zeros_before = 0;
 };
 
 // A float format of M mantissa bits, or an integer, as kernels see it.  See `_parameters` in ops/formats.py.

@@ -35,7 +35,7 @@ struct Task {
     int threads;
 };
 
-// Runs kernel(piece, counts) over the pieces of a tensor and adds what they counted to counts[0..3), if any.
+// Runs kernel(piece, counts) over the pieces of a tensor and adds what they counted to counts[0..4), if any.
 template <class Kernel> void over_pieces(const Task& task, std::uintptr_t counts, Kernel kernel) {
     const auto type = static_cast<lograd::Type>(task.type);
     const std::size_t size = type == lograd::Type::kFloat32 ? 4 : 2;
@@ -56,10 +56,11 @@ template <class Kernel> void over_pieces(const Task& task, std::uintptr_t counts
                own);
         std::lock_guard<std::mutex> lock(mutex);
         total.zeros += own.zeros, total.nans += own.nans, total.clipped += own.clipped;
+        total.zeros_before += own.zeros_before;
     });
     if (!counts) return;
     auto* out = reinterpret_cast<std::int64_t*>(counts);
-    out[0] += total.zeros, out[1] += total.nans, out[2] += total.clipped;
+    out[0] += total.zeros, out[1] += total.nans, out[2] += total.clipped, out[3] += total.zeros_before;
 }
 
 float value_at(std::uintptr_t address) { return *reinterpret_cast<const float*>(address); }

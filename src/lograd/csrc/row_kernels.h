@@ -27,14 +27,19 @@ template <class T> void range_of(const T* x, std::size_t n, Range& range) {
             const F a = load<F>(in + j), b = load<F>(in + j + W);
             low0 = smaller(a, low0), low1 = smaller(b, low1);
             high0 = larger(a, high0), high1 = larger(b, high1);
-            nan |= (a != a) | (b != b);
+            nan |= either_nan(a, b);
         }
     }
-    float low = kInfinity, high = -kInfinity;
-    for (std::size_t k = 0; k < W; ++k) {
-        low = low0[k] < low ? low0[k] : low, low = low1[k] < low ? low1[k] : low;
-        high = high0[k] > high ? high0[k] : high, high = high1[k] > high ? high1[k] : high;
+    // Halves against halves: a chain of comparisons would cost more than a short row.
+    alignas(64) float lows[W], highs[W];
+    store(lows, smaller(low0, low1)), store(highs, larger(high0, high1));
+    for (std::size_t half = W / 2; half != 0; half /= 2) {
+        for (std::size_t k = 0; k < half; ++k) {
+            lows[k] = lows[k + half] < lows[k] ? lows[k + half] : lows[k];
+            highs[k] = highs[k + half] > highs[k] ? highs[k + half] : highs[k];
+        }
     }
+    float low = lows[0], high = highs[0];
     if (low == -kInfinity || high == kInfinity) {
         low = kInfinity, high = -kInfinity;
         for (std::size_t i = 0; i < n; ++i) {
@@ -51,24 +56,37 @@ inline void range(Type type, const void* x, std::size_t count, Range& out) {
     with_type(type, [&](auto* tag) { range_of(static_cast<decltype(tag)>(const_cast<void*>(x)), count, out); });
 }
 
-// The parameters of a chunk, element by element.  They are written anew only where the row changes, so that rows of any
-// length cost the same.
+// The parameters of a chunk.
 class Spread {
-    const RowParameters& rows_;
     static constexpr std::size_t kNone = ~std::size_t{0};
-    std::size_t row_ = kNone;
+    const RowParameters& rows_;
+    std::size_t row_ = kNone, begin_ = 0, end_ = 0;  // the row where the chunk begins
+    std::size_t filled_ = kNone;                      // the row that the lists hold throughout
 
 public:
+    // Element by element, after `fill`.
     alignas(64) float scale[kChunk], low[kChunk], zero[kChunk], smallest[kChunk], largest[kChunk];
 
     explicit Spread(const RowParameters& rows) : rows_(rows) {}
 
-    // Elements from `valid` on are padding.  True if one row fills the chunk.
+    // True if one row fills the chunk at this position.  Elements from `valid` on are padding.
     bool move_to(std::size_t position, std::size_t valid) {
-        std::size_t row = position / rows_.columns, end = (row + 1) * rows_.columns - position;
-        const bool whole = end >= kChunk && valid == kChunk;
-        if (whole && row == row_) return true;
-        row_ = whole ? row : kNone;
+        if (position < begin_ || position >= end_) {
+            row_ = position / rows_.columns;
+            begin_ = row_ * rows_.columns;
+            end_ = begin_ + rows_.columns;
+        }
+        return valid == kChunk && position + kChunk <= end_;
+    }
+
+    std::size_t row() const { return row_; }
+
+    // Written anew only where the row changes, so that rows of any length cost the same.
+    void fill(std::size_t position, std::size_t valid) {
+        const bool whole = move_to(position, valid);
+        if (whole && row_ == filled_) return;
+        filled_ = whole ? row_ : kNone;
+        std::size_t row = row_, end = end_ - position;
         for (std::size_t j = 0; j < valid; end += rows_.columns, ++row) {
             const float a = rows_.scale[row], b = rows_.low[row], c = rows_.zero[row];
             const float d = rows_.smallest[row], e = rows_.largest[row];
@@ -78,7 +96,6 @@ public:
             scale[j] = 1.0f, low[j] = zero[j] = 0.0f;
             smallest[j] = -__builtin_inff(), largest[j] = __builtin_inff();
         }
-        return whole;
     }
 };
 
@@ -134,6 +151,7 @@ void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position,
     Spread at(rows);
     const auto general = [&](const float* __restrict in, float* __restrict out, const std::uint16_t* random,
                              std::uint64_t first, std::size_t valid) {
+        at.fill(position + static_cast<std::size_t>(first - p.index), valid);
         const F top = F{} + bins, nan_code = F{} + (bins < 255.0f ? 255.0f : 0.0f);
         RowRounder<Stochastic> rounder;
         I outside{};
@@ -179,12 +197,12 @@ void quantize_rows_as(const In* x, Out* y, const Piece& p, std::size_t position,
         x, y, p.count, p.index, p.seed, Writes::kBuffered,
         [&](auto, const float* in, auto* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
             const std::size_t done = static_cast<std::size_t>(first - p.index);
-            const bool one_row = at.move_to(position + done, valid);
             if (ahead != 0)
                 for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + ahead + j);
             if constexpr (std::is_same_v<decltype(out), Code*>) {
-                const bool simple = Stochastic && one_row && at.zero[0] == 0.0f;
-                if (simple && sample_codes(in, out, random, at.low[0], at.scale[0], bins)) return;
+                if (Stochastic && at.move_to(position + done, valid) && rows.zero[at.row()] == 0.0f &&
+                    sample_codes(in, out, random, rows.low[at.row()], rows.scale[at.row()], bins))
+                    return;
                 alignas(64) float codes[kChunk];
                 general(in, codes, random, first, valid);
                 narrow(codes, out, kChunk);
@@ -216,7 +234,7 @@ inline void dequantize_rows(const Piece& p, std::size_t position, const RowParam
         for_chunks<false>(
             static_cast<const Code*>(p.x), static_cast<T*>(p.y), p.count, 0, 0, Writes::kBuffered,
             [&](auto, const float* in, float* out, const std::uint16_t*, std::uint64_t first, std::size_t valid) {
-                at.move_to(position + static_cast<std::size_t>(first), valid);
+                at.fill(position + static_cast<std::size_t>(first), valid);
                 for (std::size_t j = 0; j < kChunk; j += W) {
                     const F code = load<F>(in + j);
                     const F value = (code - load<F>(at.zero + j)) / load<F>(at.scale + j) + load<F>(at.low + j);

@@ -105,6 +105,14 @@ inline U smaller(U a, U b) {
     return a < b ? a : b;
 #endif
 }
+// Lanes where a or b is NaN.
+inline I either_nan(F a, F b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return bits<I>(_mm256_cmp_ps(bits<__m256>(a), bits<__m256>(b), _CMP_UNORD_Q));
+#else
+    return (a != a) | (b != b);
+#endif
+}
 // Written past the cache: a large output is not read back soon, and this saves fetching its lines first.
 inline void stream(float* p, F v) {
 #if defined(__AVX512F__)

@@ -16,7 +16,10 @@ Scalar = float | Tensor
 
 
 class Counted(NamedTuple):
-    """A result with what was counted in it: a tensor of exact zeros, NaN and saturated elements."""
+    """A result with what was counted: exact zeros, NaN and saturated elements of it.
+
+    Operators on single elements (`elementwise`) count the zeros of x as a fourth.
+    """
 
     result: Tensor
     counts: Tensor

@@ -2,7 +2,7 @@
 
 `torch.library` dispatches: plain PyTorch is the kernel of every device, the native one that of the CPU.  Every
 operator also exists as `NAME_out`, which writes into a given tensor and serves `out=` and the in-place forms.  Both
-return counts of the result beside it: zeros, NaN, saturated elements.
+return counts beside it: zeros, NaN and saturated elements of the result, and zeros of x.
 
 Random numbers belong to positions in memory order.  A dense tensor of any layout is processed as it lies and keeps its
 layout; one with gaps or overlaps is copied to a contiguous one first.
@@ -26,6 +26,7 @@ library = _Library("lograd", "DEF")
 FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Element types, and the number by which the native module knows each."""
 COUNTS = 3
+"""Zeros, NaN and saturated elements of a result; those of this file count the zeros of x besides."""
 
 
 _direct: dict[str, Callable[..., Any]] = {}
@@ -86,11 +87,13 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
 
     def run_plain(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
         *values, counted = rest
+        before = (flat(x) == 0).sum() if counted else None  # x may be out
         result, clipped = plain(flat(x).float(), *values)
         flat(out).copy_(result)
-        if not counted:
+        if before is None:
             return _counts(x, False)
-        return torch.stack([(result == 0).sum(), result.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
+        zeros, nan = (result == 0).sum(), result.isnan().sum()
+        return torch.stack([zeros, nan, torch.as_tensor(clipped, device=x.device), before])
 
     kernel = native.kernel(name)
 
@@ -134,7 +137,7 @@ _NO_COUNTS = torch.empty(0, dtype=torch.int64)
 
 
 def _counts(x: Tensor, counted: bool) -> Tensor:
-    return x.new_zeros(COUNTS, dtype=torch.int64) if counted else x.new_empty(0, dtype=torch.int64)
+    return x.new_zeros(COUNTS + 1, dtype=torch.int64) if counted else x.new_empty(0, dtype=torch.int64)
 
 
 def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> reference.Result:
