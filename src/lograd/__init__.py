@@ -13,6 +13,7 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if TYPE_CHECKING:
     from . import ops
+    from .plan import Plan
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "InvalidValue",
     "LogradError",
     "MomentDoesNotExist",
+    "Plan",
     "__version__",
     "formats",
     "laws",
@@ -34,8 +36,16 @@ __all__ = [
 ]
 
 
+# Public names that need torch, which takes a second to import; the theory does not.
+_ON_FIRST_USE = {
+    "Plan": "lograd.plan",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """`lograd.ops` on first use: it needs torch, which takes a second to import; the theory does not."""
+    """`lograd.ops`, `lograd.Plan` and so on, on first use."""
     if name == "ops":
         return importlib.import_module("lograd.ops")
+    if name in _ON_FIRST_USE:
+        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'lograd' has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """One self-contained HTML file with charts drawn as SVG: no plotting library, no script, no network."""
 
+from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
-from .page import CannotWrite, Page, check_folder
+from .page import Page
 
 __all__ = [
     "Band",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 
-from ..errors import InvalidValue, LogradError, sentence
+from ..errors import InvalidValue, sentence
+from ..files import replace_file
 from .chart import CHART_CSS, Chart, escape, number
 
 _PAGE_CSS = """
@@ -74,20 +74,6 @@ def _cell(cell: object) -> str:
         case Real():
             return number(float(cell))
     return escape(cell)
-
-
-class CannotWrite(LogradError, OSError):
-    """The page could not be saved; whatever was there before is still there."""
-
-
-def check_folder(path: str | os.PathLike[str]) -> Path:
-    """Where a page will be written, through links; raises if its folder cannot take it, so that one can ask early."""
-    target = Path(path).resolve()
-    if not target.parent.is_dir():
-        raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
-    if not os.access(target.parent, os.W_OK):
-        raise CannotWrite(f"Cannot write {path}: no permission to write into {target.parent}.")
-    return target
 
 
 @dataclass
@@ -178,19 +164,5 @@ class Page:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
-        target = check_folder(path)
-        draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
-        try:
-            with open(draft, "x", encoding="utf-8", newline="\n") as file:  # a new file gets the usual permissions
-                file.write(self.html())
-                file.flush()
-                os.fsync(file.fileno())
-            if target.is_file():
-                draft.chmod(target.stat().st_mode & 0o777)
-            os.replace(draft, target)
-        except OSError as error:
-            raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
-        finally:
-            draft.unlink(missing_ok=True)
-        return target
+        """Write the page whole or not at all."""
+        return replace_file(path, self.html().encode())
