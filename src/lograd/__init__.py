@@ -14,6 +14,7 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 if TYPE_CHECKING:
     from . import ops
     from .plan import Plan
+    from .profiling import Profile, observe, profile
 
 __version__ = "0.1.0"
 
@@ -27,11 +28,14 @@ __all__ = [
     "LogradError",
     "MomentDoesNotExist",
     "Plan",
+    "Profile",
     "__version__",
     "formats",
     "laws",
+    "observe",
     "ops",
     "parse_format",
+    "profile",
     "theory",
 ]
 
@@ -39,6 +43,9 @@ __all__ = [
 # Public names that need torch, which takes a second to import; the theory does not.
 _ON_FIRST_USE = {
     "Plan": "lograd.plan",
+    "Profile": "lograd.profiling",
+    "observe": "lograd.profiling",
+    "profile": "lograd.profiling",
 }
 
 

@@ -1,8 +1,11 @@
-"""One self-contained HTML file with charts drawn as SVG: no plotting library, no script, no network."""
+"""What is shown: one self-contained HTML file with charts drawn as SVG (no plotting library, no script, no network), and
+tables for the terminal.
+"""
 
 from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
 from .page import Page
+from .text import as_text, text_table
 
 __all__ = [
     "Band",
@@ -15,5 +18,7 @@ __all__ = [
     "Page",
     "Points",
     "Rule",
+    "as_text",
     "check_folder",
+    "text_table",
 ]

@@ -1,23 +1,16 @@
-"""The plan: what is done to the gradient of each layer, as a JSON file that a person can review.
-
-It is made from a profile or from a recipe, and `attach` carries it out.  `Plan.load` is the exact inverse of `save`.
-"""
+"""What is done to the gradient of one layer, for each of the two products that it enters."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, final
 
-from .errors import InvalidType, InvalidValue, nearest_name, sentence
-from .files import read_file, replace_file
-from .treatments import Prediction, Sentence, Treatment, from_json, recipe, to_json
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..treatments import Prediction, Sentence, Statistics, Treatment, from_json, predict, to_json
 
-VERSION = 1
+PRODUCTS = ("input", "weight")
+"""The products that a gradient enters: dX, the gradient of the layer's input, and dW, that of its weight."""
 
 
 @final
@@ -76,77 +69,6 @@ class LayerPlan:
         return cls(input, weight, elements, float(masked), predicted_input, predicted_weight)
 
 
-@final
-@dataclass(frozen=True)
-class Plan:
-    """Treatments by layer name.
-
-    Args:
-        layers: a LayerPlan for each layer name, in the order in which the layers run.
-        kept: layers left alone on purpose, and why.
-        every: what is done to each supported layer that `layers` does not name; None leaves them alone.
-    """
-
-    layers: Mapping[str, LayerPlan] = field(default_factory=dict)
-    kept: Mapping[str, str] = field(default_factory=dict)
-    every: LayerPlan | None = None
-
-    @classmethod
-    def uniform(cls, name: str) -> Plan:
-        """The same recipe for every supported layer of whatever model it is attached to: "fp6", "prune85", ...
-
-        >>> Plan.uniform("prune85+fp6").every.input[0].sparsity
-        0.85
-        """
-        return cls(every=LayerPlan.of(recipe(name)))
-
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"lograd_plan": VERSION}
-        if self.every is not None:
-            data["every"] = self.every.to_json()
-        return data | {
-            "layers": {name: layer.to_json() for name, layer in self.layers.items()},
-            "kept": dict(self.kept),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Plan:
-        """The exact inverse of `to_json`."""
-        if not isinstance(data, dict) or "lograd_plan" not in data:
-            raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
-        if data["lograd_plan"] != VERSION:
-            raise InvalidValue(
-                f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
-                "make the plan again, or use the lograd that wrote it."
-            )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept"))
-        layers, kept = data.get("layers", {}), data.get("kept", {})
-        if not isinstance(layers, dict) or not isinstance(kept, dict):
-            raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
-        return cls(
-            layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
-            kept={name: str(reason) for name, reason in kept.items()},
-            every=LayerPlan.from_json(data["every"]) if "every" in data else None,
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        return replace_file(path, (json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from its file; what is wrong with the file is said in one sentence."""
-        content = read_file(path)
-        try:
-            return cls.from_json(json.loads(content))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = str(error) if isinstance(error, InvalidValue | InvalidType) else f"it is not JSON: {error}."
-            raise InvalidValue(f"Cannot read the plan {path}: {reason}") from None
-
-    def hash(self) -> str:
-        """Hexadecimal digits that change with anything that changes the training."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:
     side: dict[str, Any] = {"treatments": to_json(treatments)}
     return side if predicted is None else {**side, "predicted": predicted.to_json()}
@@ -165,3 +87,22 @@ def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
     for name in data:
         if name not in valid:
             raise InvalidValue(f"{what} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}")
+
+
+def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
+    """One or both names of products."""
+    names = (products,) if isinstance(products, str) else tuple(products)
+    for name in names:
+        if name not in PRODUCTS:
+            raise InvalidValue(sentence("products", name, "'input', 'weight' or both") + nearest_name(str(name), PRODUCTS))
+    if not names:
+        raise InvalidValue("products must be 'input', 'weight' or both; got none.")
+    return names
+
+
+def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction | None:
+    """What theory expects, to six digits: a plan is read by people; None where the law is not known."""
+    if statistics is None:
+        return None
+    exact = predict(treatments, statistics)
+    return Prediction(**{name: float(f"{value:.6g}") for name, value in exact.to_json().items()})

@@ -1,0 +1,73 @@
+"""What if this layer's gradient had so few bits: the error of each width, predicted from its law and measured on values.
+
+Both speak of the last observed step, at the scale that puts the largest magnitude at the top of the format's range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .. import theory
+from ..formats import Format, IntFormat
+from ..treatments import Prediction, Quantize, Statistics, numbers_of, predict
+from .records import LayerProfile, Sample
+
+WIDTHS = (4, 5, 6, 7, 8)
+GOOD_COSINE = 0.99
+"""A format is recommended from this cosine on.  A choice, not a theorem: FP6 of a wide law reaches it, INT8 does not."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """One format on one layer."""
+
+    name: str
+    format: Format
+    predicted: Prediction
+    measured: Prediction | None
+    """On the captured values; None where there are none."""
+
+
+def errors(layer: LayerProfile) -> list[Error]:
+    """FP4 to FP8, each in its best split for the layer, and INT4 to INT8; none for a gradient of zeros."""
+    law, last = layer.law, layer.last.law
+    if law is None or last is None:
+        return []
+    formats: list[tuple[str, Format]] = [(f"FP{bits}", theory.best_format(law, bits)) for bits in WIDTHS]
+    formats += [(f"INT{bits}", IntFormat(bits)) for bits in WIDTHS]
+    statistics = Statistics(last)
+    return [_error(name, format, statistics, layer.sample) for name, format in formats]
+
+
+def recommended(found: list[Error]) -> Error | None:
+    """The format of the fewest bits that keeps the direction, by prediction; the better one of two."""
+    good = [error for error in found if error.predicted.cosine >= GOOD_COSINE]
+    return min(good, key=lambda error: (error.format.bits, -error.predicted.cosine)) if good else None
+
+
+def _error(name: str, format: Format, statistics: Statistics, sample: Sample) -> Error:
+    treatment = Quantize(format)
+    numbers = numbers_of((treatment,), statistics)
+    return Error(
+        name, format, predict((treatment,), statistics, numbers), measure(treatment, numbers[0]["scale"], sample)
+    )
+
+
+def measure(treatment: Quantize, scale: float, sample: Sample) -> Prediction | None:
+    """The same numbers as a prediction, from the operator itself on values of the gradient."""
+    finite = sample[np.isfinite(sample)]
+    if not finite.any():
+        return None
+    numbers = {"scale": torch.tensor(scale, dtype=torch.float32)}
+    result = treatment.apply(torch.from_numpy(finite), numbers, torch.zeros(2, dtype=torch.int64)).result
+    x, y = finite.astype(np.float64), result.double().numpy()
+    nonzero = x != 0
+    length = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return Prediction(
+        sparsity=float(np.mean(y == 0)),
+        cosine=float(x @ y) / length if length else 0.0,
+        relative_error=float(np.mean(np.abs(y[nonzero] / x[nonzero] - 1))),
+    )
