@@ -61,10 +61,11 @@ def ks_binned(law: Law, data: Empirical) -> float:
 
 def rank_binned(data: Empirical) -> list[Fit]:
     """All families fitted to a histogram, the best first; `rank_laws` for data that is no longer there."""
-    return sorted((_try(family, data) for family in FAMILIES), key=lambda fit: (fit.law is None, fit.ks))
+    return sorted((try_binned(family, data) for family in FAMILIES), key=lambda fit: (fit.law is None, fit.ks))
 
 
-def _try(family: type[Law], data: Empirical) -> Fit:
+def try_binned(family: type[Law], data: Empirical) -> Fit:
+    """One family, with its distance, or with the reason why it cannot be fitted."""
     try:
         law = fit_binned(family, data)
     except InvalidValue as error:

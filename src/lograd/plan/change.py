@@ -63,15 +63,17 @@ class Change:
             return tuple(replace(one, **given) for one in found)
         if "format" not in given:
             what = " and ".join(f"{key}=" for key in given)
-            raise InvalidValue(f"layer {name!r} is not rounded, so {what} alone changes nothing; give format= or bits=.")
+            raise InvalidValue(
+                f"layer {name!r} is not rounded, so {what} alone changes nothing; give format= or bits=."
+            )
         return (Quantize(**given),)
 
     def _format(self, name: str, statistics: Statistics | None) -> Any:
         if self.bits is not None:
             if statistics is None:
                 raise InvalidValue(
-                    f"bits= needs the law of layer {name!r}, which a plan has only if it comes from a profile in the same "
-                    "session; give format=, such as '1-4-1'."
+                    f"bits= needs the law of layer {name!r}, which only a plan straight from a profile has; "
+                    "give format=, such as '1-4-1'."
                 )
             return best_format(statistics.law, self.bits)
         return parse_format(self.format) if isinstance(self.format, str) else self.format
@@ -80,7 +82,9 @@ class Change:
 def changes(before: LayerPlan, after: LayerPlan) -> list[str]:
     """One line for each field that differs; once, where both products change alike."""
     sides = [_differences(before, after, product) for product in PRODUCTS]
-    lines = sides[0] if sides[0] == sides[1] else [f"d{'XW'[i]} {line}" for i, side in enumerate(sides) for line in side]
+    lines = sides[0]
+    if sides[0] != sides[1]:
+        lines = [f"{label} {line}" for label, side in zip(("dX", "dW"), sides, strict=True) for line in side]
     for name in ("elements", "masked"):
         lines += _difference(name, getattr(before, name), getattr(after, name))
     return lines

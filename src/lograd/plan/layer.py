@@ -94,7 +94,9 @@ def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
     names = (products,) if isinstance(products, str) else tuple(products)
     for name in names:
         if name not in PRODUCTS:
-            raise InvalidValue(sentence("products", name, "'input', 'weight' or both") + nearest_name(str(name), PRODUCTS))
+            raise InvalidValue(
+                sentence("products", name, "'input', 'weight' or both") + nearest_name(str(name), PRODUCTS)
+            )
     if not names:
         raise InvalidValue("products must be 'input', 'weight' or both; got none.")
     return names

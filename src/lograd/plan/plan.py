@@ -117,7 +117,9 @@ class Plan:
         """
         change = Change(sparsity, law, bits, format, scale, rounding, check_products(products))
         if treat and change.empty:
-            raise InvalidValue("override needs something to change, such as sparsity=0.9, format='1-4-1' or treat=False.")
+            raise InvalidValue(
+                "override needs something to change, such as sparsity=0.9, format='1-4-1' or treat=False."
+            )
         if not treat and not change.empty:
             raise InvalidValue("override with treat=False leaves layers alone, so it takes nothing else to change.")
         layers, kept = dict(self.layers), dict(self.kept)
@@ -138,12 +140,14 @@ class Plan:
         if not found and self.every is not None:
             if set("*?[") & set(pattern):
                 raise InvalidValue(
-                    f"a uniform plan knows no layer names before it is attached, so {pattern!r} matches none; give a name."
+                    f"a uniform plan knows no layer names yet, so the pattern {pattern!r} matches none; give a name."
                 )
             return [pattern]
         if not found:
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise InvalidValue(f"{pattern!r} matches no layer of the plan; it has {shown}.{nearest_name(pattern, names)}")
+            raise InvalidValue(
+                f"{pattern!r} matches no layer of the plan; it has {shown}.{nearest_name(pattern, names)}"
+            )
         return found
 
     def diff(self, other: Plan) -> str:

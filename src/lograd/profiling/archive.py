@@ -1,10 +1,10 @@
 """The file of a profile: one .npz of plain arrays with a JSON header, no pickle.
 
-    header   JSON: version, steps, every, missed, and what is known of each layer
-    records  int64, one row each: layer, side (0 neural gradient, 1 weight gradient), step, first bin, bins, zeros, NaN, inf
-    masked   float64, one for each row; NaN where there is no BatchNorm
-    counts   int64, the bins of all rows one after another
-    samples  float32, the samples of all layers one after another
+- header: JSON; version, steps, every, missed, and what is known of each layer
+- records: int64, a row for each; layer, side (0 neural, 1 weight), step, first bin, bins, zeros, NaN, infinities
+- masked: float64, one for each row; NaN where there is no BatchNorm
+- counts: int64, the bins of all rows one after another
+- samples: float32, the samples of all layers one after another
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def plain_root(model: nn.Module) -> nn.Module:
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model's modules by the names that the plain model gives them, so that a plan fits before and after compile."""
+    """The modules by the names that the plain model gives them, so that a plan fits before and after compile."""
     for name, module in plain_root(model).named_modules():
         if not hasattr(module, "_orig_mod"):  # the wrapper; the module itself follows
             yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module

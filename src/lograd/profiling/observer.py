@@ -1,13 +1,13 @@
 """The observer: hooks on a model's layers that count gradients as they pass, and leave nothing behind.
 
-A forward hook finds the layer's output and puts a hook on that tensor.  It was put there before an in-place ReLU changes
+A forward hook finds the layer's output and puts a hook on that tensor.  That happens before an in-place ReLU changes
 the tensor, so it receives the gradient with respect to the layer's own output.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -20,9 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidValue
 from ..formats.values import check_width
 from ..laws import Empirical
+from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import FLOAT_TYPES, dense, flat
 from .modules import FilterFunction, is_product, multiply_adds, named_modules
@@ -71,17 +72,17 @@ class Observer:
     def __enter__(self) -> Profile:
         if self._active:
             raise InvalidValue("this observer is at work already; make another with lograd.observe(model).")
-        self._active, self._delivered, self._reasons = True, False, dict.fromkeys(self._layers, "its forward did not run")
+        self._active, self._delivered = True, False
+        self._reasons = dict.fromkeys(self._layers, "its forward did not run")
         self._start_step(0)
         self._hooks: list[Any] = []
-        # Hooks inside compiled code are ignored, so it runs eagerly meanwhile.  Without dynamo nothing is compiled.
-        self._stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
+        self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
         for name, module in self._layers.items():
             hook = partial(self._layer_ran, name)
             self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
             weight = getattr(module, "weight", None)
             if self._weight_gradients and isinstance(weight, Tensor) and weight.requires_grad:
-                self._hooks.append(weight.register_hook(partial(self._weight_gradient_arrived, name)))
+                self._hooks.append(_on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
         return self._profile
 
@@ -91,8 +92,7 @@ class Observer:
         self._active = False  # a graph that outlives us may still hold our hooks
         for hook in self._hooks:
             hook.remove()
-        if self._stance is not None:
-            self._stance.__exit__(kind, error, trace)
+        self._stance.__exit__(kind, error, trace)
         if self._delivered:
             self._close_step()
         self._profile.missed.update(self._reasons)
@@ -142,7 +142,7 @@ class Observer:
             self._excuse(name, "its output needed no gradient")
             return
         if not self._due:
-            output.register_hook(self._mark)
+            _on_gradient(output, self._mark)
             return
         self._excuse(name, "no gradient reached it")
         pending = self._pending[name]  # made here, so that layers stand in the order of execution
@@ -154,13 +154,13 @@ class Observer:
             pending.flops_input = (pending.flops_input or 0) + 2 * count * needed[0]
             pending.flops_weight = (pending.flops_weight or 0) + 2 * count * needed[1]
         self._outputs[output] = name
-        output.register_hook(partial(self._gradient_arrived, name))
+        _on_gradient(output, partial(self._gradient_arrived, name))
 
     def _norm_ran(self, module: nn.Module, args: Any, output: Any) -> None:
         """A BatchNorm whose input is the very tensor that a layer returned tells that layer how much ReLU masked."""
         name = self._outputs.get(args[0]) if self._due and args else None
         if name is not None and isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(self._masked_arrived, name))
+            _on_gradient(output, partial(self._masked_arrived, name))
 
     def _excuse(self, name: str, reason: str) -> None:
         if name in self._reasons:
@@ -190,6 +190,10 @@ class Observer:
         if self._active:
             pending = self._pending[name]
             pending.masked = _plus(pending.masked, log_histogram(_countable(gradient)).table)
+
+
+def _on_gradient(tensor: Any, act: Callable[[Tensor], None]) -> Any:
+    return tensor.register_hook(act)
 
 
 def _countable(gradient: Tensor) -> Tensor:
@@ -223,7 +227,7 @@ def _record(step: int, table: Tensor, masked: Tensor | None) -> Record:
     if occupied.size:
         first, end = int(occupied[0]), int(occupied[-1]) + 1
         # The copy is all that stays of the table, which is some ten times as long.
-        law = Empirical(counts[first:end].copy(), first + LOWEST * 16, zeros=zeros)
+        law = Empirical(counts[first:end].copy(), first + LOWEST * BINS_PER_OCTAVE, zeros=zeros)
     share = None
     if masked is not None:
         other = masked.cpu().numpy()

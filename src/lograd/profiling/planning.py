@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from .. import theory
 from ..errors import InvalidValue, nearest_name, sentence
-from ..laws import Law
+from ..laws import Empirical, Law, LogNormal
+from ..laws.binned import try_binned
 from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.prune import PruningLaw
@@ -51,7 +52,7 @@ def build(
             parts[name].append(Prune(share, law))
     if bits is not None:
         for name in treated:
-            chosen = theory.best_format(_law_for_format(layers[name], statistics[name], law), bits)
+            chosen = theory.best_format(_law_for_format(statistics[name].law, law), bits)
             parts[name].append(Quantize(chosen, scale, rounding))
     plans = {}
     for name in treated:
@@ -68,8 +69,7 @@ def build(
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:
-    record = layer.total
-    return None if record.law is None else Statistics(record.law, round(record.masked or 0.0, 6))
+    return None if layer.law is None else Statistics(layer.law, round(layer.masked or 0.0, 6))
 
 
 def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
@@ -111,5 +111,6 @@ def _allocate(found: list[Statistics], counts: list[int], sparsity: float, alloc
     return [min(max(round(float(share), 4), 0.0001), 0.9999) for share in shares]
 
 
-def _law_for_format(layer: LayerProfile, statistics: Statistics, law: PruningLaw) -> Law:
-    return layer.lognormal or statistics.law if law == "lognormal" else statistics.law
+def _law_for_format(data: Empirical, law: PruningLaw) -> Law:
+    fitted = try_binned(LogNormal, data).law if law == "lognormal" else None
+    return data if fitted is None else fitted

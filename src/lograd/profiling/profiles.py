@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
-from ..files import read_file, replace_file
+from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
 from ..report import as_text
 from ..treatments.prune import PruningLaw
@@ -23,7 +23,7 @@ MOST_STEPS = 256
 """Observed steps that a profile keeps; beyond, every second one is dropped."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """What the gradients of a model looked like, layer by layer in the order in which the layers ran.
 
@@ -104,7 +104,7 @@ class Profile:
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         products: str | Iterable[str] = ("input", "weight"),
     ) -> Plan:
-        """What to do to the gradient of each layer, by theory from what was observed: fewer bits, more zeros, or both.
+        """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
 
         Args:
             bits: round to the float of so many bits whose split has the least relative error for the layer's law
@@ -126,14 +126,18 @@ class Profile:
 
     def table(self) -> Table:
         """A table for the terminal: one row for each layer, over all observed steps."""
-        return tables.profile_table(self.layers, self.missed, self.steps, self.every)
+        return tables.profile_table(self.layers, self.missed, self.steps)
+
+    def __repr__(self) -> str:
+        return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
 
     def __str__(self) -> str:
         return as_text(self.table())
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """A self-contained page: laws, formats and fits of each layer, over time and over depth."""
-        return page.build(self.layers, self.missed, self.steps, self.every, title).save(path)
+        check_folder(path)  # before the work, not after it
+        return page.build(self.layers, self.missed, self.steps, title).save(path)
 
 
 def _check_alike(first: Profile, other: Profile, number: int) -> None:

@@ -5,7 +5,7 @@ No torch here: a record is a value that outlives the tensor, the process and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidValue
-from ..laws import Empirical, Fit, LogNormal
-from ..laws.binned import rank_binned
+from ..laws import Empirical, Fit, Law
+from ..laws.binned import rank_binned, try_binned
 
 Sample = NDArray[np.float32]
+MOST_SHOWN = 60
+"""Steps over which distances are averaged and lines are drawn."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,16 @@ class Record:
         """Every family of `lograd.laws`, the best first by Kolmogorov-Smirnov distance; made when first asked for."""
         return rank_binned(self.law) if self.law else []
 
-    def ks(self, family: str) -> float:
-        """The Kolmogorov-Smirnov distance to the fitted law of a family, such as "LogNormal"; NaN without one."""
-        return next((fit.ks for fit in self.fits if fit.family == family and fit.law), np.nan)
+    def ks(self, family: type[Law]) -> float:
+        """The Kolmogorov-Smirnov distance to the fitted law of a family, such as LogNormal; NaN without one."""
+        if family not in self._distances:
+            fit = try_binned(family, self.law) if self.law else None
+            self._distances[family] = fit.ks if fit and fit.law else np.nan
+        return self._distances[family]
+
+    @cached_property
+    def _distances(self) -> dict[type[Law], float]:
+        return {}
 
     def __add__(self, other: Record) -> Record:
         """Both tensors counted together; of two steps, the earlier."""
@@ -85,16 +94,29 @@ class Record:
 
 
 def sum_of(records: Sequence[Record]) -> Record:
-    """All records counted together: the law over the observed steps."""
+    """All records counted together."""
     if not records:
-        raise InvalidValue("a total needs at least one record; got none.")
+        raise InvalidValue("a sum of records needs at least one; got none.")
     result = records[0]
     for record in records[1:]:
         result = result + record
     return result
 
 
-@dataclass(eq=False)
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """At most some sixty records, evenly spread, the first and the last among them."""
+    if len(records) <= MOST_SHOWN:
+        return list(records)
+    return [records[index] for index in np.linspace(0, len(records) - 1, MOST_SHOWN).round().astype(int)]
+
+
+def mean_over(records: Sequence[Record], value: Callable[[Record], float | None]) -> float:
+    """The mean of a number over the records that have it; NaN where none has."""
+    known = [number for record in records if (number := value(record)) is not None and not np.isnan(number)]
+    return float(np.mean(known)) if known else np.nan
+
+
+@dataclass(eq=False, repr=False)
 class LayerProfile:
     """What was observed of one layer; an observer adds to it while it runs."""
 
@@ -115,26 +137,47 @@ class LayerProfile:
     """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
 
     @property
-    def total(self) -> Record:
-        """All observed steps together."""
-        cached = self.__dict__.get("_total")
-        if cached is None or cached[0] != len(self.records):
-            cached = self.__dict__["_total"] = (len(self.records), sum_of(self.records))
-        record: Record = cached[1]
-        return record
-
-    @property
     def last(self) -> Record:
-        return self.records[-1]
+        """The last observed step, and if all of its gradient was zero, the last one where it was not.
+
+        Formats, thresholds and predictions follow from this record alone.  A treatment meets the gradient of one step,
+        and over many steps the scale drifts, so that all of them together would look wider than any one is.
+        """
+        return next((record for record in reversed(self.records) if record.law is not None), self.records[-1])
 
     @property
     def law(self) -> Empirical | None:
-        """The law of |g| over all observed steps."""
-        return self.total.law
+        """The law of |g| at the last observed step; None if the gradient was always zero."""
+        return self.last.law
 
     @property
-    def lognormal(self) -> LogNormal | None:
-        return next((fit.law for fit in self.total.fits if isinstance(fit.law, LogNormal)), None)
+    def sigma(self) -> float:
+        """The mean over the steps of the standard deviation of ln|g|."""
+        return mean_over(self.records, lambda record: record.sigma)
+
+    @property
+    def weight_sigma(self) -> float:
+        """The same of the weight gradient."""
+        return mean_over(self.weight_records, lambda record: record.sigma)
+
+    @property
+    def zero_share(self) -> float:
+        return mean_over(self.records, lambda record: record.zero_share)
+
+    @property
+    def masked(self) -> float | None:
+        """The mean share of zeros behind the BatchNorm that the layer feeds; None without one."""
+        share = mean_over(self.records, lambda record: record.masked)
+        return None if np.isnan(share) else share
+
+    def ks(self, family: type[Law]) -> float:
+        """The mean Kolmogorov-Smirnov distance to the law of a family fitted at each step."""
+        return mean_over(thinned(self.records), lambda record: record.ks(family))
+
+    @property
+    def nearest_law(self) -> str | None:
+        """The family that fits best at the last observed step."""
+        return next((fit.family for fit in self.last.fits if fit.law is not None), None)
 
     @property
     def elements(self) -> int:
@@ -147,5 +190,8 @@ class LayerProfile:
         names = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "records", "weight_records")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)
+
+    def __repr__(self) -> str:
+        return f"LayerProfile({self.name!r}, {self.kind}, {len(self.records)} observed steps)"
 
     __hash__ = None  # type: ignore[assignment]  # it changes while it is observed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,8 @@ def restored(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
-    owned = [(table, dict(table)) for module in modules for table in (module._parameters, module._buffers)]
+    tables: list[Any] = [table for module in modules for table in (module._parameters, module._buffers)]
+    owned = [(table, dict(table)) for table in tables]
     tensors = {tensor: tensor.detach().clone() for _, table in owned for tensor in table.values() if tensor is not None}
     needs = {tensor: tensor.requires_grad for tensor in tensors}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
@@ -26,9 +28,9 @@ def restored(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            for table, before in owned:
+            for table, entries in owned:
                 table.clear()
-                table.update(before)
+                table.update(entries)
             with torch.no_grad():
                 for tensor, before in tensors.items():
                     tensor.copy_(before)

@@ -71,7 +71,7 @@ def profile(
 ) -> Profile:
     """Look at the gradients of a model on some batches, and give the model back bit for bit.
 
-    Gradients only: there is no optimizer step.  The model runs in the mode it is in, so call `model.train()` first where
+    Gradients only: there is no optimizer step.  The model runs in the mode it is in; call `model.train()` first where
     it matters.  Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises.
 
     Args:
@@ -92,12 +92,16 @@ def profile(
     observer = observe(model, every, filter_fn=filter_fn, weight_gradients=weight_gradients, sample=sample)
     parameters = list(model.parameters())
     with restored(model), torch.enable_grad(), observer as result:
+        batch = None
         for batch in _with_progress(islice(batches, steps), steps):
             for parameter in parameters:
                 parameter.grad = None
             _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+    if batch is None:
+        raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
-        raise InvalidValue("batches must hold at least one batch from which a gradient reaches a layer; " + _seen(result))
+        name, reason = next(iter(result.missed.items()))
+        raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
     return result
 
 
@@ -110,13 +114,6 @@ def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -
     if not loss.requires_grad:
         raise InvalidValue("the loss must depend on a parameter that requires a gradient; this one does not.")
     return loss.reshape(())
-
-
-def _seen(result: Profile) -> str:
-    if not result.missed:
-        return "none came."
-    name, reason = next(iter(result.missed.items()))
-    return f"none did (layer {name!r}: {reason})."
 
 
 def _with_progress(batches: Iterator[Any], steps: int) -> Iterator[Any]:

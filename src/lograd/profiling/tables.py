@@ -7,16 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 from rich.table import Table
 
+from ..laws import HalfNormal, LogNormal
 from ..report import text_table
 from .records import LayerProfile
 
 COLUMNS = (
-    "layer", "<kind", "<weight", "elements/step", "zeros", "masked by ReLU", "sigma of ln|g|", "smallest |g|",
-    "largest |g|", "KS lognormal", "KS normal", "<nearest law", "sigma, weight gradient",
+    "layer", "<kind", "<weight", "elements/step", "zeros", "masked", "sigma (ln)", "smallest", "largest",
+    "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
 )  # fmt: skip
 
 
-def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, every: int) -> Table:
+def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int) -> Table:
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     title = f"Gradients of {len(layers)} layers, {observed} observed of {steps} steps"
     lines = [f"{name}: not observed, {reason}" for name, reason in missed.items()]
@@ -24,22 +25,22 @@ def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str],
 
 
 def _row(layer: LayerProfile) -> list[str]:
-    record = layer.total
-    nearest = next((fit.family for fit in record.fits if fit.law), "–")
+    known = [record for record in layer.records if record.law is not None]
+    masked = layer.masked
     return [
         layer.name,
         layer.kind,
         "×".join(map(str, layer.weight_shape)) if layer.weight_shape else "–",
         f"{layer.elements:,}",
-        f"{record.zero_share:.1%}",
-        "–" if record.masked is None else f"{record.masked:.1%}",
-        _number(record.sigma, ".2f"),
-        _octave(record.smallest),
-        _octave(record.largest),
-        _number(record.ks("LogNormal"), ".3f"),
-        _number(record.ks("HalfNormal"), ".3f"),
-        nearest,
-        _number(np.nanmean([one.sigma for one in layer.weight_records]), ".2f") if layer.weight_records else "–",
+        f"{layer.zero_share:.1%}",
+        "–" if masked is None else f"{masked:.1%}",
+        _number(layer.sigma, ".2f"),
+        _octave(min((record.smallest for record in known), default=np.nan)),
+        _octave(max((record.largest for record in known), default=np.nan)),
+        _number(layer.ks(LogNormal), ".3f"),
+        _number(layer.ks(HalfNormal), ".3f"),
+        layer.nearest_law or "–",
+        _number(layer.weight_sigma, ".2f"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What if this layer's gradient had so few bits: the error of each width, predicted from its law and measured on values.
+"""What if a gradient had fewer bits: the error of each width, predicted from the law and measured on captured values.
 
 Both speak of the last observed step, at the scale that puts the largest magnitude at the top of the format's range.
 """
@@ -16,8 +16,8 @@ from ..treatments import Prediction, Quantize, Statistics, numbers_of, predict
 from .records import LayerProfile, Sample
 
 WIDTHS = (4, 5, 6, 7, 8)
-GOOD_COSINE = 0.99
-"""A format is recommended from this cosine on.  A choice, not a theorem: FP6 of a wide law reaches it, INT8 does not."""
+GOOD_COSINE = 0.98
+"""A format is recommended from this cosine on: a choice, not a theorem."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,22 @@ class Error:
 
 def errors(layer: LayerProfile) -> list[Error]:
     """FP4 to FP8, each in its best split for the layer, and INT4 to INT8; none for a gradient of zeros."""
-    law, last = layer.law, layer.last.law
-    if law is None or last is None:
+    law = layer.law
+    if law is None:
         return []
     formats: list[tuple[str, Format]] = [(f"FP{bits}", theory.best_format(law, bits)) for bits in WIDTHS]
     formats += [(f"INT{bits}", IntFormat(bits)) for bits in WIDTHS]
-    statistics = Statistics(last)
+    statistics = Statistics(law)
     return [_error(name, format, statistics, layer.sample) for name, format in formats]
 
 
 def recommended(found: list[Error]) -> Error | None:
-    """The format of the fewest bits that keeps the direction, by prediction; the better one of two."""
-    good = [error for error in found if error.predicted.cosine >= GOOD_COSINE]
-    return min(good, key=lambda error: (error.format.bits, -error.predicted.cosine)) if good else None
+    """The float of the fewest bits that keeps the direction, by prediction.
+
+    Integers are not recommended: at an equal cosine they lose the small half of the gradient to zero.
+    """
+    good = [error for error in found if error.name.startswith("FP") and error.predicted.cosine >= GOOD_COSINE]
+    return min(good, key=lambda error: error.format.bits, default=None)
 
 
 def _error(name: str, format: Format, statistics: Statistics, sample: Sample) -> Error:

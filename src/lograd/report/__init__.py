@@ -1,5 +1,6 @@
-"""What is shown: one self-contained HTML file with charts drawn as SVG (no plotting library, no script, no network), and
-tables for the terminal.
+"""What is shown: tables for the terminal, and one self-contained HTML file with charts drawn as SVG.
+
+No plotting library, no script, no network.
 """
 
 from ..files import CannotWrite, check_folder

@@ -36,6 +36,8 @@ code,pre{background:var(--code);border-radius:5px} code{padding:1px 5px} pre{pad
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:16px;margin:18px 0}
 .charts .card{margin:0;padding:6px;overflow:hidden}
 .charts svg{display:block;width:100%;height:auto;max-width:700px;margin:0 auto} .charts .narrow{display:none}
+details{margin:10px 0;padding:0 18px} details[open]{padding-bottom:8px}
+summary{cursor:pointer;padding:11px 0;font-variant-numeric:tabular-nums} summary:hover{color:var(--lg-c0)}
 figure{margin:18px 0} figcaption{color:var(--lg-muted);font-size:14px;margin:0 0 8px}
 .scroll{overflow-x:auto} table{border-collapse:collapse;width:100%;font-size:14.5px}
 th,td{padding:8px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--lg-grid)}
@@ -114,11 +116,22 @@ class Page:
         )
         return self._add(f'<div class="tiles">{inner}</div>')
 
-    def charts(self, *charts: Chart) -> Page:
-        """Charts side by side where the screen has room."""
+    def fold(self, summary: str, part: Page) -> Page:
+        """The blocks of another page under a line that opens them: detail that most readers skip."""
+        blocks = "".join(part._blocks)
+        return self._add(f'<details class="card"><summary>{_prose(summary)}</summary>{blocks}</details>')
+
+    def charts(self, *charts: Chart, phone: bool = True) -> Page:
+        """Charts side by side where the screen has room.
+
+        Each is drawn again for phones; `phone=False` leaves that out, for pages with hundreds of charts.
+        """
         inner = []
         for chart in charts:
             wide = chart.svg(styled=False)
+            if not phone:
+                inner.append(f'<div class="card">{wide}</div>')
+                continue
             narrow = replace(chart, width=_PHONE, height=min(chart.height, 300)).svg(styled=False)
             inner.append(f'<div class="card"><div class="wide">{wide}</div><div class="narrow">{narrow}</div></div>')
         return self._add(f'<div class="charts">{"".join(inner)}</div>')

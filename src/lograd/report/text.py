@@ -22,7 +22,7 @@ def text_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return table
 
 
-def as_text(table: Table, width: int = 140) -> str:
+def as_text(table: Table, width: int = 160) -> str:
     """What `print` shows: the table without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
