@@ -13,6 +13,7 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if TYPE_CHECKING:
     from . import ops
+    from .attaching import attach
     from .plan import Plan
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "MomentDoesNotExist",
     "Plan",
     "__version__",
+    "attach",
     "formats",
     "laws",
     "ops",
@@ -39,6 +41,7 @@ __all__ = [
 # Public names that need torch, which takes a second to import; the theory does not.
 _ON_FIRST_USE = {
     "Plan": "lograd.plan",
+    "attach": "lograd.attaching",
 }
 
 
