@@ -102,15 +102,14 @@ class _Convolution(_Swapped):
         if not _records(self, input):
             result: Tensor = super().forward(input)  # type: ignore[misc]
             return result
-        x, weight, bias = _cast(input, self.weight, self.bias)
-        if self.padding_mode != "zeros":
-            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+        padding = self.padding
+        if self.padding_mode != "zeros":  # before the cast, as torch does it: some modes pad in float32 only
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0,) * len(self.stride)
-        elif isinstance(self.padding, str):
+        x, weight, bias = _cast(input, self.weight, self.bias)
+        if isinstance(padding, str):
             extra, padding = _padding_of(self)
             x = F.pad(x, extra) if any(extra) else x
-        else:
-            padding = self.padding
         geometry = Geometry(self.stride, padding, self.dilation, False, (0,) * len(self.stride), self.groups)
         return gradients.convolution(x, weight, bias, geometry, getattr(self, ATTRIBUTE))
 
