@@ -302,8 +302,9 @@ def test_hooks_and_keywords_of_the_user_go_on_working():
     layer.register_forward_hook(lambda module, inputs, output: seen.append("forward"))
     layer.register_full_backward_hook(lambda module, d_input, d_output: seen.append("backward"))
     with lograd.attach(layer, IDENTITY):
-        layer(input=x.requires_grad_()).sum().backward()
+        layer(x.requires_grad_()).sum().backward()
         assert seen == ["forward", "backward"]
+        assert torch.equal(layer(input=x), layer(x))
         assert isinstance(layer, nn.Linear)
     transposed = nn.ConvTranspose2d(2, 2, 3, stride=2)
     y = torch.randn(1, 2, 4, 4)

@@ -6,6 +6,7 @@ neither a parameter nor a buffer.  Copies and pickles of a swapped layer are pla
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -78,7 +79,11 @@ class _Swapped:
     """What all swapped classes share: a copy is plain."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain_twin(self, "__reduce_ex__")(protocol)
+        build, arguments, *rest = _plain_twin(self, "__reduce_ex__")(protocol)
+        if build is copyreg.__newobj__ and len(arguments) == 1:  # type: ignore[attr-defined]
+            # pickle holds that way to the object's own class; the older way may name another.
+            build, arguments = copyreg._reconstructor, (*arguments, object, None)  # type: ignore[attr-defined]
+        return build, arguments, *rest
 
 
 class _Linear(_Swapped):
