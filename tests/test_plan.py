@@ -89,13 +89,14 @@ def test_kept_layers(profile, keep, kept):
     assert set(plan.layers) == {"0", "3", "7"} - set(kept)
 
 
-def test_what_cannot_be_treated_is_kept_with_the_reason():
+def test_what_cannot_be_treated_is_left_out_or_kept_with_the_reason():
     model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3))
     seen = lograd.profile(model, vector_batches(1), cross_entropy, filter_fn=lambda module, name: name != "")
-    assert dict(seen.plan(bits=6, keep="last").kept) == {
-        "1": "the backward of a LayerNorm is no product",
-        "2": "the last layer",
-    }
+    plan = seen.plan(bits=6, keep="last")
+    assert (list(plan.layers), dict(plan.kept)) == (["0"], {"2": "the last layer"})
+    norms = lograd.profile(model, vector_batches(1), cross_entropy, filter_fn=lambda module, name: name == "1")
+    with pytest.raises(InvalidValue, match="a profile of a linear layer or convolution"):
+        norms.plan(bits=6)
     still = lograd.profile(mlp(), [torch.zeros(4, 6)], lambda model, x: model(x).sum() * 0)
     with pytest.raises(InvalidValue, match=r"all 2 are kept .*its gradient was zero in the profile"):
         still.plan(bits=6)
@@ -127,6 +128,23 @@ def test_refusals_of_a_plan(profile):
         profile.plan(bits=1)
     with pytest.raises(InvalidValue, match="scale rule must be one of"):
         profile.plan(bits=6, scale="maximum")
+
+
+def test_profile_plan_attach_and_observe_what_is_attached(profile):
+    model = conv_net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plan = profile.plan(sparsity=0.9)
+    with lograd.attach(model, plan, refresh=1) as handle, lograd.observe(model, every=1) as seen:
+        for x, y in image_batches(3):
+            cross_entropy(model(x), y).backward()
+            handle.step()
+    assert list(seen.layers) == ["0", "3", "7"]
+    assert [layer.kind for layer in seen.layers.values()] == ["Conv2d", "Conv2d", "Linear"]
+    assert seen["3"].zero_share < 0.5, "a layer's own gradient is seen before it is treated"
+    assert seen["3"].records[0].law == profile["3"].records[0].law
+    assert {name for name in before if not torch.equal(before[name], model.state_dict()[name])} == {
+        f"{norm}.{name}" for norm in ("1", "4") for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 # -- predicted and measured --

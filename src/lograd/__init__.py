@@ -13,6 +13,7 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if TYPE_CHECKING:
     from . import ops
+    from .attaching import attach
     from .plan import Plan
     from .profiling import Profile, observe, profile
 
@@ -30,6 +31,7 @@ __all__ = [
     "Plan",
     "Profile",
     "__version__",
+    "attach",
     "formats",
     "laws",
     "observe",
@@ -44,6 +46,7 @@ __all__ = [
 _ON_FIRST_USE = {
     "Plan": "lograd.plan",
     "Profile": "lograd.profiling",
+    "attach": "lograd.attaching",
     "observe": "lograd.profiling",
     "profile": "lograd.profiling",
 }

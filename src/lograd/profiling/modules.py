@@ -9,27 +9,17 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InvalidType, sentence
+from ..swapping import unwrapped
 
 FilterFunction = Callable[[nn.Module, str], bool]
 
 
-def plain_root(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile` and DistributedDataParallel wrappers."""
-    if not isinstance(model, nn.Module):
-        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
-    while True:
-        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch._dynamo.OptimizedModule
-            model = inner
-        elif isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        else:
-            return model
-
-
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules by the names that the plain model gives them, so that a plan fits before and after compile."""
-    for name, module in plain_root(model).named_modules():
-        if not hasattr(module, "_orig_mod"):  # the wrapper; the module itself follows
+    if not isinstance(model, nn.Module):
+        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+    for name, module in unwrapped(model).named_modules():
+        if "_orig_mod" not in module._modules:  # the wrapper; the module itself follows
             yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
 
 

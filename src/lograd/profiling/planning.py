@@ -31,7 +31,7 @@ def build(
     rounding: Literal["stochastic", "nearest"],
     products: str | Iterable[str],
 ) -> Plan:
-    """`Profile.plan`, on the layers of a profile; see there."""
+    """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     if bits is None and sparsity is None:
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if allocation not in get_args(Allocation):
@@ -40,6 +40,9 @@ def build(
             + nearest_name(str(allocation), get_args(Allocation))
         )
     sides = check_products(products)
+    layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
+    if not layers:
+        raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
     kept = _kept(layers, (keep,) if isinstance(keep, str) else tuple(keep))
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
     treated = [name for name in layers if name not in kept]
@@ -74,14 +77,8 @@ def _statistics(layer: LayerProfile) -> Statistics | None:
 
 def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
     """Layers that are left alone, in their order, and why."""
-    products = [name for name, layer in layers.items() if layer.flops_weight is not None]
-    reasons = {}
-    for name, layer in layers.items():
-        if name not in products:
-            reasons[name] = f"the backward of a {layer.kind} is no product"
-        elif layer.law is None:
-            reasons[name] = "its gradient was zero in the profile"
-    ends = {"first": products[:1], "last": products[-1:]}
+    reasons = {name: "its gradient was zero in the profile" for name, layer in layers.items() if layer.law is None}
+    ends = {"first": list(layers)[:1], "last": list(layers)[-1:]}
     for pattern in keep:
         found = ends[pattern] if pattern in ends else [name for name in layers if fnmatchcase(name, pattern)]
         if not found:

@@ -65,6 +65,14 @@ class Statistics:
         zeros = max(self.elements - int(counts.sum()), 0)
         return Statistics(Empirical(counts, int(bins.min()), zeros=zeros))
 
+    def distance(self, other: Statistics) -> float:
+        """Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""
+        edges = np.union1d(self.law.edges, other.law.edges)
+        return float(np.abs(self._cdf(edges) - other._cdf(edges)).max(initial=abs(self.zero_share - other.zero_share)))
+
+    def _cdf(self, t: Values) -> Values:
+        return self.zero_share + (1 - self.zero_share) * self.law.cdf(t)
+
     def scaled(self, factor: float) -> Statistics:
         """The statistics of factor * g, to the nearest bin: exact for powers of two, as loss scales are."""
         shift = round(float(np.log2(factor)) * BINS_PER_OCTAVE)
