@@ -208,7 +208,10 @@ def test_activation_checkpointing_counts_each_gradient_once(reentrant):
     with lograd.observe(model, every=1) as profile:
         train(model, batches, run)
     assert profile.steps == 3
+    assert list(profile.layers) == ["0", "3", "7"]
     for name, layer in profile.layers.items():
+        assert layer.flops_weight == expected[name].flops_weight
+        assert layer.masked == expected[name].masked
         assert [record.law for record in layer.records] == [record.law for record in expected[name].records]
         assert [record.law for record in layer.weight_records] == [
             record.law for record in expected[name].weight_records
@@ -314,6 +317,7 @@ def test_the_model_is_restored_when_the_loss_raises():
 def test_training_under_observation_gives_the_same_bits():
     def trained(observed):
         model = conv_net()
+        nn.utils.parametrizations.spectral_norm(model[7])  # to look at its weight is to change a buffer
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with lograd.observe(model, every=2) if observed else torch.enable_grad():
             for x, y in image_batches(4):
@@ -322,7 +326,30 @@ def test_training_under_observation_gives_the_same_bits():
                 optimizer.step()
         return state_of(model)
 
-    assert equal_states(trained(True), trained(False))
+    torch.manual_seed(0)
+    expected = trained(False)
+    torch.manual_seed(0)
+    assert equal_states(trained(True), expected)
+
+
+def test_an_observer_can_be_used_again():
+    model, batches = mlp(), vector_batches(2)
+    observer = lograd.observe(model, every=1)
+    with observer as first:
+        train(model, batches)
+    with observer as second:
+        train(model, batches)
+    assert first == second
+    assert first is not second
+
+
+def test_a_computed_weight_is_not_looked_at():
+    model = mlp()
+    nn.utils.parametrizations.weight_norm(model[0])
+    profile = lograd.profile(model, vector_batches(1), cross_entropy)
+    assert profile["0"].weight_shape is None
+    assert profile["0"].weight_records == []
+    assert profile["0"].flops_weight == 2 * 16 * 8 * 6
 
 
 def test_compiled_models_are_observed_eagerly_under_their_plain_names():
@@ -380,7 +407,7 @@ def test_layers_without_a_gradient_are_named_with_the_reason():
     assert list(profile.layers) == ["head"]
     assert profile.missed == {
         "frozen": "its output needed no gradient",
-        "attention.out_proj": "its forward did not run",
+        "attention.out_proj": "its forward did not run at an observed step",
         "dangling": "no gradient reached it",
     }
     assert "attention.out_proj: not observed, its forward did not run" in str(profile)

@@ -86,9 +86,7 @@ def test_predicted_and_measured_errors_stand_side_by_side():
     assert [error.name for error in errors] == [f"{kind}{bits}" for kind in ("FP", "INT") for bits in (4, 5, 6, 7, 8)]
     for error in errors:
         assert error.format.bits == int(error.name[-1])
-        # Of a small element an integer format makes 0 or a large multiple of it, so that one draw scatters more.
-        slack = 0.05 if error.name.startswith("FP") else 0.15
-        assert error.measured.relative_error == pytest.approx(error.predicted.relative_error, rel=slack)
+        assert error.measured.relative_error == pytest.approx(error.predicted.relative_error, rel=0.05)
         assert error.measured.cosine == pytest.approx(error.predicted.cosine, rel=0.02)
         assert error.measured.sparsity == pytest.approx(error.predicted.sparsity, abs=0.01)
     best = whatif.recommended(errors)
@@ -115,11 +113,11 @@ def test_a_gradient_without_values_or_of_zeros_has_a_page(tmp_path):
 
 
 def test_many_layers_make_a_page_of_bearable_size(tmp_path):
-    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(60)))
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(25)))
     profile = lograd.profile(model, vector_batches(2), cross_entropy, sample=64)
     html = profile.to_html(tmp_path / "page.html").read_text()
-    assert Outline(html).seen.count("details") == 60
-    assert len(html) < 60 * 60_000
+    assert Outline(html).seen.count("details") == 25
+    assert len(html) < 25 * 60_000
 
 
 def test_a_page_is_not_computed_for_a_folder_that_is_not_there(tmp_path):

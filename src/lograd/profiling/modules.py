@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,18 +29,37 @@ def is_product(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | _ConvNd) or _is_transformers_conv1d(module)
 
 
-def multiply_adds(module: nn.Module, x: Tensor | None, output: Tensor) -> int | None:
-    """Of one of the two products of this use of the module; the other has as many."""
-    weight: Any = getattr(module, "weight", None)
+def weight_of(module: nn.Module) -> nn.Parameter | None:
+    """The module's own weight.
+
+    None for a weight that is computed, as under spectral_norm: to look at it would be to compute it once more, and some
+    of these computations change buffers.
+    """
+    return module._parameters.get("weight")
+
+
+def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
+    """Of one of the two products of this use of the module, the other has as many; None where it is no product."""
     if isinstance(module, nn.Linear):
-        return output.numel() * int(weight.shape[1])
+        return output.numel() * module.in_features
     if isinstance(module, _ConvTransposeNd):
-        return None if x is None else x.numel() * int(weight[0].numel())
+        return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
     if isinstance(module, _ConvNd):
-        return output.numel() * int(weight[0].numel())
+        return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
     if _is_transformers_conv1d(module):
-        return output.numel() * int(weight.shape[0])
+        return output.numel() * int(module.weight.shape[0])
     return None
+
+
+def flops_of(module: nn.Module, x: Any, output: Tensor) -> tuple[int | None, int | None]:
+    """Operations of the products for dX and dW in this use of the module; 0 for one that nobody needs."""
+    count = multiply_adds(module, x if isinstance(x, Tensor) else None, output)
+    if count is None:
+        return None, None
+    input_needs = isinstance(x, Tensor) and x.requires_grad
+    own = weight_of(module)
+    weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
+    return 2 * count * input_needs, 2 * count * weight_needs
 
 
 def _is_transformers_conv1d(module: nn.Module) -> bool:

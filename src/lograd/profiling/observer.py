@@ -26,7 +26,7 @@ from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import FLOAT_TYPES, dense, flat
-from .modules import FilterFunction, is_product, multiply_adds, named_modules
+from .modules import FilterFunction, flops_of, is_product, named_modules, weight_of
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
 
@@ -51,7 +51,7 @@ class Observer:
     def __init__(
         self, model: nn.Module, every: int, filter_fn: FilterFunction | None, weight_gradients: bool, sample: int
     ) -> None:
-        self._every = check_width("every", every, 1, 2**31)
+        self._asked = check_width("every", every, 1, 2**31)
         self._sample = check_width("sample", sample, 0, 2**24)
         chosen = filter_fn or (lambda module, name: is_product(module))
         modules = list(named_modules(model))
@@ -64,7 +64,6 @@ class Observer:
         for name, module in self._layers.items():
             if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
                 raise InvalidValue(f"layer {name!r} is lazy and has no weight yet; run the model once first.")
-        self._profile = Profile(every=self._every)
         self._active = False
 
     # -- from the first to the last --
@@ -72,18 +71,20 @@ class Observer:
     def __enter__(self) -> Profile:
         if self._active:
             raise InvalidValue("this observer is at work already; make another with lograd.observe(model).")
-        self._active, self._delivered = True, False
-        self._reasons = dict.fromkeys(self._layers, "its forward did not run")
+        self._active, self._delivered, self._every = True, False, self._asked
+        self._profile = Profile(every=self._every)
+        self._order: dict[str, None] = {}
+        self._reasons = dict.fromkeys(self._layers, "its forward did not run at an observed step")
         self._start_step(0)
         self._hooks: list[Any] = []
-        self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
         for name, module in self._layers.items():
             hook = partial(self._layer_ran, name)
             self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
-            weight = getattr(module, "weight", None)
-            if self._weight_gradients and isinstance(weight, Tensor) and weight.requires_grad:
+            weight = weight_of(module)
+            if self._weight_gradients and weight is not None and weight.requires_grad:
                 self._hooks.append(_on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
+        self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
         return self._profile
 
     def __exit__(
@@ -115,12 +116,13 @@ class Observer:
             if pending.sample is not None:
                 layer.sample = pending.sample.float().cpu().numpy()
             layer.flops_input, layer.flops_weight = pending.flops_input, pending.flops_weight
+        profile.layers = {name: profile.layers[name] for name in self._order if name in profile.layers}
         self._every = profile.thin(MOST_STEPS)
 
     def _new_layer(self, name: str) -> LayerProfile:
         module = self._layers[name]
-        weight = getattr(module, "weight", None)
-        shape = tuple(weight.shape) if isinstance(weight, Tensor) else None
+        weight = weight_of(module)
+        shape = None if weight is None else tuple(weight.shape)
         self._reasons.pop(name, None)
         layer = LayerProfile(name, type(module).__name__, shape)
         self._profile.layers[name] = layer
@@ -135,6 +137,7 @@ class Observer:
             self._close_step()
             self._delivered = False
             self._start_step(self._step + 1)
+        self._order.setdefault(name)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             self._excuse(name, f"its output is no floating point tensor but of type {type(output).__name__}")
             return
@@ -145,16 +148,9 @@ class Observer:
             _on_gradient(output, self._mark)
             return
         self._excuse(name, "no gradient reached it")
-        pending = self._pending[name]  # made here, so that layers stand in the order of execution
-        x = args[0] if args else kwargs.get("input")
-        count = multiply_adds(module, x if isinstance(x, Tensor) else None, output)
-        if count is not None:
-            weight: Any = module.weight
-            needed = (isinstance(x, Tensor) and x.requires_grad, weight.requires_grad)
-            pending.flops_input = (pending.flops_input or 0) + 2 * count * needed[0]
-            pending.flops_weight = (pending.flops_weight or 0) + 2 * count * needed[1]
+        flops = flops_of(module, args[0] if args else kwargs.get("input"), output)
         self._outputs[output] = name
-        _on_gradient(output, partial(self._gradient_arrived, name))
+        _on_gradient(output, partial(self._gradient_arrived, name, flops))
 
     def _norm_ran(self, module: nn.Module, args: Any, output: Any) -> None:
         """A BatchNorm whose input is the very tensor that a layer returned tells that layer how much ReLU masked."""
@@ -171,13 +167,15 @@ class Observer:
     def _mark(self, gradient: Tensor) -> None:
         self._delivered = True
 
-    def _gradient_arrived(self, name: str, gradient: Tensor) -> None:
+    def _gradient_arrived(self, name: str, flops: tuple[int | None, int | None], gradient: Tensor) -> None:
         if not self._active:
             return
         self._delivered = True
         gradient = _countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
+        # Counted here and not in forward, which a checkpoint runs twice.
+        pending.flops_input, pending.flops_weight = map(_plus, (pending.flops_input, pending.flops_weight), flops)
         if self._sample:
             pending.sample = _spread(gradient, self._sample)
 
@@ -202,8 +200,8 @@ def _countable(gradient: Tensor) -> Tensor:
     return gradient if gradient.dtype in FLOAT_TYPES else gradient.float()
 
 
-def _plus(table: Tensor | None, more: Tensor) -> Tensor:
-    return more if table is None else table + more
+def _plus(sum: Any, more: Any) -> Any:
+    return more if sum is None else sum if more is None else sum + more
 
 
 def _spread(gradient: Tensor, count: int) -> Tensor:

@@ -124,6 +124,7 @@ class LayerProfile:
     kind: str
     """The class of the module, such as "Conv2d"."""
     weight_shape: tuple[int, ...] | None = None
+    """None without a weight, or with one that is computed, as under spectral_norm."""
     flops_input: int | None = None
     """Operations of the product for dX in one step, two for each multiply-add; 0 where the input needs no gradient, and
     None for a module that is no product."""

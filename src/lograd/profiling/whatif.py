@@ -20,6 +20,10 @@ GOOD_COSINE = 0.98
 """A format is recommended from this cosine on: a choice, not a theorem."""
 
 
+DRAWS = 8
+"""Roundings of the captured values that a measurement averages; one alone scatters."""
+
+
 @dataclass(frozen=True)
 class Error:
     """One format on one layer."""
@@ -64,13 +68,13 @@ def measure(treatment: Quantize, scale: float, sample: Sample) -> Prediction | N
     finite = sample[np.isfinite(sample)]
     if not finite.any():
         return None
-    numbers = {"scale": torch.tensor(scale, dtype=torch.float32)}
-    result = treatment.apply(torch.from_numpy(finite), numbers, torch.zeros(2, dtype=torch.int64)).result
-    x, y = finite.astype(np.float64), result.double().numpy()
+    values, numbers = torch.from_numpy(finite), {"scale": torch.tensor(scale, dtype=torch.float32)}
+    draws = [treatment.apply(values, numbers, torch.tensor([seed, 0])).result for seed in range(DRAWS)]
+    x, y = finite.astype(np.float64), torch.stack(draws).double().numpy()
     nonzero = x != 0
-    length = float(np.linalg.norm(x) * np.linalg.norm(y))
+    length = np.linalg.norm(x) * np.linalg.norm(y, axis=1)
     return Prediction(
         sparsity=float(np.mean(y == 0)),
-        cosine=float(x @ y) / length if length else 0.0,
-        relative_error=float(np.mean(np.abs(y[nonzero] / x[nonzero] - 1))),
+        cosine=float(np.mean(np.divide(y @ x, length, out=np.zeros(DRAWS), where=length > 0))),
+        relative_error=float(np.mean(np.abs(y[:, nonzero] / x[nonzero] - 1))),
     )
