@@ -18,14 +18,14 @@ from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
-from .refreshing import Cost, Drift, LayerStatistics, Refresh, check_refresh
+from .refreshing import EARLY_STEPS, Cost, Drift, LayerStatistics, Refresh, check_refresh
 from .swapping import candidates, is_swapped, reason_not_supported, restore, swap
 from .treating import Product, TreatedLayer
 
 STATE_VERSION = 1
 
 
-def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 100) -> Handle:
+def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
     Call `handle.step()` after each optimizer step.  The first step only takes statistics; from the second on gradients
@@ -36,7 +36,7 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
         plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
         seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
             ranks draw independent noise.
-        refresh: when statistics are taken anew: every so many steps; "epoch", at the step after each `handle.epoch()`;
+        refresh: when statistics are taken anew, after the first ten steps: every so many steps; "epoch", at the step after each `handle.epoch()`;
             or "drift", when they have changed (`Drift`).
     """
     if not isinstance(model, nn.Module):
@@ -125,10 +125,10 @@ class Handle:
             statistics.deliver(self.steps, before, after, self.refresh, self.cost)
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
-        if isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
-            self._collect(self.refresh.sample)
-        elif isinstance(self.refresh, int) and self.steps % self.refresh == 0:
+        if self.steps < EARLY_STEPS or (isinstance(self.refresh, int) and self.steps % self.refresh == 0):
             self._collect()
+        elif isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
+            self._collect(self.refresh.sample)
         self._set_keys()
 
     def epoch(self) -> None:
