@@ -63,8 +63,12 @@ def check_refresh(refresh: Refresh) -> Refresh:
 class Cost:
     """What statistics have cost; reported, and never a reason for anything."""
 
+    steps: int = 0
+    """Steps that took any."""
     refreshes: int = 0
+    """Laws fitted, of all layers together."""
     milliseconds: float = 0.0
+    """Spent between steps; the histograms' own time is counted by the layers."""
 
 
 class LayerStatistics:
