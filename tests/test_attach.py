@@ -649,17 +649,18 @@ def test_an_empty_batch():
 def test_the_operators_keep_the_rules_of_torch_library():
     layer = TreatedLayer(LayerPlan.of(recipe("prune80+fp6")), torch.device("cpu"), None)
     product = layer.products["both"]
-    for ready_, stride in ((0, 0), (1, 1), (1, 100)):
-        layer.control.copy_(torch.tensor([ready_, stride]))
-        product.numbers.copy_(torch.tensor([0.5, 2.0]))
-        for g in (torch.randn(3, 7, 5), torch.randn(3, 5, 7).transpose(1, 2), torch.randn(3, 1).expand(3, 4)):
-            torch.library.opcheck(
-                torch.ops.lograd.observe_gradient.default, (g, layer.control, layer.histogram, layer.seen)
-            )
-            torch.library.opcheck(
-                torch.ops.lograd.treat_gradient.default,
-                (g, product.text, product.numbers, layer.control, product.key, product.counters),
-            )
+    product.numbers.copy_(torch.tensor([0.5, 2.0]))
+    gradients = {
+        (0, 0): torch.randn(3, 1).expand(3, 4),
+        (1, 1): torch.randn(3, 5, 7).transpose(1, 2),
+        (1, 100): torch.randn(3, 7, 5),
+    }
+    for control, g in gradients.items():
+        layer.control.copy_(torch.tensor(control))
+        observed = (g, layer.control, layer.histogram, layer.seen)
+        treated = (g, product.text, product.numbers, layer.control, product.key, product.counters)
+        torch.library.opcheck(torch.ops.lograd.observe_gradient.default, observed)
+        torch.library.opcheck(torch.ops.lograd.treat_gradient.default, treated)
 
 
 def test_remove_also_follows_an_error():
