@@ -110,6 +110,16 @@ def test_predicted_pruning_is_that_of_the_theory():
 # -- numbers --
 
 
+@pytest.mark.parametrize("sparsity", [0.001, 0.3, 0.8, 0.95, 0.999])
+@pytest.mark.parametrize("make", [gradient, lambda: torch.randn(1000), lambda: torch.tensor([1e-30, 1.0, 2.0, 1e20])])
+def test_the_closed_form_of_the_threshold_is_that_of_the_theory(make, sparsity):
+    statistics = statistics_of(make())
+    if statistics.zero_share < sparsity:
+        target = theory.nonzero_sparsity(sparsity, statistics.zero_share)
+        threshold = Prune(sparsity).numbers(statistics)["threshold"]
+        assert float(theory.sparsity(statistics.law, threshold)) == pytest.approx(float(target), abs=1e-9)
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
 @pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.9, 0.95])
 def test_sparsity_asked_is_sparsity_got(sparsity, zeros):

@@ -18,14 +18,14 @@ from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
-from .refreshing import Cost, Drift, LayerStatistics, Refresh, check_refresh
-from .swapping import candidates, is_swapped, reason_not_supported, restore, swap
+from .refreshing import EARLY_STEPS, Cost, Drift, LayerStatistics, Refresh, check_refresh
+from .swapping import candidates, has_catcher, is_swapped, reason_not_supported, restore, swap
 from .treating import Product, TreatedLayer
 
 STATE_VERSION = 1
 
 
-def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 100) -> Handle:
+def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
     Call `handle.step()` after each optimizer step.  The first step only takes statistics; from the second on gradients
@@ -36,8 +36,8 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
         plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
         seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
             ranks draw independent noise.
-        refresh: when statistics are taken anew: every so many steps; "epoch", at the step after each `handle.epoch()`;
-            or "drift", when they have changed (`Drift`).
+        refresh: when statistics are taken anew, after the first ten steps: every so many steps; "epoch", at the step
+            after each `handle.epoch()`; or "drift", when they have changed (`Drift`).
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
@@ -46,7 +46,7 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     modules = candidates(model)
-    if any(is_swapped(module) for module in modules.values()):
+    if any(has_catcher(module) for module in modules.values()):
         raise InvalidValue("the model is attached or observed already; call remove() of that handle first.")
     for name in (*plan.layers, *plan.kept):
         if name not in modules:
@@ -119,16 +119,18 @@ class Handle:
             raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
+        refreshes = self.cost.refreshes
         for statistics in self._statistics.values():
             if after != before and statistics.table is not None:
                 statistics.set_numbers(after)
             statistics.deliver(self.steps, before, after, self.refresh, self.cost)
+        self.cost.steps += self.cost.refreshes > refreshes
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
-        if isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
-            self._collect(self.refresh.sample)
-        elif isinstance(self.refresh, int) and self.steps % self.refresh == 0:
+        if self.steps < EARLY_STEPS or (isinstance(self.refresh, int) and self.steps % self.refresh == 0):
             self._collect()
+        elif isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
+            self._collect(self.refresh.sample)
         self._set_keys()
 
     def epoch(self) -> None:
@@ -178,7 +180,7 @@ class Handle:
             "seed": self.seed,
             "steps": self.steps,
             "loss_scale": self._loss_scale or 0.0,
-            "cost": [self.cost.refreshes, self.cost.milliseconds],
+            "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
             "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
         }
@@ -211,6 +213,11 @@ class Handle:
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""
+        for name, module in self._modules.items():
+            if not is_swapped(module):
+                raise InvalidValue(
+                    f"the class of layer {name!r} was changed after attach, to {type(module).__name__}; undo that."
+                )
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)

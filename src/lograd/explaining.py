@@ -54,9 +54,10 @@ def explain(
         f"statistics; {total.elements} elements, {total.sparsity:.1%} zeros"
     )
     if cost.refreshes:
-        each = milliseconds / cost.refreshes
+        each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
         summary += (
-            f"; {cost.refreshes} statistics taken at {each:.2f} ms each, {milliseconds / max(steps, 1):.2f} ms a step"
+            f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+            f"{milliseconds / max(steps, 1):.2f} ms a step on average"
         )
     return Explanation(lines, summary + ".")
 

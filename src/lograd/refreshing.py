@@ -18,6 +18,8 @@ from .ops.histogram import BINS
 from .treating import READY, STRIDE, TreatedLayer
 from .treatments import Prediction, Statistics, numbers_of, predict
 
+EARLY_STEPS = 10
+"""At first statistics are taken in every step: gradients change fastest then, also because the treatment begins."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
 
@@ -61,8 +63,12 @@ def check_refresh(refresh: Refresh) -> Refresh:
 class Cost:
     """What statistics have cost; reported, and never a reason for anything."""
 
+    steps: int = 0
+    """Steps that took any."""
     refreshes: int = 0
+    """Laws fitted, of all layers together."""
     milliseconds: float = 0.0
+    """Spent between steps; the histograms' own time is counted by the layers."""
 
 
 class LayerStatistics:
@@ -122,13 +128,10 @@ class LayerStatistics:
         elif sampled:
             self.layer.control[STRIDE] = 0
         else:
-            first = self.table is None
+            self.layer.control[STRIDE] = 0
             self.table, self.step, self.loss_scale = delivered.clone(), step, before
             self.set_numbers(after)
             cost.refreshes += 1
-            self.layer.control[STRIDE] = 0
-            if first:  # once more: the layers above are treated from now on, which changes the gradient of this one
-                self.collect()
         cost.milliseconds += (time.perf_counter() - start) * 1e3
 
     def _drifted(self, sample: Tensor, loss_scale: float, policy: Refresh) -> bool:

@@ -56,8 +56,13 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {name.replace("_orig_mod.", ""): module for name, module in named if _kind_of(module) is not None}
 
 
-def is_swapped(module: nn.Module) -> bool:
+def has_catcher(module: nn.Module) -> bool:
     return ATTRIBUTE in vars(module)
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether the class is the one that `swap` gave; others may have put their own on top of it."""
+    return type(module) in _made
 
 
 def swap(module: nn.Module, catcher: Catcher) -> None:
@@ -151,12 +156,18 @@ def _kind_of(module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
+_made: set[type] = set()
+"""The classes that `swap` gives."""
+
+
 @cache
 def _swapped_class(plain: Any, kind: Any) -> type[nn.Module]:
     body: dict[str, Any] = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     if hasattr(plain, "__deepcopy__"):
         body["__deepcopy__"] = lambda self, memo: _plain_twin(self, "__deepcopy__")(memo)
-    return type(plain.__name__, (_BEHAVIOUR.get(kind, _Conv1D), plain), body)
+    made = type(plain.__name__, (_BEHAVIOUR.get(kind, _Conv1D), plain), body)
+    _made.add(made)
+    return made
 
 
 def _plain_class(swapped: Any) -> Any:

@@ -70,9 +70,25 @@ class Prune(Treatment):
         return f"prune {self.sparsity:g}" + ("" if self.law == "empirical" else f" ({self.law})")
 
 
-def _empirical(statistics: Statistics, sparsity: float) -> Values | float:
+def _empirical(statistics: Statistics, sparsity: float) -> float:
+    """`theory.threshold` in closed form, as it is needed often while training.
+
+    Inside a bin [u, u + w) with a share c of the elements, S(a) = F(a) - M_1(a) / a = S is a quadratic equation:
+    (c / 2w) a^2 + (F(u) - S - c u / w) a + (c u^2 / 2w - M_1(u)) = 0.
+    """
     target = float(theory.nonzero_sparsity(sparsity, statistics.zero_share))
-    return theory.threshold(statistics.law, target) if target > 0 else 0.0
+    if target <= 0:
+        return 0.0
+    edges, shares = statistics.law.edges, statistics.law.shares
+    F = np.concatenate([[0.0], np.cumsum(shares)])
+    M = np.concatenate([[0.0], np.cumsum(shares * (edges[:-1] + edges[1:]) / 2)])
+    place = int(np.searchsorted(F[1:] - M[1:] / edges[1:], target))
+    if place == shares.size:  # beyond the largest element, S = 1 - E[x] / a
+        return float(M[-1] / (1 - target))
+    u, w, c = edges[place], edges[place + 1] - edges[place], shares[place]
+    a, b, d = c / (2 * w), F[place] - target - c * u / w, c * u * u / (2 * w) - M[place]
+    root = np.sqrt(max(b * b - 4 * a * d, 0.0))
+    return float((root - b) / (2 * a) if b < 0 and a > 0 else -2 * d / (b + root))
 
 
 def _lognormal(statistics: Statistics, sparsity: float) -> Values | float:

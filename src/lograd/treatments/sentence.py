@@ -33,7 +33,12 @@ def from_json(data: Any) -> Sentence:
 
 def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[Numbers]:
     """The numbers of each treatment, from the statistics of what it is given."""
-    return _follow(treatments, statistics)[0]
+    if len(treatments) < 2:
+        return [treatment.numbers(statistics) for treatment in treatments]
+    # What the last one leaves over concerns nobody, and takes most of the time.
+    *others, last = treatments
+    numbers, values, probabilities = _follow(others, statistics)
+    return [*numbers, last.numbers(_after(statistics, values, probabilities))]
 
 
 def predict(
@@ -63,14 +68,13 @@ def _follow(
     treatments: Sequence[Treatment], statistics: Statistics, given: list[Numbers] | None = None
 ) -> tuple[list[Numbers], Values, Values]:
     """Numbers, values and probabilities (a row for each way to go, a column for each point) at the sentence's end."""
-    x, weights = statistics.points()
+    x, _ = statistics.points()
     values, probabilities = x[None], np.ones((1, x.size))
     numbers: list[Numbers] = []
     current = statistics
     for place, treatment in enumerate(treatments):
         if place:
-            # Where nothing is left, any numbers do.
-            current = current.after(values.ravel(), (probabilities * weights).ravel()) or current
+            current = _after(statistics, values, probabilities)
         numbers.append(treatment.numbers(current) if given is None else given[place])
         steps = [treatment.outcomes(row, numbers[-1]) for row in values]
         probabilities = np.concatenate([p * step.probabilities for p, step in zip(probabilities, steps, strict=True)])
@@ -78,3 +82,9 @@ def _follow(
         reached = probabilities.any(axis=1)
         values, probabilities = values[reached], probabilities[reached]
     return numbers, values, probabilities
+
+
+def _after(statistics: Statistics, values: Values, probabilities: Values) -> Statistics:
+    """The statistics of the values; where nothing but zeros is left any will do, so the old ones."""
+    _, weights = statistics.points()
+    return statistics.after(values.ravel(), (probabilities * weights).ravel()) or statistics
