@@ -54,8 +54,8 @@ def build(
         for name, share in zip(treated, shares, strict=True):
             parts[name].append(Prune(share, law))
     if bits is not None:
-        for name in treated:
-            chosen = theory.best_format(_law_for_format(statistics[name].law, law), bits)
+        formats = theory.best_format([_law_for_format(statistics[name].law, law) for name in treated], bits)
+        for name, chosen in zip(treated, formats, strict=True):
             parts[name].append(Quantize(chosen, scale, rounding))
     plans = {}
     for name in treated:
