@@ -172,7 +172,7 @@ def trained_gradients():
 
 
 SENTENCES = {
-    **{f"prune {share}": (Prune(share),) for share in (0.7, 0.8, 0.9, 0.95)},
+    **{f"prune {share}": (Prune(share),) for share in (0.5, 0.8, 0.9, 0.95)},
     **{f"FP{bits}": bits for bits in (4, 5, 6, 7, 8)},
     "FP6, nearest, mean": (Quantize("1-4-1", "mean", "nearest"),),
     "INT4": (Quantize("int4"),),
