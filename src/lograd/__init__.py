@@ -13,6 +13,9 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if TYPE_CHECKING:
     from . import ops
+    from .attaching import attach
+    from .plan import Plan
+    from .profiling import Profile, observe, profile
 
 __version__ = "0.1.0"
 
@@ -25,17 +28,34 @@ __all__ = [
     "InvalidValue",
     "LogradError",
     "MomentDoesNotExist",
+    "Plan",
+    "Profile",
     "__version__",
+    "attach",
     "formats",
     "laws",
+    "observe",
     "ops",
     "parse_format",
+    "profile",
     "theory",
 ]
 
 
+# Public names that need torch, which takes a second to import; the theory does not.
+_ON_FIRST_USE = {
+    "Plan": "lograd.plan",
+    "Profile": "lograd.profiling",
+    "attach": "lograd.attaching",
+    "observe": "lograd.profiling",
+    "profile": "lograd.profiling",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """`lograd.ops` on first use: it needs torch, which takes a second to import; the theory does not."""
+    """`lograd.ops`, `lograd.Plan` and so on, on first use."""
     if name == "ops":
         return importlib.import_module("lograd.ops")
+    if name in _ON_FIRST_USE:
+        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'lograd' has no attribute {name!r}")

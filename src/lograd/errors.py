@@ -27,6 +27,10 @@ class MomentDoesNotExist(LogradError, ArithmeticError):
     """An integral of a law that diverges, or leaves the range of float64."""
 
 
+class LogradWarning(UserWarning):
+    """Something works, but not as one might think."""
+
+
 def sentence(what: str, got: Any, expected: str) -> str:
     """`what` must be `expected`, got `got`: the form that all messages share."""
     text = got if isinstance(got, str) and got.startswith("an ") else repr(got)

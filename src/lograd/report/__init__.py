@@ -1,7 +1,12 @@
-"""One self-contained HTML file with charts drawn as SVG: no plotting library, no script, no network."""
+"""What is shown: tables for the terminal, and one self-contained HTML file with charts drawn as SVG.
 
+No plotting library, no script, no network.
+"""
+
+from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
-from .page import CannotWrite, Page, check_folder
+from .page import Page
+from .text import as_text, text_table
 
 __all__ = [
     "Band",
@@ -14,5 +19,7 @@ __all__ = [
     "Page",
     "Points",
     "Rule",
+    "as_text",
     "check_folder",
+    "text_table",
 ]

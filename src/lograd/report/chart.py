@@ -398,6 +398,7 @@ class Bars(Mark):
             f'height="{abs(zero - top):.1f}">'
             f"<title>{series}{escape(name)}: {number(value, plot.y.percent)}</title></rect>"
             for a, b, top, name, value in zip(x0, x1, tops, self.labels, np.asarray(self.heights), strict=True)
+            if math.isfinite(value)
         )
 
     def swatch(self, x: float, y: float) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 
-from ..errors import InvalidValue, LogradError, sentence
+from ..errors import InvalidValue, sentence
+from ..files import replace_file
 from .chart import CHART_CSS, Chart, escape, number
 
 _PAGE_CSS = """
@@ -36,6 +36,8 @@ code,pre{background:var(--code);border-radius:5px} code{padding:1px 5px} pre{pad
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:16px;margin:18px 0}
 .charts .card{margin:0;padding:6px;overflow:hidden}
 .charts svg{display:block;width:100%;height:auto;max-width:700px;margin:0 auto} .charts .narrow{display:none}
+details{margin:10px 0;padding:0 18px} details[open]{padding-bottom:8px}
+summary{cursor:pointer;padding:11px 0;font-variant-numeric:tabular-nums} summary:hover{color:var(--lg-c0)}
 figure{margin:18px 0} figcaption{color:var(--lg-muted);font-size:14px;margin:0 0 8px}
 .scroll{overflow-x:auto} table{border-collapse:collapse;width:100%;font-size:14.5px}
 th,td{padding:8px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--lg-grid)}
@@ -76,20 +78,6 @@ def _cell(cell: object) -> str:
     return escape(cell)
 
 
-class CannotWrite(LogradError, OSError):
-    """The page could not be saved; whatever was there before is still there."""
-
-
-def check_folder(path: str | os.PathLike[str]) -> Path:
-    """Where a page will be written, through links; raises if its folder cannot take it, so that one can ask early."""
-    target = Path(path).resolve()
-    if not target.parent.is_dir():
-        raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
-    if not os.access(target.parent, os.W_OK):
-        raise CannotWrite(f"Cannot write {path}: no permission to write into {target.parent}.")
-    return target
-
-
 @dataclass
 class Page:
     """A page under construction; every method adds one block and returns the page.
@@ -128,11 +116,22 @@ class Page:
         )
         return self._add(f'<div class="tiles">{inner}</div>')
 
-    def charts(self, *charts: Chart) -> Page:
-        """Charts side by side where the screen has room."""
+    def fold(self, summary: str, part: Page) -> Page:
+        """The blocks of another page under a line that opens them: detail that most readers skip."""
+        blocks = "".join(part._blocks)
+        return self._add(f'<details class="card"><summary>{_prose(summary)}</summary>{blocks}</details>')
+
+    def charts(self, *charts: Chart, phone: bool = True) -> Page:
+        """Charts side by side where the screen has room.
+
+        Each is drawn again for phones; `phone=False` leaves that out, for pages with hundreds of charts.
+        """
         inner = []
         for chart in charts:
             wide = chart.svg(styled=False)
+            if not phone:
+                inner.append(f'<div class="card">{wide}</div>')
+                continue
             narrow = replace(chart, width=_PHONE, height=min(chart.height, 300)).svg(styled=False)
             inner.append(f'<div class="card"><div class="wide">{wide}</div><div class="narrow">{narrow}</div></div>')
         return self._add(f'<div class="charts">{"".join(inner)}</div>')
@@ -178,19 +177,5 @@ class Page:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
-        target = check_folder(path)
-        draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
-        try:
-            with open(draft, "x", encoding="utf-8", newline="\n") as file:  # a new file gets the usual permissions
-                file.write(self.html())
-                file.flush()
-                os.fsync(file.fileno())
-            if target.is_file():
-                draft.chmod(target.stat().st_mode & 0o777)
-            os.replace(draft, target)
-        except OSError as error:
-            raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
-        finally:
-            draft.unlink(missing_ok=True)
-        return target
+        """Write the page whole or not at all."""
+        return replace_file(path, self.html().encode())

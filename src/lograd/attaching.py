@@ -1,0 +1,259 @@
+"""Train with a plan: `attach` swaps the classes of the layers to treat, and returns the handle that undoes it.
+
+The model keeps its parameters, names and state_dict.  All that changes during training is in the handle.
+"""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from . import explaining
+from .counting import Counters, read_counters
+from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
+from .explaining import Explanation
+from .plan import LayerPlan, Plan
+from .refreshing import EARLY_STEPS, Cost, Drift, LayerStatistics, Refresh, check_refresh
+from .swapping import candidates, has_catcher, is_swapped, reason_not_supported, restore, swap
+from .treating import Product, TreatedLayer
+
+STATE_VERSION = 1
+
+
+def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10) -> Handle:
+    """Carry out a plan, in place, from the next forward on.
+
+    Call `handle.step()` after each optimizer step.  The first step only takes statistics; from the second on gradients
+    are treated.
+
+    Args:
+        model: any module; one that is compiled, or wrapped in DistributedDataParallel, too.
+        plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
+        seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
+            ranks draw independent noise.
+        refresh: when statistics are taken anew, after the first ten steps: every so many steps; "epoch", at the step
+            after each `handle.epoch()`; or "drift", when they have changed (`Drift`).
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+    if not isinstance(plan, Plan):
+        raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidType(sentence("seed", seed, "a whole number"))
+    modules = candidates(model)
+    if any(has_catcher(module) for module in modules.values()):
+        raise InvalidValue("the model is attached or observed already; call remove() of that handle first.")
+    for name in (*plan.layers, *plan.kept):
+        if name not in modules:
+            raise InvalidValue(
+                f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
+                f"{nearest_name(name, modules)}"
+            )
+    return Handle(model, plan, seed, check_refresh(refresh), modules)
+
+
+@final
+class Handle:
+    """An attached plan.  `with attach(...) as handle:` removes it at the end."""
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, seed: int, refresh: Refresh, modules: dict[str, nn.Module]
+    ) -> None:
+        self.model, self.plan, self.seed, self.refresh = model, plan, seed, refresh
+        self.steps = 0
+        """Steps that `step` has counted."""
+        self.cost = Cost()
+        self.skipped: dict[str, str] = {}
+        """Layers that are left alone, and why."""
+        self.layers: dict[str, TreatedLayer] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._statistics: dict[str, LayerStatistics] = {}
+        self._loss_scale: float | None = None
+        self._copy_was_said = False
+        for name, module, layer in self._chosen(modules):
+            device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
+            self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
+            if layer.input or layer.weight:
+                self._statistics[name] = LayerStatistics(self.layers[name], layer.masked)
+                self._statistics[name].collect()
+        self._set_keys()
+        for name, module in self._modules.items():
+            swap(module, self.layers[name])
+
+    def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
+        """The layers to swap; the rest go to `skipped` with the reason."""
+        planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}
+        kept = {id(modules[name]): reason for name, reason in self.plan.kept.items()}
+        names: dict[int, str] = {}
+        for name, module in modules.items():
+            names.setdefault(id(module), name)  # a module that is used twice has several names and one entry
+        chosen = []
+        for key, name in names.items():
+            module, layer = modules[name], planned.get(key, self.plan.every)
+            reason = reason_not_supported(module)
+            if key in kept:
+                self.skipped[name] = f"kept: {kept[key]}"
+            elif layer is None:
+                self.skipped[name] = "not in the plan"
+            elif reason is not None:
+                self.skipped[name] = f"not supported: {reason}"
+            else:
+                chosen.append((name, module, layer))
+        return chosen
+
+    # -- training --
+
+    def step(self, *, loss_scale: float | None = None) -> None:
+        """Count a step: fresh random numbers, and new numbers for the treatments where statistics were due.
+
+        Args:
+            loss_scale: under loss scaling, the scale of the next step (`scaler.get_scale()` after `scaler.update()`).
+                Thresholds and scales then follow it; without it they lag until the next refresh.
+        """
+        if loss_scale is not None and not 0 < loss_scale < float("inf"):
+            raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
+        before = self._loss_scale or loss_scale or 1.0
+        after = loss_scale or before
+        refreshes = self.cost.refreshes
+        for statistics in self._statistics.values():
+            if after != before and statistics.table is not None:
+                statistics.set_numbers(after)
+            statistics.deliver(self.steps, before, after, self.refresh, self.cost)
+        self.cost.steps += self.cost.refreshes > refreshes
+        self._loss_scale = loss_scale or self._loss_scale
+        self.steps += 1
+        if self.steps < EARLY_STEPS or (isinstance(self.refresh, int) and self.steps % self.refresh == 0):
+            self._collect()
+        elif isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
+            self._collect(self.refresh.sample)
+        self._set_keys()
+
+    def epoch(self) -> None:
+        """Mark an epoch: with refresh="epoch", the next step takes statistics."""
+        if self.refresh == "epoch":
+            self._collect()
+
+    def _collect(self, sample: float = 1.0) -> None:
+        for statistics in self._statistics.values():
+            if not statistics.collecting:
+                statistics.collect(sample)
+
+    def _products(self) -> list[tuple[int, Product]]:
+        """Every distinct product with a number of its own."""
+        return [
+            (2 * index + (side == "weight"), product)
+            for index, layer in enumerate(self.layers.values())
+            for side, product in layer.products.items()
+        ]
+
+    def _set_keys(self) -> None:
+        products = self._products()
+        distributed = torch.distributed
+        ready = distributed.is_available() and distributed.is_initialized()
+        common = mix(mix(np.uint64(self.seed % 2**64)) + np.uint64(distributed.get_rank() if ready else 0))
+        seeds = mix(mix(common + np.array([number for number, _ in products], dtype=np.uint64)) + np.uint64(self.steps))
+        for (_, product), seed in zip(products, seeds.view(np.int64).tolist(), strict=True):
+            product.key.copy_(torch.tensor([seed, 0]))
+
+    # -- what happened --
+
+    def counters(self) -> Counters:
+        """What was counted since `attach`, exactly."""
+        return read_counters(self.layers)
+
+    def explain(self) -> Explanation:
+        """What is applied to each layer with its current numbers, or why nothing is; print it."""
+        return explaining.explain(self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost)
+
+    # -- saving and undoing --
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs beside model and optimizer, as tensors and plain values."""
+        return {
+            "version": STATE_VERSION,
+            "plan": self.plan.hash(),
+            "seed": self.seed,
+            "steps": self.steps,
+            "loss_scale": self._loss_scale or 0.0,
+            "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
+            "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
+            "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up."""
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            version = state.get("version") if isinstance(state, dict) else None
+            raise InvalidValue(f"this is not a handle's state of version {STATE_VERSION}; got version {version!r}.")
+        if state["plan"] != self.plan.hash():
+            raise InvalidValue(
+                f"the state belongs to another plan ({state['plan']}, this is {self.plan.hash()}); "
+                "attach the plan with which it was saved."
+            )
+        for name in state["layers"]:
+            if name not in self.layers:
+                raise InvalidValue(
+                    f"the state has a layer {name!r}, and the model has none of that name that is treated."
+                    f"{nearest_name(name, self.layers)}"
+                )
+        self.seed, self.steps = state["seed"], state["steps"]
+        self._loss_scale = state["loss_scale"] or None
+        self.cost = Cost(*state["cost"])
+        self._set_keys()  # for the layers that the state does not have
+        for name, tensors in state["layers"].items():
+            for key, tensor in self.layers[name].tensors().items():
+                tensor.copy_(tensors[key])
+        for name, statistics in state["statistics"].items():
+            self._statistics[name].load(statistics)
+
+    def remove(self) -> None:
+        """The model as it was, byte for byte.  Counters and explanation stay."""
+        for name, module in self._modules.items():
+            if not is_swapped(module):
+                raise InvalidValue(
+                    f"the class of layer {name!r} was changed after attach, to {type(module).__name__}; undo that."
+                )
+        modules, self._modules = self._modules, {}
+        for module in modules.values():
+            restore(module)
+        total = self.counters().total
+        if modules and total.passed_through and not total.treated:
+            warnings.warn(
+                f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
+                f"called {self.steps} times; call it after each optimizer step.",
+                LogradWarning,
+                stacklevel=2,
+            )
+
+    def copied(self) -> None:
+        """A layer is being copied or pickled: say once that the copy is plain."""
+        if not self._copy_was_said:
+            self._copy_was_said = True
+            warnings.warn(
+                "a copy or pickle of an attached model is a plain model; attach the plan to the copy as well if it is "
+                "to train with it.",
+                LogradWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def mix(x: Any) -> Any:
+    """The finaliser of SplitMix64: 64 bits that depend on all 64 bits of x."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

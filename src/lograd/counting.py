@@ -1,0 +1,73 @@
+"""What attached layers have counted: exact numbers of elements, not estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import final
+
+from .treating import COUNTERS, PASSES, Product, TreatedLayer
+
+
+@final
+@dataclass(frozen=True)
+class Count:
+    """Sums over all treated gradients of a layer, or of a model."""
+
+    passes: int = 0
+    """Gradients that came by."""
+    treated: int = 0
+    """Treated copies: one for each gradient, or two where the two products differ."""
+    passed_through: int = 0
+    """Copies that were to be treated, and came before there were statistics."""
+    elements: int = 0
+    """Elements of the treated copies; all counts below are of these."""
+    zeros_before: int = 0
+    zeros_after: int = 0
+    clipped: int = 0
+    """Elements beyond the largest value of a format."""
+    underflowed: int = 0
+    """Elements that were not zero, and are."""
+    nan: int = 0
+    """NaN in the result."""
+
+    @property
+    def sparsity(self) -> float:
+        """The share of exact zeros in what was handed to the products."""
+        return self.zeros_after / self.elements if self.elements else 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True)
+class Counters:
+    """By layer, by layer and product ("input", "weight", or "both" where the same copy serves), and in total."""
+
+    total: Count
+    layers: dict[str, Count]
+    products: dict[str, dict[str, Count]]
+
+
+def read_counters(layers: dict[str, TreatedLayer]) -> Counters:
+    products = {
+        name: {side: _of_product(product) for side, product in layer.products.items()} for name, layer in layers.items()
+    }
+    passes = {name: Count(passes=int(layer.seen[PASSES])) for name, layer in layers.items()}
+    by_layer = {name: _sum([passes[name], *products[name].values()]) for name in layers}
+    return Counters(_sum(by_layer.values()), by_layer, products)
+
+
+def _of_product(product: Product) -> Count:
+    value = dict(zip(COUNTERS, product.counters.tolist(), strict=True))
+    zeros_before = value["elements"] - value.pop("nonzero_before")
+    # Zeros stay zeros under every treatment of single elements, so the new ones are the difference.
+    return Count(**value, zeros_before=zeros_before, underflowed=value["zeros_after"] - zeros_before)
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    return sum(counts, Count())

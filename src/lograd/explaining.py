@@ -1,0 +1,96 @@
+"""What an attached plan does to each layer, in words; never silent about a layer that it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from .counting import Count, read_counters
+from .refreshing import Cost, LayerStatistics
+from .swapping import unwrapped
+from .treating import NANOSECONDS, READY, Product, TreatedLayer
+from .treatments import Numbers, Treatment
+
+
+@final
+@dataclass(frozen=True)
+class Explanation:
+    """One line for each linear layer and convolution, and a summary.  str() is the text."""
+
+    layers: dict[str, str]
+    summary: str
+
+    def __str__(self) -> str:
+        width = max(map(len, self.layers), default=0)
+        return "\n".join([*(f"{name:<{width}}  {text}" for name, text in self.layers.items()), self.summary])
+
+    __repr__ = __str__
+
+
+def explain(
+    model: nn.Module,
+    layers: dict[str, TreatedLayer],
+    statistics: dict[str, LayerStatistics],
+    skipped: dict[str, str],
+    steps: int,
+    cost: Cost,
+) -> Explanation:
+    counts = read_counters(layers)
+    lines: dict[str, str] = {}
+    for name, module in unwrapped(model).named_modules():
+        name = name.replace("_orig_mod.", "")
+        if name in layers:
+            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps)
+        elif name in skipped:
+            lines[name] = skipped[name]
+        elif isinstance(module, nn.MultiheadAttention):
+            lines[name] = "its projections of the input are not layers and are not treated"
+    total = counts.total
+    milliseconds = cost.milliseconds + sum(int(layer.seen[NANOSECONDS]) for layer in layers.values()) / 1e6
+    summary = (
+        f"{steps} steps; {total.treated} gradients treated, {total.passed_through} passed through before there were "
+        f"statistics; {total.elements} elements, {total.sparsity:.1%} zeros"
+    )
+    if cost.refreshes:
+        each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
+        summary += (
+            f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+            f"{milliseconds / max(steps, 1):.2f} ms a step on average"
+        )
+    return Explanation(lines, summary + ".")
+
+
+def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int) -> str:
+    if statistics is None:
+        return f"unchanged by plan; {count.passes} gradients came by"
+    text = "; ".join(
+        ("" if side == "both" else f"{side}: ") + _product(product, bool(layer.control[READY]))
+        for side, product in layer.products.items()
+    )
+    if not count.passes:
+        if steps:
+            return (
+                f"{text}; but no gradient came by: its forward did not run (a parent such as nn.MultiheadAttention "
+                "uses its weight directly), or nothing needed its gradient"
+            )
+        return f"{text}; waits for its first gradient"
+    if statistics.problem:
+        text += f"; the last statistics were of no use: {statistics.problem}"
+    if not layer.control[READY]:
+        return f"{text}; passes through until handle.step() has statistics"
+    return f"{text}; statistics of step {statistics.step}; {count.sparsity:.1%} zeros"
+
+
+def _product(product: Product, ready: bool) -> str:
+    numbers: list[Numbers] = product.current_numbers()
+    return ", then ".join(
+        _treatment(treatment, values if ready else {})
+        for treatment, values in zip(product.treatments, numbers, strict=True)
+    )
+
+
+def _treatment(treatment: Treatment, numbers: Numbers) -> str:
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    return f"{treatment} ({shown})" if shown else str(treatment)

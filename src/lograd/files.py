@@ -1,0 +1,53 @@
+"""Files that are replaced whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from .errors import LogradError
+
+
+class CannotWrite(LogradError, OSError):
+    """A file could not be saved; whatever was there before is still there."""
+
+
+class CannotRead(LogradError, OSError):
+    """A file is missing, or is not what it was taken for."""
+
+
+def check_folder(path: str | os.PathLike[str]) -> Path:
+    """Where a file will be written, through links; raises if its folder cannot take it, so that one can ask early."""
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
+    if not os.access(target.parent, os.W_OK):
+        raise CannotWrite(f"Cannot write {path}: no permission to write into {target.parent}.")
+    return target
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write the content beside the file, then rename it over the file."""
+    target = check_folder(path)
+    draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
+    try:
+        with open(draft, "xb") as file:  # a new file gets the usual permissions
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.is_file():
+            draft.chmod(target.stat().st_mode & 0o777)
+        os.replace(draft, target)
+    except OSError as error:
+        raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CannotRead(f"Cannot read {path}: {error.strerror}.") from error

@@ -1,0 +1,110 @@
+"""What is done to the gradient of one layer, for each of the two products that it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..treatments import Prediction, Sentence, Statistics, Treatment, from_json, predict, to_json
+
+PRODUCTS = ("input", "weight")
+"""The products that a gradient enters: dX, the gradient of the layer's input, and dW, that of its weight."""
+
+
+@final
+@dataclass(frozen=True)
+class LayerPlan:
+    """What is done to one layer's gradient, for each of the two products that it enters.
+
+    Args:
+        input: treatments of the gradient in the product that gives dX, the gradient of the layer's input.
+        weight: the same for dW, the gradient of the weight (and of the bias).  If equal, the gradient is treated once.
+        elements: of the layer's gradient per step in the profile; 0 if not known.
+        masked: the share of zeros in the gradient at the output of the BatchNorm that the layer feeds, in the profile.
+        predicted_input, predicted_weight: what the treatments do, by theory, to the gradient in the profile.
+    """
+
+    input: Sentence = ()
+    weight: Sentence = ()
+    elements: int = 0
+    masked: float = 0.0
+    predicted_input: Prediction | None = None
+    predicted_weight: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "weight"):
+            treatments = getattr(self, name)
+            if not isinstance(treatments, tuple) or not all(isinstance(one, Treatment) for one in treatments):
+                raise InvalidType(sentence(f"{name} of a LayerPlan", treatments, "a tuple of treatments"))
+
+    @classmethod
+    def of(cls, treatments: Sentence, predicted: Prediction | None = None, **other: Any) -> LayerPlan:
+        """The same for both products."""
+        return cls(treatments, treatments, predicted_input=predicted, predicted_weight=predicted, **other)
+
+    @property
+    def shared(self) -> bool:
+        """Both products take the same treated gradient."""
+        return self.input == self.weight
+
+    def to_json(self) -> dict[str, Any]:
+        input, weight = _side(self.input, self.predicted_input), _side(self.weight, self.predicted_weight)
+        sides = {"both": input} if input == weight else {"input": input, "weight": weight}
+        return {**sides, "elements": self.elements, "masked": self.masked}
+
+    @classmethod
+    def from_json(cls, data: Any) -> LayerPlan:
+        """The exact inverse of `to_json`."""
+        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked"))
+        if [name in data for name in ("both", "input", "weight")] not in ([True, False, False], [False, True, True]):
+            raise InvalidValue(sentence("a layer of a plan", data, 'given as "both", or as "input" and "weight"'))
+        elements, masked = data.get("elements", 0), data.get("masked", 0.0)
+        if type(elements) is not int or type(masked) not in (int, float):
+            raise InvalidValue(sentence("elements and masked of a layer", (elements, masked), "a count and a share"))
+        (input, predicted_input), (weight, predicted_weight) = (
+            _side_from_json(data.get("both", data.get(name))) for name in ("input", "weight")
+        )
+        return cls(input, weight, elements, float(masked), predicted_input, predicted_weight)
+
+
+def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:
+    side: dict[str, Any] = {"treatments": to_json(treatments)}
+    return side if predicted is None else {**side, "predicted": predicted.to_json()}
+
+
+def _side_from_json(data: Any) -> tuple[Sentence, Prediction | None]:
+    check_fields("a product of a plan", data, ("treatments", "predicted"))
+    predicted = data.get("predicted")
+    return from_json(data.get("treatments", [])), None if predicted is None else Prediction.from_json(predicted)
+
+
+def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
+    """Refuse what is not an object, and a field that nobody would read."""
+    if not isinstance(data, dict):
+        raise InvalidValue(sentence(what, data, "an object with " + ", ".join(valid)))
+    for name in data:
+        if name not in valid:
+            raise InvalidValue(f"{what} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}")
+
+
+def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
+    """One or both names of products."""
+    names = (products,) if isinstance(products, str) else tuple(products)
+    for name in names:
+        if name not in PRODUCTS:
+            raise InvalidValue(
+                sentence("products", name, "'input', 'weight' or both") + nearest_name(str(name), PRODUCTS)
+            )
+    if not names:
+        raise InvalidValue("products must be 'input', 'weight' or both; got none.")
+    return names
+
+
+def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction | None:
+    """What theory expects, to six digits: a plan is read by people; None where the law is not known."""
+    if statistics is None:
+        return None
+    exact = predict(treatments, statistics)
+    return Prediction(**{name: float(f"{value:.6g}") for name, value in exact.to_json().items()})

@@ -1,0 +1,240 @@
+"""The plan: what is done to the gradient of each layer, as a JSON file that a person can review.
+
+It is made from a profile or from a recipe, and `attach` carries it out.  `Plan.load` is the exact inverse of `save`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, final
+
+from rich.table import Table
+
+from ..errors import InvalidType, InvalidValue, nearest_name
+from ..files import read_file, replace_file
+from ..formats import Format
+from ..report import as_text, text_table
+from ..treatments import Statistics, describe, recipe
+from ..treatments.prune import PruningLaw
+from .change import Change, changes
+from .layer import PRODUCTS, LayerPlan, check_fields, check_products
+
+VERSION = 1
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """Treatments by layer name.
+
+    Args:
+        layers: a LayerPlan for each layer name, in the order in which the layers run.
+        kept: layers left alone on purpose, and why.
+        every: what is done to each supported layer that `layers` does not name; None leaves them alone.
+        statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
+    """
+
+    layers: Mapping[str, LayerPlan] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
+    every: LayerPlan | None = None
+    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in self.layers:
+            if name in self.kept:
+                raise InvalidValue(f"a plan either treats a layer or keeps it; {name!r} is in both lists.")
+
+    @classmethod
+    def uniform(cls, name: str) -> Plan:
+        """The same recipe for every supported layer of whatever model it is attached to: "fp6", "prune85", ...
+
+        >>> Plan.uniform("prune85+fp6").every.input[0].sparsity
+        0.85
+        """
+        return cls(every=LayerPlan.of(recipe(name)))
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"lograd_plan": VERSION}
+        if self.every is not None:
+            data["every"] = self.every.to_json()
+        return data | {
+            "layers": {name: layer.to_json() for name, layer in self.layers.items()},
+            "kept": dict(self.kept),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """The exact inverse of `to_json`."""
+        if not isinstance(data, dict) or "lograd_plan" not in data:
+            raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
+        if data["lograd_plan"] != VERSION:
+            raise InvalidValue(
+                f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
+                "make the plan again, or use the lograd that wrote it."
+            )
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept"))
+        layers, kept = data.get("layers", {}), data.get("kept", {})
+        if not isinstance(layers, dict) or not isinstance(kept, dict):
+            raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
+        return cls(
+            layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
+            kept={name: str(reason) for name, reason in kept.items()},
+            every=LayerPlan.from_json(data["every"]) if "every" in data else None,
+        )
+
+    # -- changing, comparing, reading --
+
+    def override(
+        self,
+        pattern: str,
+        *,
+        sparsity: float | None = None,
+        law: PruningLaw | None = None,
+        bits: int | None = None,
+        format: str | Format | None = None,
+        scale: str | None = None,
+        rounding: Literal["stochastic", "nearest"] | None = None,
+        products: str | Iterable[str] = PRODUCTS,
+        treat: bool = True,
+    ) -> Plan:
+        """A plan with other treatments for the layers whose name matches; what is not given stays as it is.
+
+        Predictions of changed layers are computed anew where the plan knows the laws, and dropped where it does not.
+
+        Args:
+            pattern: a layer name, with the wildcards *, ? and [...].  In a uniform plan it must be a name.
+            sparsity, law: of the pruning, which is added where there is none.
+            bits: the best float of so many bits for the layer's law; needs a plan that comes from a profile.
+            format, scale, rounding: of the rounding, which is added where there is none.
+            products: change the treatment in these products only, "input" or "weight".
+            treat: False leaves the layers alone.
+        """
+        change = Change(sparsity, law, bits, format, scale, rounding, check_products(products))
+        if treat and change.empty:
+            raise InvalidValue(
+                "override needs something to change, such as sparsity=0.9, format='1-4-1' or treat=False."
+            )
+        if not treat and not change.empty:
+            raise InvalidValue("override with treat=False leaves layers alone, so it takes nothing else to change.")
+        layers, kept = dict(self.layers), dict(self.kept)
+        for name in self._matching(pattern):
+            found = self.statistics.get(name)
+            before = layers.pop(name, None) or (self.every if name not in kept else None)
+            kept.pop(name, None)
+            if treat:
+                layers[name] = change.apply(name, before or LayerPlan(masked=found.masked if found else 0.0), found)
+            else:
+                kept[name] = f"left alone by override({pattern!r})"
+        order = dict.fromkeys([*self.statistics, *self.layers, *layers])  # as the layers run, new ones at the end
+        return replace(self, layers={name: layers[name] for name in order if name in layers}, kept=kept)
+
+    def _matching(self, pattern: str) -> list[str]:
+        names = list(dict.fromkeys([*self.layers, *self.kept]))
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if not found and self.every is not None:
+            if set("*?[") & set(pattern):
+                raise InvalidValue(
+                    f"a uniform plan knows no layer names yet, so the pattern {pattern!r} matches none; give a name."
+                )
+            return [pattern]
+        if not found:
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise InvalidValue(
+                f"{pattern!r} matches no layer of the plan; it has {shown}.{nearest_name(pattern, names)}"
+            )
+        return found
+
+    def diff(self, other: Plan) -> str:
+        """What changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
+        lines = []
+        mine, theirs = (_entries(plan) for plan in (self, other))
+        for name in dict.fromkeys([*mine, *theirs]):
+            before, after = mine.get(name), theirs.get(name)
+            if before is None or after is None:
+                sign, entry = ("+", after) if before is None else ("-", before)
+                lines.append(f"{sign} {name}: {_in_words(entry)}")
+            elif isinstance(before, LayerPlan) and isinstance(after, LayerPlan):
+                lines += [f"~ {name}: {line}" for line in changes(before, after)]
+            elif before != after:
+                lines.append(f"~ {name}: {_in_words(before)} -> {_in_words(after)}")
+        return "\n".join(lines)
+
+    def table(self) -> Table:
+        """A table for the terminal: what is done to each layer, and what theory expects of it."""
+        title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
+        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer)]
+        if self.every is not None:
+            rows += _rows("(every other)", self.every)
+        rows += [[name, "", f"kept: {reason}", "", "", "", ""] for name, reason in self.kept.items()]
+        columns = ("layer", "<product", "<treatment", "elements/step", "zeros", "cosine", "relative error")
+        return text_table(title, columns, rows)
+
+    def __str__(self) -> str:
+        return as_text(self.table())
+
+    # -- the file --
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        return replace_file(path, (_pretty(self.to_json()) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """A plan from its file; what is wrong with the file is said in one sentence."""
+        content = read_file(path)
+        try:
+            return cls.from_json(json.loads(content))
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = str(error) if isinstance(error, InvalidValue | InvalidType) else f"it is not JSON: {error}."
+            raise InvalidValue(f"Cannot read the plan {path}: {reason}") from None
+
+    def hash(self) -> str:
+        """Hexadecimal digits that change with anything that changes the training."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+Entry = LayerPlan | str
+
+
+def _entries(plan: Plan) -> dict[str, Entry]:
+    every: dict[str, Entry] = {} if plan.every is None else {"(every other)": plan.every}
+    return {**plan.layers, **every, **plan.kept}
+
+
+def _in_words(entry: Entry | None) -> str:
+    if not isinstance(entry, LayerPlan):
+        return f"kept ({entry})"
+    input, weight = describe(entry.input), describe(entry.weight)
+    return input if entry.shared else f"dX {input}; dW {weight}"
+
+
+def _rows(name: str, layer: LayerPlan) -> list[list[str]]:
+    sides = [("dX", layer.input, layer.predicted_input), ("dW", layer.weight, layer.predicted_weight)]
+    if sides[0][1:] == sides[1][1:]:
+        sides = [("both", *sides[0][1:])]
+    rows = []
+    for product, treatments, predicted in sides:
+        numbers = ["–"] * 3
+        if predicted is not None:
+            numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
+        rows.append([name, product, describe(treatments), f"{layer.elements:,}" if layer.elements else "–", *numbers])
+    return rows
+
+
+def _pretty(data: Any, indent: int = 0) -> str:
+    """JSON with indent 2 in which whatever fits stands on one line, so that a layer takes a few."""
+    line = json.dumps(data, allow_nan=False)
+    if not isinstance(data, dict | list) or not data or len(line) + indent <= 96:
+        return line
+    pad = " " * (indent + 2)
+    if isinstance(data, list):
+        inner = [pad + _pretty(item, indent + 2) for item in data]
+    else:
+        inner = [f"{pad}{json.dumps(key)}: {_pretty(value, indent + 2)}" for key, value in data.items()]
+    start, end = ("[", "]") if isinstance(data, list) else ("{", "}")
+    return start + "\n" + ",\n".join(inner) + "\n" + " " * indent + end

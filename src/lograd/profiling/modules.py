@@ -1,0 +1,67 @@
+"""Which modules of a model are looked at, under which names, and what their two backward products cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ..errors import InvalidType, sentence
+from ..swapping import unwrapped
+
+FilterFunction = Callable[[nn.Module, str], bool]
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules by the names that the plain model gives them, so that a plan fits before and after compile."""
+    if not isinstance(model, nn.Module):
+        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+    for name, module in unwrapped(model).named_modules():
+        if "_orig_mod" not in module._modules:  # the wrapper; the module itself follows
+            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether the module's backward is two matrix products: Linear, convolutions, and the Conv1D of transformers."""
+    return isinstance(module, nn.Linear | _ConvNd) or _is_transformers_conv1d(module)
+
+
+def weight_of(module: nn.Module) -> nn.Parameter | None:
+    """The module's own weight.
+
+    None for a weight that is computed, as under spectral_norm: to look at it would be to compute it once more, and some
+    of these computations change buffers.
+    """
+    return module._parameters.get("weight")
+
+
+def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
+    """Of one of the two products of this use of the module, the other has as many; None where it is no product."""
+    if isinstance(module, nn.Linear):
+        return output.numel() * module.in_features
+    if isinstance(module, _ConvTransposeNd):
+        return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
+    if isinstance(module, _ConvNd):
+        return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
+    if _is_transformers_conv1d(module):
+        return output.numel() * int(module.weight.shape[0])
+    return None
+
+
+def flops_of(module: nn.Module, x: Any, output: Tensor) -> tuple[int | None, int | None]:
+    """Operations of the products for dX and dW in this use of the module; 0 for one that nobody needs."""
+    count = multiply_adds(module, x if isinstance(x, Tensor) else None, output)
+    if count is None:
+        return None, None
+    input_needs = isinstance(x, Tensor) and x.requires_grad
+    own = weight_of(module)
+    weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
+    return 2 * count * input_needs, 2 * count * weight_needs
+
+
+def _is_transformers_conv1d(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")

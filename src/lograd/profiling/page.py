@@ -1,0 +1,171 @@
+"""The page of a profile: all layers at a glance first, then each layer under a line that opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..laws import HalfNormal, Law, LogNormal
+from ..report import Page
+from . import whatif
+from .drawing import format_charts, layer_charts, overview_charts, quantile_of
+from .records import LayerProfile
+from .whatif import Error
+
+FOOTER = "Made by lograd: Profile.to_html"
+LAW_COLUMNS = (
+    "#", "layer", "kind", "elements/step", "zeros", "masked", "σ", "σ of dW", "KS lognormal", "KS normal",
+    "nearest law",
+)  # fmt: skip
+FORMAT_COLUMNS = (
+    "#", "layer", *(f"FP{bits}" for bits in whatif.WIDTHS), "recommended", "relative error", "measured", "cosine",
+    "measured",
+)  # fmt: skip
+WHAT_IF_COLUMNS = (
+    "width", "format", "relative error predicted", "measured", "cosine predicted", "measured", "zeros predicted",
+    "measured",
+)  # fmt: skip
+
+
+def build(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, title: str) -> Page:
+    """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
+    observed = max((len(layer.records) for layer in layers.values()), default=0)
+    page = Page(title, f"{len(layers)} layers, {observed} observed of {steps} backward passes.", FOOTER)
+    if not layers:
+        return _missed(page.note("No layer was observed."), missed)
+    found = {name: whatif.errors(layer) for name, layer in layers.items()}
+    ordered = list(layers.values())
+    page.metrics(_tiles(ordered, found))
+    page.heading("Laws over depth and time")
+    page.text(
+        "The neural gradient of a layer is the gradient of the loss with respect to its output. Layers are numbered in "
+        "the order in which they run. σ is the standard deviation of ln|g| over the nonzero elements; the KS distance "
+        "is the largest gap between the distribution of |g| and a fitted law. Masked are the zeros in the gradient at "
+        "the output of the BatchNorm behind a layer, which its backward refills with small values."
+    )
+    page.charts(*overview_charts(ordered))
+    rows = [_law_row(number, layer) for number, layer in enumerate(ordered, start=1)]
+    page.table(LAW_COLUMNS, rows, "Laws of all layers; means over the observed steps", "rllrrrrrrrl")
+    _missed(page, missed)
+    page.heading("Formats")
+    page.text(
+        f"Recommended is the float of the fewest bits whose predicted cosine is {whatif.GOOD_COSINE:g} or more, in the "
+        "split that is best for the layer's law. Its relative error is predicted from the histogram of the last "
+        "observed step and measured by rounding values captured from that step."
+    )
+    page.charts(*format_charts(list(found.values())))
+    rows = [_format_row(number, name, errors) for number, (name, errors) in enumerate(found.items(), start=1)]
+    page.table(FORMAT_COLUMNS, rows, "The best split of each width, and the recommended format", "rlllllllrrrr")
+    page.heading("Layer by layer")
+    page.text("Open a layer to see its magnitudes, the laws fitted to them, and what each format would do to it.")
+    for number, layer in enumerate(ordered, start=1):
+        page.fold(_summary(number, layer), _details(layer, found[layer.name]))
+    return page.note(
+        "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
+        "memory; it shows what such hardware would compute."
+    )
+
+
+def _tiles(layers: Sequence[LayerProfile], found: Mapping[str, list[Error]]) -> list[tuple[str, str, str]]:
+    def median(family: type[Law]) -> float:
+        return quantile_of(layer.ks(family) for layer in layers)
+
+    low, middle, high = (quantile_of((layer.sigma for layer in layers), share) for share in (0.0, 0.5, 1.0))
+    elements = np.array([layer.elements for layer in layers])
+    zeros = float(elements @ [layer.zero_share for layer in layers] / max(elements.sum(), 1))
+    gaps = [_gap(error) for errors in found.values() for error in errors if error.name == "FP6" and error.measured]
+    broken = sum(record.nan + record.infinities for layer in layers for record in layer.records)
+    tiles = [
+        (_tile(median(LogNormal)), "KS distance to lognormal", f"median; normal {_tile(median(HalfNormal))}"),
+        (_tile(middle), "σ of ln|g|", f"median; {_tile(low)} to {_tile(high)}"),
+        (f"{zeros:.1%}", "exact zeros already", f"of {elements.sum():,} elements per step"),
+    ]
+    if gaps:
+        tiles.append((f"{np.median(gaps):.1%}", "gap, predicted to measured", "relative error of FP6; median"))
+    if broken:
+        tiles.append((f"{broken:,}", "NaN or infinite elements", "left out of all laws"))
+    return tiles
+
+
+def _gap(error: Error) -> float:
+    measured = error.measured.relative_error if error.measured else 0.0
+    return abs(error.predicted.relative_error / measured - 1) if measured else 0.0
+
+
+def _law_row(number: int, layer: LayerProfile) -> list[object]:
+    masked = layer.masked
+    return [
+        number,
+        layer.name,
+        layer.kind,
+        f"{layer.elements:,}",
+        f"{layer.zero_share:.1%}",
+        None if masked is None else f"{masked:.1%}",
+        _digits(layer.sigma, 2),
+        _digits(layer.weight_sigma, 2),
+        _digits(layer.ks(LogNormal), 3),
+        _digits(layer.ks(HalfNormal), 3),
+        layer.nearest_law,
+    ]
+
+
+def _format_row(number: int, name: str, found: list[Error]) -> list[object]:
+    best = whatif.recommended(found)
+    splits = {error.name: str(error.format) for error in found}
+    row: list[object] = [number, name, *(splits.get(f"FP{bits}") for bits in whatif.WIDTHS)]
+    if best is None:
+        return [*row, "more than 8 bits" if found else None, None, None, None, None]
+    _, _, relative, relative_measured, cosine, cosine_measured, *_ = _what_if_row(best)
+    return [*row, f"{best.name}, {best.format}", relative, relative_measured, cosine, cosine_measured]
+
+
+def _summary(number: int, layer: LayerProfile) -> str:
+    shape = f", weight {'×'.join(map(str, layer.weight_shape))}" if layer.weight_shape else ""
+    return f"{number}. `{layer.name}` {layer.kind}{shape}: σ {_tile(layer.sigma)}, {layer.zero_share:.1%} zeros"
+
+
+def _details(layer: LayerProfile, found: list[Error]) -> Page:
+    part = Page(layer.name)
+    if not found:
+        return part.note("Every element of this gradient was zero, so it has no law.")
+    part.charts(*layer_charts(layer), phone=False)
+    ranking = ", ".join(f"{fit.family} {fit.ks:.3f}" for fit in layer.last.fits if fit.law)
+    if ranking:
+        part.text(f"KS distance to each law at step {layer.last.step}: {ranking}.")
+    best = whatif.recommended(found)
+    rows = [_what_if_row(error) for error in found]
+    chosen = [(row, column) for row, error in enumerate(found) if error is best for column in (0, 1)]
+    caption = (
+        f"What if: stochastic rounding, largest magnitude at the top of the range; measured on {layer.sample.size:,} "
+        f"values of step {layer.last.step}"
+    )
+    return part.table(WHAT_IF_COLUMNS, rows, caption, "llrrrrrr", chosen)
+
+
+def _what_if_row(error: Error) -> list[object]:
+    predicted, measured = error.predicted, error.measured
+    return [
+        error.name,
+        str(error.format),
+        _digits(predicted.relative_error, 4),
+        _digits(measured.relative_error, 4) if measured else None,
+        _digits(predicted.cosine, 4),
+        _digits(measured.cosine, 4) if measured else None,
+        f"{predicted.sparsity:.1%}",
+        f"{measured.sparsity:.1%}" if measured else None,
+    ]
+
+
+def _missed(page: Page, missed: Mapping[str, str]) -> Page:
+    if missed:
+        page.table(("layer", "why it was not observed"), list(missed.items()), "Layers without a gradient")
+    return page
+
+
+def _tile(value: float) -> str:
+    return _digits(value, 2) or "–"
+
+
+def _digits(value: float, digits: int) -> str | None:
+    return None if np.isnan(value) else f"{value:.{digits}f}"

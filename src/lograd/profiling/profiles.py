@@ -1,0 +1,182 @@
+"""The profile of a model's gradients: a table, a page, a plan and a file, all from the same records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.table import Table
+
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..files import check_folder, read_file, replace_file
+from ..plan import Plan
+from ..report import as_text
+from ..treatments.prune import PruningLaw
+from . import archive, page, planning, tables
+from .records import LayerProfile, Record, sum_of
+
+MOST_STEPS = 256
+"""Observed steps that a profile keeps; beyond, every second one is dropped."""
+
+
+@dataclass(repr=False)
+class Profile:
+    """What the gradients of a model looked like, layer by layer in the order in which the layers ran.
+
+    Attributes:
+        layers: what was observed, by layer name.
+        missed: layers of which nothing was seen, and why.
+        steps: backward passes that went by.
+        every: of so many steps one was observed.
+    """
+
+    layers: dict[str, LayerProfile] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    every: int = 1
+
+    def __getitem__(self, name: str) -> LayerProfile:
+        if name not in self.layers:
+            known = list(self.layers)
+            shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+            reason = f" It was missed: {self.missed[name]}." if name in self.missed else nearest_name(name, known)
+            raise InvalidValue(f"the profile has no layer {name!r}; it has {shown or 'none'}.{reason}")
+        return self.layers[name]
+
+    def thin(self, most: int) -> int:
+        """Drop every second observed step while there are more than `most`, and return the `every` that results.
+
+        So an observer may run for weeks in bounded memory, and its steps stay evenly spaced.
+        """
+        while any(len(layer.records) > most for layer in self.layers.values()):
+            self.every *= 2
+            for layer in self.layers.values():
+                layer.records = [record for record in layer.records if record.step % self.every == 0]
+                layer.weight_records = [record for record in layer.weight_records if record.step % self.every == 0]
+        return self.every
+
+    # -- the file --
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """One .npz without pickle; it is replaced whole or not at all."""
+        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """The exact inverse of `save`; what is wrong with a file is said in one sentence."""
+        content = read_file(path)
+        try:
+            return cls(*archive.unpack(content))
+        except InvalidValue as error:
+            raise InvalidValue(f"Cannot read the profile {path}: {error}") from None
+
+    @classmethod
+    def merge(cls, profiles: Sequence[Profile]) -> Profile:
+        """One profile from those of several ranks, which looked at the same layers at the same steps.
+
+        The histograms of a step add up.  For the neural gradient that is the histogram of the whole batch.  The weight
+        gradients are those of the single ranks, before they are averaged over the ranks.
+        """
+        profiles = list(profiles)
+        if not profiles or not all(isinstance(one, Profile) for one in profiles):
+            raise InvalidType(sentence("what is merged", profiles, "a list of at least one Profile"))
+        first = profiles[0]
+        for number, other in enumerate(profiles[1:], start=2):
+            _check_alike(first, other, number)
+        layers = {name: _merge_layers([one.layers[name] for one in profiles]) for name in first.layers}
+        return cls(layers, dict(first.missed), first.steps, first.every)
+
+    # -- the plan --
+
+    def plan(
+        self,
+        bits: int | None = None,
+        sparsity: float | None = None,
+        *,
+        allocation: planning.Allocation = "uniform",
+        law: PruningLaw = "empirical",
+        keep: str | Iterable[str] = ("last",),
+        scale: str = "max",
+        rounding: Literal["stochastic", "nearest"] = "stochastic",
+        products: str | Iterable[str] = ("input", "weight"),
+    ) -> Plan:
+        """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
+
+        Args:
+            bits: round to the float of so many bits whose split has the least relative error for the layer's law
+                (`theory.best_format`).
+            sparsity: prune stochastically to this share of zeros; before rounding, if both are asked for.
+            allocation: "uniform" asks it of each layer; "cosine" of all pruned layers together, and splits it so that
+                the smallest cosine between a gradient and its pruned copy is as large as can be.
+            law: of what the threshold is solved, "empirical", "lognormal" or "normal" (`treatments.Prune`).
+                "lognormal" also chooses formats for the fitted lognormal law instead of the histogram.
+            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  The
+                last one is small and its gradient has a narrow law, so that pruning it costs much and gains little.
+            scale: the rule of `theory.scale` by which a gradient is put into the format's range.
+            rounding: "stochastic" or "nearest".
+            products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
+        """
+        return planning.build(self.layers, bits, sparsity, allocation, law, keep, scale, rounding, products)
+
+    # -- what to read --
+
+    def table(self) -> Table:
+        """A table for the terminal: one row for each layer, over all observed steps."""
+        return tables.profile_table(self.layers, self.missed, self.steps)
+
+    def __repr__(self) -> str:
+        return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
+
+    def __str__(self) -> str:
+        return as_text(self.table())
+
+    def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
+        """A self-contained page: laws, formats and fits of each layer, over time and over depth."""
+        check_folder(path)  # before the work, not after it
+        return page.build(self.layers, self.missed, self.steps, title).save(path)
+
+
+def _check_alike(first: Profile, other: Profile, number: int) -> None:
+    what = f"profile {number} must look at the same layers and steps as profile 1"
+    for name in [*first.layers, *other.layers]:
+        here, there = first.layers.get(name), other.layers.get(name)
+        if here is None or there is None:
+            raise InvalidValue(f"{what}; layer {name!r} is only in profile {number if here is None else 1}.")
+        for side in ("records", "weight_records"):
+            steps = [[record.step for record in getattr(layer, side)] for layer in (here, there)]
+            if steps[0] != steps[1]:
+                raise InvalidValue(
+                    f"{what}; of layer {name!r} it has {len(steps[1])} observed steps, and profile 1 has "
+                    f"{len(steps[0])} or others."
+                )
+        if (here.kind, here.weight_shape) != (there.kind, there.weight_shape):
+            raise InvalidValue(f"{what}; layer {name!r} is {_what(there)} there and {_what(here)} in profile 1.")
+
+
+def _what(layer: LayerProfile) -> str:
+    return f"a {layer.kind} with a weight of shape {layer.weight_shape}"
+
+
+def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
+    def sums(name: str) -> int | None:
+        counts = [getattr(layer, name) for layer in layers]
+        return None if None in counts else sum(counts)
+
+    def add(side: str) -> list[Record]:
+        return [sum_of(column) for column in zip(*(getattr(layer, side) for layer in layers), strict=True)]
+
+    first = layers[0]
+    return LayerProfile(
+        first.name,
+        first.kind,
+        first.weight_shape,
+        sums("flops_input"),
+        sums("flops_weight"),
+        add("records"),
+        add("weight_records"),
+        np.concatenate([layer.sample for layer in layers])[:: len(layers)],
+    )

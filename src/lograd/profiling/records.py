@@ -1,0 +1,198 @@
+"""What a profile keeps: per layer and observed step one histogram, from which everything else is computed when asked.
+
+No torch here: a record is a value that outlives the tensor, the process and the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidValue
+from ..laws import Empirical, Fit, Law
+from ..laws.binned import rank_binned, try_binned
+
+Sample = NDArray[np.float32]
+MOST_SHOWN = 60
+"""Steps over which distances are averaged and lines are drawn."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One gradient tensor at one observed step; a module that ran several times in the step has them all in here."""
+
+    step: int
+    law: Empirical | None
+    """The histogram of the finite nonzero magnitudes; None where there was none."""
+    zeros: int
+    nan: int = 0
+    infinities: int = 0
+    masked: float | None = None
+    """The share of zeros in the gradient at the output of the BatchNorm behind the layer; None without one."""
+
+    @property
+    def elements(self) -> int:
+        return (int(self.law.count) if self.law else 0) + self.zeros + self.nan + self.infinities
+
+    @property
+    def zero_share(self) -> float:
+        return self.zeros / self.elements if self.elements else 0.0
+
+    @property
+    def mu(self) -> float:
+        """The mean of ln|g|, natural log; NaN where the gradient was zero."""
+        return float(self.law.log_mean) if self.law else np.nan
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of ln|g|, natural log; NaN where the gradient was zero."""
+        return float(self.law.log_std) if self.law else np.nan
+
+    @property
+    def smallest(self) -> float:
+        """The smallest nonzero magnitude: the lower edge of its bin, so at most 1/16 too small."""
+        return float(self.law.edges[0]) if self.law else np.nan
+
+    @property
+    def largest(self) -> float:
+        """The largest finite magnitude: the upper edge of its bin, so at most 1/16 too large."""
+        return float(self.law.maximum) if self.law else np.nan
+
+    @cached_property
+    def fits(self) -> list[Fit]:
+        """Every family of `lograd.laws`, the best first by Kolmogorov-Smirnov distance; made when first asked for."""
+        return rank_binned(self.law) if self.law else []
+
+    def ks(self, family: type[Law]) -> float:
+        """The Kolmogorov-Smirnov distance to the fitted law of a family, such as LogNormal; NaN without one."""
+        if family not in self._distances:
+            fit = try_binned(family, self.law) if self.law else None
+            self._distances[family] = fit.ks if fit and fit.law else np.nan
+        return self._distances[family]
+
+    @cached_property
+    def _distances(self) -> dict[type[Law], float]:
+        return {}
+
+    def __add__(self, other: Record) -> Record:
+        """Both tensors counted together; of two steps, the earlier."""
+        laws = [record.law for record in (self, other) if record.law is not None]
+        known = [(record.elements, record.masked) for record in (self, other) if record.masked is not None]
+        elements = sum(count for count, _ in known)
+        return Record(
+            min(self.step, other.step),
+            Empirical.merge(laws) if laws else None,
+            self.zeros + other.zeros,
+            self.nan + other.nan,
+            self.infinities + other.infinities,
+            sum(count * share for count, share in known) / elements if elements else None,
+        )
+
+
+def sum_of(records: Sequence[Record]) -> Record:
+    """All records counted together."""
+    if not records:
+        raise InvalidValue("a sum of records needs at least one; got none.")
+    result = records[0]
+    for record in records[1:]:
+        result = result + record
+    return result
+
+
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """At most some sixty records, evenly spread, the first and the last among them."""
+    if len(records) <= MOST_SHOWN:
+        return list(records)
+    return [records[index] for index in np.linspace(0, len(records) - 1, MOST_SHOWN).round().astype(int)]
+
+
+def mean_over(records: Sequence[Record], value: Callable[[Record], float | None]) -> float:
+    """The mean of a number over the records that have it; NaN where none has."""
+    known = [number for record in records if (number := value(record)) is not None and not np.isnan(number)]
+    return float(np.mean(known)) if known else np.nan
+
+
+@dataclass(eq=False, repr=False)
+class LayerProfile:
+    """What was observed of one layer; an observer adds to it while it runs."""
+
+    name: str
+    kind: str
+    """The class of the module, such as "Conv2d"."""
+    weight_shape: tuple[int, ...] | None = None
+    """None without a weight, or with one that is computed, as under spectral_norm."""
+    flops_input: int | None = None
+    """Operations of the product for dX in one step, two for each multiply-add; 0 where the input needs no gradient, and
+    None for a module that is no product."""
+    flops_weight: int | None = None
+    """The same of the product for dW."""
+    records: list[Record] = field(default_factory=list)
+    """The neural gradient, one record for each observed step."""
+    weight_records: list[Record] = field(default_factory=list)
+    """The gradient of the weight at the same steps, where it has one."""
+    sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
+
+    @property
+    def last(self) -> Record:
+        """The last observed step, and if all of its gradient was zero, the last one where it was not.
+
+        Formats, thresholds and predictions follow from this record alone.  A treatment meets the gradient of one step,
+        and over many steps the scale drifts, so that all of them together would look wider than any one is.
+        """
+        return next((record for record in reversed(self.records) if record.law is not None), self.records[-1])
+
+    @property
+    def law(self) -> Empirical | None:
+        """The law of |g| at the last observed step; None if the gradient was always zero."""
+        return self.last.law
+
+    @property
+    def sigma(self) -> float:
+        """The mean over the steps of the standard deviation of ln|g|."""
+        return mean_over(self.records, lambda record: record.sigma)
+
+    @property
+    def weight_sigma(self) -> float:
+        """The same of the weight gradient."""
+        return mean_over(self.weight_records, lambda record: record.sigma)
+
+    @property
+    def zero_share(self) -> float:
+        return mean_over(self.records, lambda record: record.zero_share)
+
+    @property
+    def masked(self) -> float | None:
+        """The mean share of zeros behind the BatchNorm that the layer feeds; None without one."""
+        share = mean_over(self.records, lambda record: record.masked)
+        return None if np.isnan(share) else share
+
+    def ks(self, family: type[Law]) -> float:
+        """The mean Kolmogorov-Smirnov distance to the law of a family fitted at each step."""
+        return mean_over(thinned(self.records), lambda record: record.ks(family))
+
+    @property
+    def nearest_law(self) -> str | None:
+        """The family that fits best at the last observed step."""
+        return next((fit.family for fit in self.last.fits if fit.law is not None), None)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the gradient in one step."""
+        return self.last.elements
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LayerProfile):
+            return NotImplemented
+        names = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "records", "weight_records")
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return same and np.array_equal(self.sample, other.sample, equal_nan=True)
+
+    def __repr__(self) -> str:
+        return f"LayerProfile({self.name!r}, {self.kind}, {len(self.records)} observed steps)"
+
+    __hash__ = None  # type: ignore[assignment]  # it changes while it is observed

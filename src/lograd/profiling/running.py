@@ -1,0 +1,130 @@
+"""The two ways to a profile: run the model on some batches, or look on in the user's own loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from ..errors import InvalidType, InvalidValue, sentence
+from ..formats.values import check_width
+from .modules import FilterFunction
+from .observer import Observer
+from .profiles import Profile
+from .restoring import restored
+
+PATIENCE = 2.0
+"""Seconds before a progress bar appears."""
+
+
+def observe(
+    model: nn.Module,
+    every: int = 50,
+    *,
+    filter_fn: FilterFunction | None = None,
+    weight_gradients: bool = True,
+    sample: int = 8192,
+) -> Observer:
+    """A context in which the gradients of a model are counted while the user's own loop trains it.
+
+    Each backward is a step; the first and then every `every`-th is observed, and is in the profile when the next
+    forward begins or the context ends.  A profile keeps 256 steps: beyond, every second is dropped and `every`
+    doubles.  Nothing about the training changes, but compiled code runs eagerly inside the context, as hooks do not
+    reach it.  Under a GradScaler gradients are counted as they are, with the loss scale in them.
+
+    Args:
+        model: any module; DistributedDataParallel and `torch.compile` wrappers are looked through.
+        every: of so many steps one is observed.
+        filter_fn: `filter_fn(module, name)` says which modules are looked at; by default every Linear, convolution and
+            transposed convolution.
+        weight_gradients: count the gradients of their weights as well.
+        sample: values of each gradient to keep from the last observed step, for Q-Q plots and measured errors.
+
+    ```python
+    with lograd.observe(model) as profile:
+        for images, labels in loader:
+            ...  # forward, backward, optimizer step
+    profile.to_html("gradients.html")
+    ```
+    """
+    return Observer(model, every, filter_fn, weight_gradients, sample)
+
+
+def profile(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor],
+    steps: int = 20,
+    *,
+    filter_fn: FilterFunction | None = None,
+    every: int = 1,
+    weight_gradients: bool = True,
+    sample: int = 8192,
+) -> Profile:
+    """Look at the gradients of a model on some batches, and give the model back bit for bit.
+
+    Gradients only: there is no optimizer step.  The model runs in the mode it is in; call `model.train()` first where
+    it matters.  Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises.
+
+    Args:
+        model: any module.
+        batches: any iterable; at most `steps` are taken, and fewer where it ends sooner.
+        loss_fn: for a batch that is a pair `(input, target)`, a tuple or list of two, the loss is
+            `loss_fn(model(input), target)`, as with torch's own losses; for any other batch, such as a dict, it is
+            `loss_fn(model, batch)`.
+        steps: batches to run.
+        every: of so many steps one is observed.
+        filter_fn, weight_gradients, sample: as for `lograd.observe`.
+    """
+    check_width("steps", steps, 1, 2**31)
+    if not callable(loss_fn):
+        raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+        raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
+    observer = observe(model, every, filter_fn=filter_fn, weight_gradients=weight_gradients, sample=sample)
+    parameters = list(model.parameters())
+    with restored(model), torch.enable_grad(), observer as result:
+        batch = None
+        for batch in _with_progress(islice(batches, steps), steps):
+            for parameter in parameters:
+                parameter.grad = None
+            _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+    if batch is None:
+        raise InvalidValue("batches must hold at least one batch; it was empty.")
+    if not result.steps:
+        name, reason = next(iter(result.missed.items()))
+        raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
+    return result
+
+
+def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    loss = loss_fn(model(batch[0]), batch[1]) if pair else loss_fn(model, batch)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise InvalidType(f"loss_fn must return a tensor with one element, the loss; got {got}.")
+    if not loss.requires_grad:
+        raise InvalidValue("the loss must depend on a parameter that requires a gradient; this one does not.")
+    return loss.reshape(())
+
+
+def _with_progress(batches: Iterator[Any], steps: int) -> Iterator[Any]:
+    """The batches, with a bar on a terminal once it takes long."""
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        bar: Progress | None = None
+        for done, batch in enumerate(batches):
+            yield batch
+            if bar is None and sys.stderr.isatty() and time.perf_counter() - start > PATIENCE:
+                bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+                task = bar.add_task("observing gradients", total=steps)
+            if bar is not None:
+                bar.update(task, completed=done + 1)

@@ -1,0 +1,159 @@
+"""When a treated layer's statistics are taken anew, and what follows from them: the numbers of its treatments.
+
+A histogram is taken inside the backward; the law is fitted between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidValue, nearest_name, sentence
+from .ops import LogHistogram
+from .ops.histogram import BINS
+from .treating import READY, STRIDE, TreatedLayer
+from .treatments import Prediction, Statistics, numbers_of, predict
+
+EARLY_STEPS = 10
+"""At first statistics are taken in every step: gradients change fastest then, also because the treatment begins."""
+SMALLEST_SAMPLE = 4096
+"""Elements: a smaller sample of a gradient says nothing about drift."""
+
+
+@final
+@dataclass(frozen=True)
+class Drift:
+    """Statistics anew when the gradient has changed.
+
+    Every `every` steps the histogram of a share `sample` of each gradient is compared with the one in force.  Where
+    their Kolmogorov-Smirnov distance exceeds `bound`, and the 1 % point of a sample of that size besides, the next
+    step takes a full one.
+    """
+
+    every: int = 50
+    bound: float = 0.05
+    sample: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.every, int) and self.every > 0 and 0 < self.bound < 1 and 0 < self.sample <= 1):
+            raise InvalidValue(sentence("Drift", self, "given every >= 1, 0 < bound < 1 and 0 < sample <= 1"))
+
+
+Refresh = int | Literal["epoch", "drift"] | Drift
+
+
+def check_refresh(refresh: Refresh) -> Refresh:
+    """The policy, "drift" as a Drift."""
+    if refresh == "drift":
+        return Drift()
+    whole = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
+    if not (whole or refresh == "epoch" or isinstance(refresh, Drift)):
+        raise InvalidValue(
+            sentence("refresh", refresh, "a number of steps, 'epoch', 'drift' or a Drift")
+            + nearest_name(str(refresh), ("epoch", "drift"))
+        )
+    return refresh
+
+
+@dataclass
+class Cost:
+    """What statistics have cost; reported, and never a reason for anything."""
+
+    steps: int = 0
+    """Steps that took any."""
+    refreshes: int = 0
+    """Laws fitted, of all layers together."""
+    milliseconds: float = 0.0
+    """Spent between steps; the histograms' own time is counted by the layers."""
+
+
+class LayerStatistics:
+    """The statistics of one layer and their history."""
+
+    def __init__(self, layer: TreatedLayer, masked: float) -> None:
+        self.layer = layer
+        self.masked = masked
+        self.table: Tensor | None = None
+        """The histogram behind the numbers in force."""
+        self.step = -1
+        """The step in which it was taken."""
+        self.loss_scale = 1.0
+        """The loss scale at that time."""
+        self.problem = ""
+
+    @property
+    def collecting(self) -> bool:
+        return bool(self.layer.control[STRIDE])
+
+    def collect(self, sample: float = 1.0) -> None:
+        """Take a histogram in the backward passes of the next step, of all of the gradient or of a share."""
+        elements = 0 if self.table is None else int(self.table.sum())
+        sample = min(1.0, max(sample, SMALLEST_SAMPLE / max(elements, 1)))
+        self.layer.histogram.zero_()
+        self.layer.control[STRIDE] = round(1 / sample)
+
+    def statistics(self, loss_scale: float) -> Statistics:
+        """Of the last full histogram, as they would be under this loss scale."""
+        assert self.table is not None
+        return Statistics(LogHistogram(self.table).law(), self.masked).scaled(loss_scale / self.loss_scale)
+
+    def set_numbers(self, loss_scale: float) -> None:
+        statistics = self.statistics(loss_scale)
+        for product in self.layer.products.values():
+            product.set_numbers(numbers_of(product.treatments, statistics))
+        self.layer.control[READY] = 1
+
+    def predictions(self, loss_scale: float) -> dict[str, Prediction]:
+        """By product, from the histogram and the numbers in force."""
+        statistics = self.statistics(loss_scale)
+        return {
+            name: predict(product.treatments, statistics, product.current_numbers())
+            for name, product in self.layer.products.items()
+        }
+
+    def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
+        """Use the histogram that the step has taken, if it has; `before` and `after` it are the loss scales."""
+        delivered = self.layer.histogram
+        if not self.collecting or not bool(delivered.any()):
+            return
+        start = time.perf_counter()
+        sampled = int(self.layer.control[STRIDE]) > 1
+        self.problem = _problem(delivered)
+        if self.problem or (sampled and self._drifted(delivered, before, policy)):
+            self.collect()
+        elif sampled:
+            self.layer.control[STRIDE] = 0
+        else:
+            self.layer.control[STRIDE] = 0
+            self.table, self.step, self.loss_scale = delivered.clone(), step, before
+            self.set_numbers(after)
+            cost.refreshes += 1
+        cost.milliseconds += (time.perf_counter() - start) * 1e3
+
+    def _drifted(self, sample: Tensor, loss_scale: float, policy: Refresh) -> bool:
+        assert isinstance(policy, Drift)
+        taken = Statistics(LogHistogram(sample).law())
+        noise = 1.63 / float(taken.elements) ** 0.5
+        return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
+
+    def state(self) -> dict[str, Tensor | int | float]:
+        table = torch.zeros(0, dtype=torch.int64) if self.table is None else self.table
+        return {"table": table, "step": self.step, "loss_scale": self.loss_scale}
+
+    def load(self, state: dict[str, Tensor | int | float]) -> None:
+        table = state["table"]
+        assert isinstance(table, Tensor)
+        self.table = table.clone().to(self.layer.histogram.device) if table.numel() else None
+        self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
+
+
+def _problem(table: Tensor) -> str:
+    """Why a histogram has no law; empty if it has one."""
+    zeros, nan, infinities = table[BINS:].tolist()
+    if nan or infinities:
+        return f"the gradient had {nan} NaN and {infinities} infinite elements"
+    return "" if bool(table[:BINS].any()) else f"all {zeros} elements of the gradient were zero"

@@ -1,0 +1,115 @@
+"""What a treatment is told about a layer, the law of its gradient, and what it predicts, the error to expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..laws import Empirical
+from ..laws.empirical import BINS_PER_OCTAVE, bin_of
+from ..laws.law import Values
+
+POINTS_PER_BIN = 16
+"""Midpoints by which a bin is integrated: 1/256 of an octave apart or less, finer than the steps of 8 bits."""
+
+
+@final
+@dataclass(frozen=True)
+class Statistics:
+    """The gradient of one layer.
+
+    Args:
+        law: histogram of its nonzero magnitudes; its `zeros` counts the exact zeros.
+        masked: the share of exact zeros in the gradient at the output of the BatchNorm that the layer feeds, 0 where
+            there is none.  BatchNorm's backward refills these positions with tiny values.
+    """
+
+    law: Empirical
+    masked: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.law, Empirical) or self.law.shape:
+            raise InvalidType(sentence("law of Statistics", self.law, "an Empirical law of one layer"))
+        if not 0 <= self.masked <= 1:
+            raise InvalidValue(sentence("masked", self.masked, "a share between 0 and 1"))
+
+    @property
+    def zero_share(self) -> float:
+        return float(self.law.zero_share)
+
+    @property
+    def elements(self) -> int:
+        return int(self.law.count + self.law.zeros)
+
+    def points(self) -> tuple[Values, Values]:
+        """Magnitudes that stand for the nonzero elements, and how many elements each stands for."""
+        low, high = self.law.edges[:-1], self.law.edges[1:]
+        counts = np.asarray(self.law.counts)
+        low, high, counts = (column[counts > 0][:, None] for column in (low, high, counts))
+        inside = (np.arange(POINTS_PER_BIN) + 0.5) / POINTS_PER_BIN
+        x = low + (high - low) * inside
+        return x.ravel(), np.broadcast_to(counts / POINTS_PER_BIN, x.shape).ravel()
+
+    def after(self, values: Values, weights: Values) -> Statistics | None:
+        """The statistics of what a treatment made of these elements; None where nothing but zeros is left."""
+        occupied = values > 0
+        bins = bin_of(values[occupied])
+        if bins.size == 0:
+            return None
+        counts = np.rint(np.bincount(bins - bins.min(), weights[occupied])).astype(np.int64)
+        if not counts.any():
+            return None
+        zeros = max(self.elements - int(counts.sum()), 0)
+        return Statistics(Empirical(counts, int(bins.min()), zeros=zeros))
+
+    def distance(self, other: Statistics) -> float:
+        """Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""
+        edges = np.union1d(self.law.edges, other.law.edges)
+        return float(np.abs(self._cdf(edges) - other._cdf(edges)).max(initial=abs(self.zero_share - other.zero_share)))
+
+    def _cdf(self, t: Values) -> Values:
+        return self.zero_share + (1 - self.zero_share) * self.law.cdf(t)
+
+    def scaled(self, factor: float) -> Statistics:
+        """The statistics of factor * g, to the nearest bin: exact for powers of two, as loss scales are."""
+        shift = round(float(np.log2(factor)) * BINS_PER_OCTAVE)
+        law = self.law
+        if shift % BINS_PER_OCTAVE:
+            # Bins of one octave are evenly wide, not evenly spaced in the logarithm: count the moved points anew.
+            x, weights = self.points()
+            moved = self.after(x * factor, weights)
+            return self if moved is None else Statistics(moved.law, self.masked)
+        return Statistics(Empirical(law.counts, law.first + shift, zeros=law.zeros), self.masked)
+
+
+@final
+@dataclass(frozen=True)
+class Prediction:
+    """What a sentence of treatments does to a gradient, by theory."""
+
+    sparsity: float
+    """Exact zeros afterwards, those that were there included."""
+    cosine: float
+    """Between the gradient and its treated copy."""
+    relative_error: float
+    """The mean of |y - x| / x over the nonzero elements (Eq. 3 of [chmiel2021])."""
+
+    def to_json(self) -> dict[str, float]:
+        return {"sparsity": self.sparsity, "cosine": self.cosine, "relative_error": self.relative_error}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Prediction:
+        names = ("sparsity", "cosine", "relative_error")
+        if not isinstance(data, dict) or not all(isinstance(value, float | int) for value in data.values()):
+            raise InvalidValue(sentence("a prediction", data, "an object of numbers: " + ", ".join(names)))
+        for name in data:
+            if name not in names:
+                raise InvalidValue(
+                    f"a prediction has no field {name!r}; it has {', '.join(names)}.{nearest_name(name, names)}"
+                )
+        if len(data) != len(names):
+            raise InvalidValue(sentence("a prediction", data, "complete: " + ", ".join(names)))
+        return cls(**{name: float(value) for name, value in data.items()})
