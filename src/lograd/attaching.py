@@ -18,7 +18,7 @@ from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
-from .refreshing import EARLY_STEPS, Cost, Drift, LayerStatistics, Refresh, check_refresh
+from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due
 from .swapping import candidates, has_catcher, is_swapped, reason_not_supported, restore, swap
 from .treating import Product, TreatedLayer
 
@@ -36,8 +36,9 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
         plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
         seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
             ranks draw independent noise.
-        refresh: when statistics are taken anew, after the first ten steps: every so many steps; "epoch", at the step
-            after each `handle.epoch()`; or "drift", when they have changed (`Drift`).
+        refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
+            often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
+            (`Drift`).  The last two take them in each of the first twenty steps as well.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
@@ -74,6 +75,7 @@ class Handle:
         self._modules: dict[str, nn.Module] = {}
         self._statistics: dict[str, LayerStatistics] = {}
         self._loss_scale: float | None = None
+        self._last_collected = 0
         self._copy_was_said = False
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
@@ -127,10 +129,8 @@ class Handle:
         self.cost.steps += self.cost.refreshes > refreshes
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
-        if self.steps < EARLY_STEPS or (isinstance(self.refresh, int) and self.steps % self.refresh == 0):
-            self._collect()
-        elif isinstance(self.refresh, Drift) and self.steps % self.refresh.every == 0:
-            self._collect(self.refresh.sample)
+        if sample := sample_due(self.refresh, self.steps, self._last_collected):
+            self._collect(sample)
         self._set_keys()
 
     def epoch(self) -> None:
@@ -139,6 +139,7 @@ class Handle:
             self._collect()
 
     def _collect(self, sample: float = 1.0) -> None:
+        self._last_collected = self.steps
         for statistics in self._statistics.values():
             if not statistics.collecting:
                 statistics.collect(sample)
@@ -168,7 +169,9 @@ class Handle:
 
     def explain(self) -> Explanation:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
-        return explaining.explain(self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost)
+        return explaining.explain(
+            self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0
+        )
 
     # -- saving and undoing --
 
@@ -179,6 +182,7 @@ class Handle:
             "plan": self.plan.hash(),
             "seed": self.seed,
             "steps": self.steps,
+            "last_collected": self._last_collected,
             "loss_scale": self._loss_scale or 0.0,
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
@@ -201,7 +205,7 @@ class Handle:
                     f"the state has a layer {name!r}, and the model has none of that name that is treated."
                     f"{nearest_name(name, self.layers)}"
                 )
-        self.seed, self.steps = state["seed"], state["steps"]
+        self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
         self._set_keys()  # for the layers that the state does not have

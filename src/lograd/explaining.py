@@ -36,13 +36,14 @@ def explain(
     skipped: dict[str, str],
     steps: int,
     cost: Cost,
+    loss_scale: float,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
     for name, module in unwrapped(model).named_modules():
         name = name.replace("_orig_mod.", "")
         if name in layers:
-            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps)
+            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
         elif name in skipped:
             lines[name] = skipped[name]
         elif isinstance(module, nn.MultiheadAttention):
@@ -62,7 +63,7 @@ def explain(
     return Explanation(lines, summary + ".")
 
 
-def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int) -> str:
+def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
     if statistics is None:
         return f"unchanged by plan; {count.passes} gradients came by"
     text = "; ".join(
@@ -80,7 +81,9 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not layer.control[READY]:
         return f"{text}; passes through until handle.step() has statistics"
-    return f"{text}; statistics of step {statistics.step}; {count.sparsity:.1%} zeros"
+    predicted = statistics.predictions(loss_scale)
+    cosine = " and ".join(f"{prediction.cosine:.3f}" for prediction in predicted.values())
+    return f"{text}; statistics of step {statistics.step}; {count.sparsity:.1%} zeros so far; predicted cosine {cosine}"
 
 
 def _product(product: Product, ready: bool) -> str:

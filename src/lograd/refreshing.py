@@ -18,8 +18,8 @@ from .ops.histogram import BINS
 from .treating import READY, STRIDE, TreatedLayer
 from .treatments import Prediction, Statistics, numbers_of, predict
 
-EARLY_STEPS = 10
-"""At first statistics are taken in every step: gradients change fastest then, also because the treatment begins."""
+EARLY_STEPS = 20
+"""In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
 
@@ -57,6 +57,18 @@ def check_refresh(refresh: Refresh) -> Refresh:
             + nearest_name(str(refresh), ("epoch", "drift"))
         )
     return refresh
+
+
+def sample_due(policy: Refresh, steps: int, last: int) -> float:
+    """The share of the gradients of which step number `steps` takes the histogram; `last` is the step that took one.
+
+    A number of steps is reached gradually, as gradients settle: the interval is a twentieth of the run so far.
+    """
+    if isinstance(policy, int):
+        return float(steps - last >= min(policy, max(steps // EARLY_STEPS, 1)))
+    if steps < EARLY_STEPS:
+        return 1.0
+    return policy.sample if isinstance(policy, Drift) and steps % policy.every == 0 else 0.0
 
 
 @dataclass
