@@ -1,7 +1,8 @@
 """lograd: backward passes with fewer bits and more zeros, chosen by theory, proven by measurement.
 
 Formats say what a few bits can represent, laws what a gradient looks like, the theory what follows from the two, and
-the operators do it to tensors.
+the operators do it to tensors.  `profile` shows the gradients of a model, a plan says what to do to each layer's, and
+`attach` trains with it.
 """
 
 import importlib
@@ -12,9 +13,9 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if TYPE_CHECKING:
-    from . import ops
-    from .attaching import attach
-    from .plan import Plan
+    from . import ops, treatments
+    from .attaching import Handle, attach
+    from .plan import LayerPlan, Plan
     from .profiling import Profile, observe, profile
 
 __version__ = "0.1.0"
@@ -22,10 +23,12 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockFormat",
     "FloatFormat",
+    "Handle",
     "IdealFormat",
     "IntFormat",
     "InvalidType",
     "InvalidValue",
+    "LayerPlan",
     "LogradError",
     "MomentDoesNotExist",
     "Plan",
@@ -39,11 +42,14 @@ __all__ = [
     "parse_format",
     "profile",
     "theory",
+    "treatments",
 ]
 
 
 # Public names that need torch, which takes a second to import; the theory does not.
 _ON_FIRST_USE = {
+    "Handle": "lograd.attaching",
+    "LayerPlan": "lograd.plan",
     "Plan": "lograd.plan",
     "Profile": "lograd.profiling",
     "attach": "lograd.attaching",
@@ -54,8 +60,8 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name == "ops":
-        return importlib.import_module("lograd.ops")
+    if name in ("ops", "treatments"):
+        return importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'lograd' has no attribute {name!r}")

@@ -64,9 +64,8 @@ def read_counters(layers: dict[str, TreatedLayer]) -> Counters:
 
 def _of_product(product: Product) -> Count:
     value = dict(zip(COUNTERS, product.counters.tolist(), strict=True))
-    zeros_before = value["elements"] - value.pop("nonzero_before")
     # Zeros stay zeros under every treatment of single elements, so the new ones are the difference.
-    return Count(**value, zeros_before=zeros_before, underflowed=value["zeros_after"] - zeros_before)
+    return Count(**value, underflowed=value["zeros_after"] - value["zeros_before"])
 
 
 def _sum(counts: Iterable[Count]) -> Count:

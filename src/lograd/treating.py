@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import ops
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, dense, library
 from .plan import LayerPlan
@@ -24,7 +23,8 @@ READY, STRIDE = range(2)
 """Slots of `control`: treat or pass through; take the histogram of one cache line in STRIDE, or none if 0."""
 PASSES, ELEMENTS, NANOSECONDS = range(3)
 """Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
-COUNTERS = ("treated", "passed_through", "elements", "nonzero_before", "zeros_after", "nan", "clipped")
+COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through")
+"""In the order of the operators' own counts, so that those are added at once."""
 
 
 class Session(Protocol):
@@ -99,39 +99,43 @@ class TreatedLayer:
 
 
 def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> None:
-    stride = int(control[STRIDE])
+    stride = control.tolist()[STRIDE]
     spent = 0
     if stride and g.dtype in FLOAT_TYPES:
         start = time.perf_counter_ns()
         histogram += torch.ops.lograd.log_histogram.default(g, stride).to(histogram.device)
         spent = time.perf_counter_ns() - start
-    seen += torch.tensor([1, g.numel(), spent])
+    seen += _constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent])
 
 
 def _treat(g: Tensor, text: str, numbers: Tensor, control: Tensor, key: Tensor, counters: Tensor) -> Tensor:
-    if not control[READY] or g.dtype not in FLOAT_TYPES:
+    if not control.tolist()[READY] or g.dtype not in FLOAT_TYPES:
         counters[COUNTERS.index("passed_through")] += 1
         return dense(g).clone()
-    treatments = _parsed(text)
-    result = g
-    # The least that an operator can do, for the one thing that it counts: the zeros before.
-    zeros_before = ops.threshold_prune(g, 0.0, counted=True).counts[:1]
-    counts = torch.zeros_like(zeros_before).repeat(3)
-    start = 0
-    for place, treatment in enumerate(treatments):
+    result, start = g, 0
+    total: Tensor | None = None
+    for place, treatment in enumerate(_parsed(text)):
         names = treatment.number_names
         values = dict(zip(names, numbers[start : start + len(names)].unbind(), strict=True))
         start += len(names)
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        stage = key if place == 0 else torch.stack([key[0] + place, key[1]])
-        clipped = counts[2:]
+        stage = key if place == 0 else key + _constant((place, 0), key.device)
         result, counts = treatment.apply(result, values, stage)
-        counts[2:] += clipped
-    key[1] += g.numel()
-    counters += torch.cat([torch.tensor([1, 0, g.numel()], device=g.device), g.numel() - zeros_before, counts]).to(
-        counters.device
-    )
+        if total is None:
+            total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
+        else:  # zeros and NaN of the last, saturated elements of all, zeros before the first
+            total = torch.cat([counts[:2], total[2:3] + counts[2:3], total[3:]])
+    assert total is not None, "a product without treatments is not treated"
+    counters[:4] += total
+    counters[4:] += _constant((g.numel(), 1, 0), counters.device)
+    key += _constant((0, g.numel()), key.device)
     return result
+
+
+@lru_cache(maxsize=1024)
+def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: a small tensor costs as much as a small kernel."""
+    return torch.tensor(values, device=device)
 
 
 @lru_cache(maxsize=256)

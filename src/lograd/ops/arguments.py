@@ -62,7 +62,13 @@ def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
 
 
 def key_of(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
-    """The int64 pair (seed, offset) beside x."""
+    """The int64 pair (seed, offset) beside x; a tensor of two elements as the seed is that pair already."""
+    if isinstance(seed, Tensor) and seed.shape == (2,):
+        if seed.dtype != torch.int64 or not isinstance(offset, int) or offset:
+            raise InvalidValue(
+                f"a seed of two elements is the int64 pair (seed, offset), without offset=; got {describe(seed)}."
+            )
+        return seed
     if isinstance(seed, int) and isinstance(offset, int):
         return (_pair if torch.compiler.is_compiling() else _cached_pair)(seed, offset, x.device)
     parts = [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]

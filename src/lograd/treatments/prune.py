@@ -57,7 +57,7 @@ class Prune(Treatment):
         return {"threshold": float(solve(statistics, self.sparsity))}
 
     def apply(self, g: Tensor, numbers: dict[str, Tensor], key: Tensor) -> ops.Counted:
-        result: ops.Counted = ops.stochastic_prune(g, numbers["threshold"], key[0], key[1], counted=True)
+        result: ops.Counted = ops.stochastic_prune(g, numbers["threshold"], key, counted=True)
         return result
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:

@@ -53,9 +53,7 @@ class Quantize(Treatment):
         return {"scale": float(np.clip(scale, SMALLEST, LARGEST))}
 
     def apply(self, g: Tensor, numbers: dict[str, Tensor], key: Tensor) -> ops.Counted:
-        return cast(
-            ops.Counted, ops.quantize(g, self.format, numbers["scale"], self.rounding, key[0], key[1], counted=True)
-        )
+        return cast(ops.Counted, ops.quantize(g, self.format, numbers["scale"], self.rounding, key, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         sides = [

@@ -1,0 +1,54 @@
+"""The residual networks of the papers' CIFAR experiments: ResNet-8, -20, -32, ... of [he2016], 6 n + 2 layers.
+
+@inproceedings{he2016,
+  title     = {Deep Residual Learning for Image Recognition},
+  author    = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
+  year      = {2016}
+}
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with BatchNorm beside a shortcut; a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class CifarResNet(nn.Module):
+    """Three stages of (depth - 2) / 6 blocks on 32x32 images."""
+
+    def __init__(self, depth: int = 20, classes: int = 100, width: int = 16) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages, inputs = [], width
+        for stage in range(3):
+            outputs = width << stage
+            for block in range((depth - 2) // 6):
+                stages.append(Block(inputs, outputs, 2 if stage and not block else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        result: Tensor = self.fc(y.mean((2, 3)))
+        return result
