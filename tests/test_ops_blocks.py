@@ -296,7 +296,7 @@ def test_errors() -> None:
         ops.quantize_blocks(x, nvfp4, "stochastic", "unbiased")
     with pytest.raises(InvalidValue, match=r"reach 1.5 times their largest power of two; 1-3-0 ends at 16"):
         ops.quantize_blocks(x, BlockFormat(FloatFormat(3, 0), 32, mxfp4.scale), "stochastic", "unbiased")
-    with pytest.raises(InvalidValue, match="tensor_scale must be finite and positive; got -1"):
+    with pytest.raises(InvalidValue, match="tensor_scale must be finite and positive in float32; got -1"):
         ops.quantize_blocks(x, mxfp4, tensor_scale=-1)
     with pytest.raises(InvalidValue, match="has at most 8 bits"):
         ops.quantize_blocks(x, BlockFormat(FloatFormat(2, 1), 32, FloatFormat(8, 7, specials="ieee")))

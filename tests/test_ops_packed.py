@@ -222,7 +222,7 @@ def test_errors() -> None:
         ops.quantize_codes(x.double(), CATALOGUE["e2m1"])
     with pytest.raises(InvalidType, match="x must be a tensor; got an object of type list"):
         ops.quantize_codes([1.0], CATALOGUE["e2m1"])
-    with pytest.raises(InvalidValue, match="scale must be finite and positive; got 0"):
+    with pytest.raises(InvalidValue, match="scale must be finite and positive in float32; got 0"):
         ops.quantize_codes(x, CATALOGUE["e2m1"], 0)
     with pytest.raises(InvalidValue, match="rounding must be one of 'nearest', 'stochastic'"):
         ops.quantize_codes(x, CATALOGUE["e2m1"], rounding="up")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
@@ -16,8 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .errors import LogradWarning, sentence
+
 BINS_PER_OCTAVE = 16
 """Bins of one octave of |x|, one for each value of the four leading mantissa bits."""
+
+INTERFACE = 2
+"""What the extension's functions take and write, as a number; csrc/module.cpp has it, too."""
 
 EXTRA_SLOTS = ("zeros", "nans", "infinities")
 """What the slots after the bins count."""
@@ -35,7 +41,7 @@ class Status:
     """Why they are not in use; empty if they are."""
     compiler: str = ""
     isa: str = ""
-    """The widest instruction set that a kernel may use on this CPU: avx512, avx2, neon or generic."""
+    """The widest instruction set that a kernel may use on this CPU: avx512, avx2 or generic."""
     features: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
@@ -62,6 +68,10 @@ def _load() -> tuple[ModuleType | None, str]:
     wanted = os.environ.get("LOGRAD_NATIVE", "")
     if wanted == "0":
         return None, "turned off by LOGRAD_NATIVE=0"
+    if wanted and not wanted.endswith(".so"):
+        warnings.warn(
+            sentence("LOGRAD_NATIVE", wanted, "0, the path of a .so file, or unset"), LogradWarning, stacklevel=2
+        )
     try:
         if wanted.endswith(".so"):  # another build, as ./dev sanitize makes it
             extension = _load_file(wanted)
@@ -71,12 +81,20 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, _note()
     except Exception as error:  # a broken extension may raise anything, and a slower run is better than none
         return None, str(error)
-    if extension.BINS_PER_OCTAVE != BINS_PER_OCTAVE:
+    if getattr(extension, "INTERFACE", 0) != INTERFACE:
         return None, "the extension lograd._native belongs to another version of lograd; reinstall lograd"
     return extension, ""
 
 
 _extension, _reason = _load()
+
+if _extension is not None and not _extension.use_isa(os.environ.get("LOGRAD_ISA", "")):
+    warnings.warn(
+        sentence("LOGRAD_ISA", os.environ["LOGRAD_ISA"], "generic, avx2 or avx512, as far as this CPU has it")
+        + f" {_extension.isa_level()} is used.",
+        LogradWarning,
+        stacklevel=2,
+    )
 
 
 def status() -> Status:

@@ -30,12 +30,6 @@ void bind_rows(nb::module_& m) {
     m.def("row_ranges", [](int type, A x, N rows, N columns, A out, int threads) {
         lograd::row_ranges(matrix(type, x, rows, columns), at<float>(out), threads);
     }, without_gil);
-    m.def("quantize_rows", [](int type, A x, N rows, N columns, A y, A parameters, int bins, bool stochastic, bool codes,
-                              A key, int threads, A counts) {
-        const auto* k = at<const std::uint64_t>(key);
-        write(lograd::quantize_rows(matrix(type, x, rows, columns), at<void>(y), at<const float>(parameters),
-                                    static_cast<float>(bins), stochastic, codes, k[0], k[1], threads), counts);
-    }, without_gil);
     m.def("quantize_samples", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, int bins, bool stochastic,
                                  bool codes, A key, int threads, A counts) {
         const auto* k = at<const std::uint64_t>(key);

@@ -1,6 +1,5 @@
 #include "kernels.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "cpu.h"
@@ -24,14 +23,8 @@ const Kernels* widest() {
     return &generic_kernels();
 }
 
-const Kernels* initial() {
-    const char* wanted = std::getenv("LOGRAD_ISA");
-    const Kernels* found = wanted != nullptr ? find(wanted) : nullptr;
-    return found != nullptr ? found : widest();
-}
-
 const Kernels*& current() {
-    static const Kernels* in_use = initial();
+    static const Kernels* in_use = widest();
     return in_use;
 }
 

@@ -188,7 +188,9 @@ void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) 
                 }
                 if (counted) clipped -= m > limit;
                 const F q = bits<F>(bits<U>(value) | sign(y)), result = Divide ? q / factor : q * inverse;
-                put(out + j, select(m == m, result, x));
+                // A scale that is NaN, infinite or zero makes a NaN of a number; then it is y that tells.
+                const F unknown = Divide ? select(x == x, m, x) : x;
+                put(out + j, select(m == m, result, unknown));
             }
             if constexpr (Stochastic) {
                 if (__builtin_expect(bool(ties), 0)) {

@@ -23,7 +23,7 @@ struct Counts {
     std::int64_t zeros = 0, nans = 0, clipped = 0, zeros_before = 0;
 };
 
-// A float format of M mantissa bits, or an integer, as kernels see it.  See `_parameters` in ops/formats.py.
+// A float format of M mantissa bits, or an integer, as kernels see it; `Grid` in ops/grid.py.
 struct Grid {
     bool integer;            // steps of 1 instead of steps that grow with the exponent
     int mantissa;            // M

@@ -73,9 +73,11 @@ NB_MODULE(_native, m) {
     using A = std::uintptr_t;
     using N = std::size_t;
 
+    // Counts up with every change of what these functions take or write; native.py knows the number, too.
+    m.attr("INTERFACE") = 2;
     m.attr("KERNELS") = nb::make_tuple(
         "log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither", "quantize", "row_ranges",
-        "largest_and_scale", "quantize_tensor", "quantize_interval", "quantize_samples", "quantize_rows", "dequantize_rows", "reflect_rows",
+        "largest_and_scale", "quantize_tensor", "quantize_interval", "quantize_samples", "dequantize_rows", "reflect_rows",
         "quantize_codes", "dequantize_codes", "pack_nibbles", "unpack_nibbles", "quantize_blocks", "dequantize_blocks",
         "hadamard");
     m.def("compiler", &lograd::compiler);

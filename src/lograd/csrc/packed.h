@@ -107,7 +107,7 @@ void quantize_codes_as(const Piece& p, const Coding& coding, float scale, Counts
                     const std::size_t at = j + k * W;
                     const F x = load<F>(in + at), y = x * scale;
                     const Rounded rounded = grid.round(y, random + at, first + at, p.seed);
-                    const I known = x == x;
+                    const I known = y == y;
                     codes[k] = known ? grid.code(rounded) : nan;
                     zero -= known & grid.is_zero(codes[k]);
                     unknown -= ~known;

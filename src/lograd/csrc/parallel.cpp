@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 #ifndef _WIN32
 #include <unistd.h>
 #endif
@@ -21,7 +25,24 @@ long process_id() {
 #endif
 }
 
-// Workers sleep until a job comes, and take its pieces by number.
+// Subnormal numbers count, and results are rounded to nearest, whatever the calling thread has set for itself: results
+// depend neither on that nor on who computes a piece.
+class PlainArithmetic {
+#ifdef __SSE2__
+    const unsigned before_ = _mm_getcsr();
+
+public:
+    PlainArithmetic() { _mm_setcsr(before_ & ~0xe040u); }  // flush to zero, rounding mode, denormals are zero
+    ~PlainArithmetic() { _mm_setcsr(before_); }
+#else
+public:
+    PlainArithmetic() {}
+#endif
+    PlainArithmetic(const PlainArithmetic&) = delete;
+    PlainArithmetic& operator=(const PlainArithmetic&) = delete;
+};
+
+// Workers sleep until a job comes, and take its pieces by number.  They live as long as the process.
 class Pool {
     std::mutex mutex_;
     std::condition_variable wake_, done_;
@@ -29,7 +50,7 @@ class Pool {
     const std::function<void(std::size_t)>* job_ = nullptr;
     std::size_t pieces_ = 0, next_ = 0, running_ = 0;
     unsigned long generation_ = 0;
-    bool stopping_ = false;
+    std::exception_ptr error_;
 
     void take_pieces(std::unique_lock<std::mutex>& lock) {
         const auto* job = job_;
@@ -37,9 +58,15 @@ class Pool {
             const std::size_t piece = next_++;
             ++running_;
             lock.unlock();
-            (*job)(piece);
+            std::exception_ptr error;
+            try {
+                (*job)(piece);
+            } catch (...) {
+                error = std::current_exception();
+            }
             lock.lock();
             --running_;
+            if (error) error_ = error;
         }
     }
 
@@ -47,8 +74,7 @@ class Pool {
         std::unique_lock<std::mutex> lock(mutex_);
         unsigned long seen = 0;
         for (;;) {
-            wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-            if (stopping_) return;
+            wake_.wait(lock, [&] { return generation_ != seen; });
             seen = generation_;
             if (job_ != nullptr) take_pieces(lock);
             if (running_ == 0) done_.notify_all();
@@ -58,26 +84,19 @@ class Pool {
 public:
     const long owner = process_id();
 
-    ~Pool() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        for (auto& worker : workers_) worker.join();
-    }
-
     void run(std::size_t pieces, const std::function<void(std::size_t)>& job) {
         std::unique_lock<std::mutex> lock(mutex_);
         while (workers_.size() + 1 < pieces) workers_.emplace_back([this] { work(); });
         job_ = &job;
         pieces_ = pieces;
         next_ = 0;
+        error_ = nullptr;
         ++generation_;
         wake_.notify_all();
         take_pieces(lock);
         done_.wait(lock, [&] { return running_ == 0 && next_ >= pieces_; });
         job_ = nullptr;
+        if (error_) std::rethrow_exception(error_);
     }
 };
 
@@ -97,6 +116,7 @@ void parallel_for(std::size_t count, std::size_t grain, int threads,
     std::unique_lock<std::mutex> lock(pool_mutex, std::defer_lock);
     // Two callers at once: the second one works alone rather than wait.
     if (pieces == 1 || !lock.try_lock()) {
+        const PlainArithmetic plain;
         body(0, count);
         return;
     }
@@ -105,6 +125,7 @@ void parallel_for(std::size_t count, std::size_t grain, int threads,
     pool->run(pieces, [&](std::size_t piece) {
         const std::size_t begin = grains * piece / pieces * grain;
         const std::size_t end = std::min(count, grains * (piece + 1) / pieces * grain);
+        const PlainArithmetic plain;
         if (begin < end) body(begin, end);
     });
 }

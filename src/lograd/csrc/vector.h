@@ -180,6 +180,8 @@ inline void store_words(L a, L b, L c, L d, std::uint16_t* out) {
 class Upper16 {
     // Vectors in flight: a round waits for its multiplications, so that several are needed to keep the multipliers busy.
     static constexpr std::size_t kVectors = 32 / W;
+    // Element indices have 64 bits and wrap, so block numbers have 61.
+    static constexpr std::uint64_t kLastBlock = (std::uint64_t{1} << 61) - 1;
     alignas(64) L keys_[20];
     std::uint64_t seed_;
 
@@ -195,6 +197,7 @@ public:
 
     // Writes those of `kBlocks` blocks.
     void operator()(std::uint64_t block, std::uint16_t* out) const {
+        block &= kLastBlock;
         const std::uint32_t low = static_cast<std::uint32_t>(block), high = static_cast<std::uint32_t>(block >> 32);
         if (__builtin_expect(low > 0xffffffffu - kBlocks, 0)) return across(block, out);
         L lanes;
@@ -227,7 +230,7 @@ private:
     // The lower word of the counter overflows on the way.
     __attribute__((noinline)) void across(std::uint64_t block, std::uint16_t* out) const {
         for (std::size_t i = 0; i < kBlocks; ++i) {
-            const Words words = philox(block + i, 0, seed_);
+            const Words words = philox((block + i) & kLastBlock, 0, seed_);
             std::memcpy(out + 8 * i, words.w, sizeof words.w);
         }
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from .library import FLOAT_TYPES
+from .library import FLOAT_TYPES, watched
 
 Scalar = float | Tensor
 
@@ -50,15 +50,74 @@ def check_codes(what: str, codes: object) -> None:
         raise InvalidType(f"{what} must be uint8; got {type_name(codes.dtype)}.")
 
 
+def check_out(out: object, x: Tensor, dtype: torch.dtype) -> None:
+    """Refuses what cannot take a result of x in this type; it may be x itself, or lie apart from it."""
+    if not isinstance(out, Tensor):
+        check_tensor("out", out)
+        return
+    if out.dtype != dtype or out.shape != x.shape or out.device != x.device:
+        wanted, got = (
+            f"{type_name(dtype)} of shape {tuple(x.shape)}",
+            f"{type_name(out.dtype)} of shape {tuple(out.shape)}",
+        )
+        if out.device != x.device:
+            wanted, got = f"{wanted} on {x.device}", f"{got} on {out.device}"
+        raise InvalidValue(f"out must be {wanted}; got {got}.")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise InvalidValue(
+            "out requires a gradient, and these operators record none; use torch.no_grad(), or write into out.detach()."
+        )
+    if torch.compiler.is_compiling() or out is x:
+        return
+    if out.is_neg():
+        raise InvalidValue(
+            "out is a negated view, whose elements are not those in memory; write into a tensor of its own."
+        )
+    if type(out) is Tensor and type(x) is Tensor and out.device.type != "meta" and _overlap(x, out):
+        raise InvalidValue(
+            "out and x share some memory but are not the same tensor; write into x itself, or elsewhere."
+        )
+
+
+def _overlap(x: Tensor, out: Tensor) -> bool:
+    a, b = x.data_ptr(), out.data_ptr()
+    if a == b and x.stride() == out.stride() and x.dtype == out.dtype:
+        return False
+    return a < b + _span(out) and b < a + _span(x)
+
+
+def _span(x: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    elements = x.numel()
+    if not x.is_contiguous():
+        elements = elements and 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return elements * x.element_size()
+
+
 def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
     """A number, or a float tensor of one element, as a float32 tensor beside x."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
             raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {describe(value)}.")
-        return value.to(dtype=torch.float32)
-    if not (isinstance(value, float | int) and math.isfinite(value) and value >= low):
-        raise InvalidValue(sentence(what, value, "finite and zero or positive" if low == 0 else "finite and positive"))
-    return _number(float(value), x.device) if torch.compiler.is_compiling() else _cached_number(float(value), x.device)
+        return value.to(device=x.device, dtype=torch.float32)
+    if not isinstance(value, float | int) and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise InvalidType(sentence(what, value, "a number or a float tensor of one element"))
+    number = float(value)
+    if not (_UNDERFLOW < number <= _LARGEST or (number == 0 and low == 0)):
+        expected = "zero or positive" if low == 0 else "positive"
+        raise InvalidValue(sentence(what, value, f"finite and {expected} in float32"))
+    return (_number if _no_cache() else _cached_number)(number, x.device)
+
+
+_UNDERFLOW = 2.0**-150
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def in_type_of(x: Tensor, value: Tensor) -> Tensor:
+    """A float32 scalar as x's type has it: what becomes a value of the result must not be rounded once more there."""
+    if x.dtype == torch.float32:
+        return value
+    return value.clamp(max=torch.finfo(x.dtype).max).to(x.dtype).float()
 
 
 def key_of(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
@@ -68,11 +127,27 @@ def key_of(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
             raise InvalidValue(
                 f"a seed of two elements is the int64 pair (seed, offset), without offset=; got {describe(seed)}."
             )
-        return seed
+        return seed.to(x.device)
     if isinstance(seed, int) and isinstance(offset, int):
-        return (_pair if torch.compiler.is_compiling() else _cached_pair)(seed, offset, x.device)
-    parts = [torch.as_tensor(part, dtype=torch.int64, device=x.device).reshape(()) for part in (seed, offset)]
-    return torch.stack(parts)
+        return (_pair if _no_cache() else _cached_pair)(seed, offset, x.device)
+    return torch.stack([_whole("seed", seed, x), _whole("offset", offset, x)])
+
+
+def _whole(what: str, value: int | Tensor, x: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.dtype not in (torch.int64, torch.int32):
+            raise InvalidValue(
+                f"{what} must be a whole number or an integer tensor of one element; got {describe(value)}."
+            )
+        return value.to(device=x.device, dtype=torch.int64).reshape(())
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidType(sentence(what, value, "a whole number or an integer tensor of one element"))
+    return torch.tensor(_wrap(value.__index__()), dtype=torch.int64, device=x.device)
+
+
+def _no_cache() -> bool:
+    """Whether tensors that are made now may not serve later: they may be fake, or belong to a trace."""
+    return torch.compiler.is_compiling() or watched()
 
 
 def _number(value: float, device: torch.device) -> Tensor:

@@ -26,12 +26,11 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
 from . import reference
-from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar
 from .grid import Grid, grid_of
 from .library import COUNTS, FLOAT_TYPES, call
 from .packed import Coding, Rounding, check_dtype
 from .registration import (
-    check_out,
     empty_for,
     in_layout_of,
     narrowed,
@@ -175,7 +174,7 @@ def quantize_blocks(
     if out is None:
         result, counts = call("quantize_blocks", *arguments)
     else:
-        check_out(out, x.shape, x.dtype)
+        check_out(out, x, x.dtype)
         result, counts = out, call("quantize_blocks_out", *arguments, out)
     return Counted(result, counts) if counted else result
 
@@ -284,7 +283,7 @@ def _check_format(format: object) -> None:
 
 
 class Rounded(NamedTuple):
-    """Rows of element values, blocks of scale codes, and which elements lie in a block that became NaN."""
+    """Rows of element values, NaN where a block became NaN; blocks of scale codes; how many elements were cut off."""
 
     value: Tensor
     scale_codes: Tensor
@@ -304,7 +303,7 @@ def round_plain(
     y = torch.where(s == 0, 0.0, y / s)
     if unbiased:
         y = y * 0.75
-    one = torch.ones((), device=x.device)
+    one = x.new_ones(())
     value, clipped = reference.quantize(y.flatten(), one, coding.element.grid, stochastic, key)
     value = value.reshape(rows, columns)
     if not coding.element.negative_zero:
@@ -317,7 +316,7 @@ def restore_plain(
 ) -> Tensor:
     """t s value, or 4/3 of it, within the finite numbers of `dtype`."""
     if unbiased:
-        value = value / torch.full((), 0.75, device=value.device)
+        value = value / value.new_full((), 0.75)
     s = _per_element(coding.scale.table(value.device)[scale_codes.long()], coding, value.shape[-1])
     largest = torch.finfo(dtype).max
     return (value * s * tensor_scale).clamp(-largest, largest)
@@ -331,9 +330,11 @@ def _scale_codes(largest: Tensor, coding: BlockCoding) -> Tensor:
         exponent = torch.where(m > 0, exponent, coding.scale_emin).clamp(coding.scale_emin, coding.scale_emax)
         codes = exponent - coding.scale_emin
     else:
-        ideal = (m / torch.full((), coding.element.grid.largest, device=m.device)).flatten()
-        one = torch.ones((), device=m.device)
-        value, _ = reference.quantize(ideal, one, coding.scale.grid, False, torch.zeros(2, dtype=torch.int64))
+        ideal = (m / m.new_full((), coding.element.grid.largest)).flatten()
+        one = m.new_ones(())
+        value, _ = reference.quantize(
+            ideal, one, coding.scale.grid, False, torch.zeros(2, dtype=torch.int64, device=m.device)
+        )
         codes = coding.scale.codes_of(value).reshape(m.shape).int()
     return torch.where(finite, codes, coding.scale.nan).to(torch.uint8)
 
@@ -385,7 +386,7 @@ def _run_native(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
     stochastic: bool, unbiased: bool, key: Tensor,
 ) -> Tensor:  # fmt: skip
-    source, counts = x.contiguous(), torch.zeros(COUNTS, dtype=torch.int64)
+    source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
     addresses = (0 if out is None else out.data_ptr() for out in (y, codes, scales))
     native.kernel("quantize_blocks")(
         _compiled(format, unbiased), FLOAT_TYPES[x.dtype], source.data_ptr(), *addresses, *rows_and_columns(x),
@@ -400,8 +401,8 @@ def quantize_into(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 
 def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    codes = torch.empty(x.shape, dtype=torch.uint8)
-    scales = torch.empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
+    codes = x.new_empty(x.shape, dtype=torch.uint8)
+    scales = x.new_empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
     counts = _run_native(x, None, codes, scales, tensor_scale, format, *rest)
     return in_layout_of(x, codes), scales, counts
 
@@ -410,7 +411,7 @@ def dequantize_native(
     codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
 ) -> Tensor:
     source, blocks = codes.contiguous(), scales.contiguous()
-    y = torch.empty(codes.shape, dtype=dtype)
+    y = codes.new_empty(codes.shape, dtype=dtype)
     native.kernel("dequantize_blocks")(
         _compiled(format, unbiased), source.data_ptr(), blocks.data_ptr(), FLOAT_TYPES[dtype], y.data_ptr(),
         *rows_and_columns(codes), tensor_scale.data_ptr(), torch.finfo(dtype).max, unbiased, torch.get_num_threads(),

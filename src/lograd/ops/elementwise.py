@@ -7,10 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..errors import InvalidValue
 from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
-from .arguments import Counted, Scalar, check_floats, describe, key_of, scalar
+from .arguments import Counted, Scalar, check_floats, check_out, in_type_of, key_of, scalar
 from .grid import arguments_of
 from .library import call, dense
 
@@ -26,9 +25,11 @@ def stochastic_prune(
 ) -> Any:
     """Eq. 5 of [chmiel2021]: keep |x| > a; else sign(x) a with probability |x| / a, else 0.  E[T(x)] = x.
 
-    Probabilities are honoured to 2^-48, and to float32's own 2^-24 relative.  A pruned element is +0.0.
+    Probabilities are honoured to 2^-48, and to float32's own 2^-24 relative.  A pruned element is +0.0.  For 16-bit x
+    the threshold is first rounded to that type, as it becomes a value of the result.
     """
-    return _run("stochastic_prune", x, (_scalar("threshold", threshold, x, 0.0), key_of(seed, offset, x)), out, counted)
+    a = in_type_of(x, _scalar("threshold", threshold, x, 0.0))
+    return _run("stochastic_prune", x, (a, key_of(seed, offset, x)), out, counted)
 
 
 def stochastic_prune_(x: Tensor, threshold: Scalar, seed: int | Tensor = 0, offset: int | Tensor = 0) -> Tensor:
@@ -57,7 +58,10 @@ def dither(
     out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
-    """x rounded stochastically to multiples of `step`: the non-subtractive dither of dithered backprop, unbiased."""
+    """x rounded stochastically to multiples of `step`: the non-subtractive dither of dithered backprop.
+
+    Unbiased, to the rounding of a multiple to the type of x.
+    """
     return _run("dither", x, (_scalar("step", step, x, math.ulp(0.0)), key_of(seed, offset, x)), out, counted)
 
 
@@ -81,7 +85,7 @@ def quantize(
     """Q(scale x) / scale for a float or integer format of at most 8 bits, saturating.
 
     Simulated: the result has the type of x.  "nearest" sends ties to the even code; "stochastic" is unbiased inside the
-    format's range, to 2^-48 of a step.
+    format's range, to 2^-48 of a step and to the rounding of a value divided by the scale to the type of x.
     """
     check_rounding(rounding, ("nearest", "stochastic"))
     arguments = (
@@ -145,15 +149,15 @@ def luq(
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
-    if out is None:
-        result, counts = call(name, x, *arguments, counted)
-    else:
-        if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
-            raise InvalidValue(
-                f"out= must have the type, shape and strides of x, and both must fill their memory without gaps; "
-                f"x is {describe(x)}, out is {describe(out)}."
-            )
-        result, counts = out, call(f"{name}_out", x, *arguments, counted, out)
+    if out is not None:
+        check_out(out, x, x.dtype)
+        if out.stride() == x.stride() and dense(x) is x:
+            counts = call(f"{name}_out", x, *arguments, counted, out)
+            return Counted(out, counts) if counted else out
+    # Random numbers belong to positions in the memory of x: another layout is filled afterwards.
+    result, counts = call(name, x, *arguments, counted)
+    if out is not None:
+        result = out.copy_(result)
     return Counted(result, counts) if counted else result
 
 

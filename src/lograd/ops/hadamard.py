@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .. import native
 from ..errors import InvalidValue, sentence
-from .arguments import check_floats, key_of
+from .arguments import check_floats, check_out, key_of
 from .library import FLOAT_TYPES, call
 from .random import philox
-from .registration import check_out, in_layout_of, narrowed, register_with_out, rows_and_columns
+from .registration import in_layout_of, narrowed, register_with_out, rows_and_columns
 
 BLOCKS = (16, 32, 64, 128)
 _SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
@@ -79,7 +79,7 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: T
     if out is None:
         result: Tensor = call("hadamard", x, block, key, inverse)
         return result
-    check_out(out, x.shape, x.dtype)
+    check_out(out, x, x.dtype)
     call("hadamard_out", x, block, key, inverse, out)
     return out
 
@@ -87,7 +87,7 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: T
 def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
     rows, columns = rows_and_columns(x)
     y = x.contiguous().float().reshape(rows, columns)
-    signs = torch.ones(columns, device=x.device) if key is None else random_signs(columns, key[0])
+    signs = y.new_ones(columns) if key is None else random_signs(columns, key[0])
     if not inverse:
         y = y * signs
     distance = 1

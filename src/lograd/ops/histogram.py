@@ -14,7 +14,8 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
-from .library import FLOAT_TYPES, call, dense, flat, implement, library
+from .arguments import check_floats
+from .library import FLOAT_TYPES, call, declare, dense, flat, implement, library
 
 LOWEST, BINS = native.histogram_layout("float32")
 SLOTS = BINS + len(native.EXTRA_SLOTS)
@@ -99,10 +100,7 @@ def log_histogram(x: Tensor, sample: float = 1.0) -> LogHistogram:
             order form a group, and group g gives its line floor(k frac(g phi)), phi the golden ratio.  So the sample is
             deterministic and spread evenly; a plain every-k-th line would miss columns where a row's length fits k.
     """
-    if not isinstance(x, Tensor):
-        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
-    if x.dtype not in FLOAT_TYPES:
-        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
+    check_floats(x)
     if not (isinstance(sample, float | int) and 1e-9 <= sample <= 1):
         raise InvalidValue(sentence("sample", sample, "above 0 (1e-9 or more) and at most 1"))
     return LogHistogram(call("log_histogram", x, round(1 / sample)))
@@ -135,13 +133,13 @@ def _plain(x: Tensor, stride: int) -> Tensor:
 
 def _native(x: Tensor, stride: int) -> Tensor:
     x = dense(x)
-    table = torch.zeros(SLOTS, dtype=torch.int64)
+    table = x.new_zeros(SLOTS, dtype=torch.int64)
     _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), stride, torch.get_num_threads(), table.data_ptr())
     return table
 
 
 _kernel: Any = native.kernel("log_histogram")
-library.define("log_histogram(Tensor x, int stride) -> Tensor")
+declare("log_histogram(Tensor x, int stride) -> Tensor")
 library.impl("log_histogram", _plain, "CompositeExplicitAutograd")
 if _kernel is not None:
     implement("log_histogram", _native)

@@ -32,19 +32,16 @@ COUNTS = 3
 _direct: dict[str, Callable[..., Any]] = {}
 """Native kernels by the name of their operator."""
 
-_dispatch_keys: Any = getattr(torch._C, "_dispatch_keys", None)
-_PLAIN_KEYS = _dispatch_keys(torch.empty(0)) if _dispatch_keys is not None else None
-
 
 def call(name: str, x: Tensor, *arguments: Any) -> Any:
     """The result of the operator `lograd::name`.
 
     PyTorch's dispatcher takes up to 10 microseconds to find a kernel in Python.  So where it would find nothing else on
-    its way (a plain tensor, no gradient, no tracing, transform, mode or profiler), the native kernel is called at once.
+    its way (plain tensors; no tracing, transform, mode or profiler), the native kernel is called at once.
     """
     if not torch.compiler.is_compiling():
         kernel = _direct.get(name)
-        if kernel is not None and _is_plain(x):
+        if kernel is not None and not watched() and _is_plain(x) and all(map(_is_ordinary, arguments)):
             return kernel(x, *arguments)
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
@@ -55,15 +52,43 @@ def implement(name: str, kernel: Callable[..., Any]) -> None:
     _direct[name] = kernel
 
 
-def _is_plain(x: Tensor) -> bool:
-    return (
-        _dispatch_keys is not None
-        and _dispatch_keys(x) == _PLAIN_KEYS
-        and not x.requires_grad
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._is_torch_function_mode_enabled()
-        and not torch._C._autograd._profiler_enabled()
-    )
+def declare(signature: str) -> None:
+    """Define an operator.  It records no gradient: results are those of detached tensors."""
+    library.define(signature)
+    library.impl(signature.partition("(")[0], torch.library.fallthrough_kernel, "Autograd")
+
+
+# PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.
+_C: Any = torch._C
+try:
+    _dispatch_keys = _C._dispatch_keys
+    _modes, _function_modes = _C._len_torch_dispatch_stack, _C._is_torch_function_mode_enabled
+    _profiler, _tracer = _C._autograd._profiler_enabled, _C._get_tracing_state
+    _transform = _C._functorch.peek_interpreter_stack
+except AttributeError:
+    _dispatch_keys = None
+
+with torch.inference_mode(False):
+    _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")) if _dispatch_keys is not None else None
+
+
+def watched() -> bool:
+    """Whether a mode, a tracer, a transform or the profiler wants to see each operator."""
+    if _dispatch_keys is None or _modes() or _function_modes() or _profiler():
+        return True
+    return _tracer() is not None or _transform() is not None
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) in _PLAIN_CLASSES and bool(_dispatch_keys(x) == _PLAIN_KEYS)
+
+
+def _is_ordinary(argument: Any) -> bool:
+    """Not a tensor that is anything but plain; cheaper than `_is_plain`, and enough beside it."""
+    return not isinstance(argument, Tensor) or (type(argument) in _PLAIN_CLASSES and argument.is_cpu)
+
+
+_PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -78,6 +103,14 @@ def flat(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,))
 
 
+def kept_finite(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 that can be rounded to a type without a finite number becoming infinite."""
+    if dtype == torch.float32:
+        return y
+    largest = torch.finfo(dtype).max
+    return torch.where(y.isinf(), y, y.clamp(-largest, largest))
+
+
 def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -> None:
     """Register `lograd::name(Tensor x, arguments, bool counted) -> (y, counts)` and `name_out(..., out) -> counts`.
 
@@ -89,7 +122,7 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         *values, counted = rest
         before = (flat(x) == 0).sum() if counted else None  # x may be out
         result, clipped = plain(flat(x).float(), *values)
-        flat(out).copy_(result)
+        flat(out).copy_(kept_finite(result, out.dtype))
         if before is None:
             return _counts(x, False)
         zeros, nan = (result == 0).sum(), result.isnan().sum()
@@ -119,8 +152,8 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
 
         return functional, into
 
-    library.define(f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)")
-    library.define(f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor")
+    declare(f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)")
+    declare(f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor")
     for operator, plain_form, native_form in zip(
         (name, f"{name}_out"), forms(run_plain), forms(run_native), strict=True
     ):

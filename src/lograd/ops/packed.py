@@ -19,10 +19,10 @@ from ..errors import InvalidType, InvalidValue
 from ..formats import FloatFormat, Format, IntFormat, parse_format
 from ..formats.values import check_rounding
 from . import reference
-from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar, type_name
+from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar, type_name
 from .grid import Grid, grid_of
 from .library import COUNTS, FLOAT_TYPES, call, dense, flat
-from .registration import check_out, empty_for, narrowed, register, rows_and_columns, text_of
+from .registration import empty_for, narrowed, register, rows_and_columns, text_of
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -150,7 +150,7 @@ def quantize_codes(
     if out is None:
         codes, counts = call("quantize_codes", *arguments)
     else:
-        check_out(out, x.shape, torch.uint8)
+        check_out(out, x, torch.uint8)
         codes, counts = out, call("quantize_codes_out", *arguments, out)
     return Counted(codes, counts) if counted else codes
 
@@ -211,7 +211,7 @@ def quantize_plain(x: Tensor, scale: Tensor, format: str, stochastic: bool, key:
     coding = coding_of(format)
     x = dense(x)
     y = flat(x).float() * scale.float()
-    value, clipped = reference.quantize(y, torch.ones((), device=x.device), coding.grid, stochastic, key)
+    value, clipped = reference.quantize(y, y.new_ones(()), coding.grid, stochastic, key)
     out = torch.empty_like(x, dtype=torch.uint8)
     flat(out).copy_(coding.codes_of(value))
     return out, torch.stack([(value == 0).sum(), value.isnan().sum(), torch.as_tensor(clipped, device=x.device)])
@@ -219,7 +219,7 @@ def quantize_plain(x: Tensor, scale: Tensor, format: str, stochastic: bool, key:
 
 def quantize_into(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> Tensor:
     """Codes of a dense x into a tensor of its layout; gives the counts."""
-    counts = torch.zeros(COUNTS, dtype=torch.int64)
+    counts = x.new_zeros(COUNTS, dtype=torch.int64)
     native.kernel("quantize_codes")(
         FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), scale.data_ptr(), _compiled(format), stochastic,
         key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValue
 from ..formats import BlockFormat, Format
-from .arguments import type_name
-from .library import dense, implement, library
+from .library import declare, dense, implement, kept_finite, library
 
 
 def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
     """`compiled` is None where the native module is not in use."""
     name = signature.partition("(")[0]
-    library.define(signature)
+    declare(signature)
     library.impl(name, plain, "CompositeExplicitAutograd")
     if compiled is not None:
         implement(name, compiled)
@@ -56,14 +54,14 @@ def register_with_out(
         write = into
 
         def compiled(x: Tensor, *rest: Any) -> Any:
-            out = torch.empty(x.shape, dtype=dtype_of(x, *rest))
+            out = x.new_empty(x.shape, dtype=dtype_of(x, *rest))
             further = write(out, x, *rest)
             return unpacked((in_layout_of(x, out), *further))
 
         def compiled_out(x: Tensor, *rest: Any) -> Any:
             *arguments, out = rest
             torch.autograd.graph.increment_version(out)  # the kernels write behind PyTorch's back
-            target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+            target = out if out.is_contiguous() else out.new_empty(out.shape)
             further = write(target, x, *arguments)
             if target is not out:
                 out.copy_(target)
@@ -81,12 +79,6 @@ def register_with_out(
         compiled_out,
         lambda x, *rest: fake_others(x, *rest[:-1]) or None,
     )
-
-
-def check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    if out.dtype != dtype or out.shape != shape:
-        got = f"{type_name(out.dtype)} of shape {tuple(out.shape)}"
-        raise InvalidValue(f"out must be {type_name(dtype)} of shape {tuple(shape)}; got {got}.")
 
 
 def text_of(format: BlockFormat | Format) -> str:
@@ -109,7 +101,7 @@ def in_layout_of(x: Tensor, result: Tensor) -> Tensor:
 
 def narrowed(y: Tensor, dtype: torch.dtype) -> Tensor:
     """y in another type, with one NaN for all: torch writes NaN as it happens to compute them."""
-    y = y.to(dtype)
+    y = kept_finite(y, dtype).to(dtype)
     return y.masked_fill(y.isnan(), math.nan)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, implement, library
+from .library import COUNTS, declare, implement, library
 from .row_passes import WIDENING, Groups, Native, Passes, Plain
 
 Rest = tuple[Tensor, ...]
@@ -143,8 +143,8 @@ Body = Callable[..., Rest]
 
 
 def _empty(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result for x: its layout in its own type, else contiguous."""
-    return torch.empty_like(x) if dtype == x.dtype else x.new_empty(x.shape, dtype=dtype)
+    """A result in the layout of x."""
+    return torch.empty_like(x, dtype=dtype)
 
 
 def _define(
@@ -187,11 +187,11 @@ def _define(
 
     inner = f"({results})" if results else "()"
     outer = f"(Tensor, {results})" if results else "Tensor"
-    _library.define(f"{name}(Tensor x, {arguments}) -> {outer}")
-    _library.define(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> {inner}")
+    declare(f"{name}(Tensor x, {arguments}) -> {outer}")
+    declare(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> {inner}")
     for operator, plain, compiled in zip((name, f"{name}_out"), forms(Plain()), forms(Native()), strict=True):
         _library.impl(operator, plain, "CompositeExplicitAutograd")
-        if native.kernel("quantize_rows") is not None:
+        if native.kernel("quantize_samples") is not None:
             implement(operator, compiled)
     torch.library.register_fake(f"lograd::{name}", fake, lib=library)
     torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: fake_rest(x, *rest[:-1]) or None, lib=library)
@@ -245,7 +245,7 @@ def _largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
     return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
 
 
-_library.define("largest_and_scale(Tensor x, float top) -> Tensor")
+declare("largest_and_scale(Tensor x, float top) -> Tensor")
 _library.impl("largest_and_scale", lambda x, top: _largest_and_scale(Plain(), x, top), "CompositeExplicitAutograd")
 if native.kernel("largest_and_scale") is not None:
     implement("largest_and_scale", lambda x, top: _largest_and_scale(Native(), x, top))

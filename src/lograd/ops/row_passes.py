@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, FLOAT_TYPES
+from .library import COUNTS, FLOAT_TYPES, kept_finite
 from .random import uniform
 
 NAN_CODE = 255
@@ -49,26 +49,24 @@ class Passes(Protocol):
     def ranges(self, x: Tensor) -> Tensor:
         """(3, rows) float32: smallest and largest finite element, 0 and 0 if there is none; 1 where a row has a NaN."""
 
-    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
-        """Values, or codes if `out` is uint8; counts of zeros (of values only), NaN and elements outside the bounds.
-
-        `parameters` (5, rows) float32: scale, low, zero and the two bounds.
-        """
-
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`quantize` with each row's own range: (ranges, parameters, counts)."""
+        """Values, or codes if `out` is uint8, with each row's own range: (ranges, parameters, counts).
+
+        `parameters` (5, rows) float32: scale, low, zero and the bounds of the finite elements.  Counted are zeros (of
+        values only), NaN and elements outside the bounds.
+        """
 
     def quantize_tensor(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`quantize` of one row with `tensor_parameters`: (ranges, parameters, counts)."""
+        """The same for one row with `tensor_parameters`."""
 
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`quantize` of one row with `interval_parameters`: (statistics, parameters, counts).
+        """The same for one row with `interval_parameters`: (statistics, parameters, counts).
 
         The statistics, float64, are the largest magnitude and the share of elements beyond the interval.
         """
@@ -126,7 +124,7 @@ class Plain:
         high = torch.where(some, torch.where(finite, x, -torch.inf).amax(1), 0.0)
         return torch.stack([low + 0.0, high + 0.0, x.isnan().any(1).float()])
 
-    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
+    def _quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
         x = x.float()
         scale, low, zero, smallest, largest = (row[:, None] for row in parameters)
         y = (x - low) * scale
@@ -139,7 +137,7 @@ class Plain:
         else:
             value = torch.where(nan, x, (code - zero) / scale + low)
             zeros = value == 0
-            out.copy_(value)
+            out.copy_(kept_finite(value, out.dtype))
         return torch.stack([zeros.sum(), nan.sum(), ((x < smallest) | (x > largest)).sum()])
 
     def quantize_samples(
@@ -147,21 +145,21 @@ class Plain:
     ) -> tuple[Tensor, Tensor, Tensor]:
         ranges = self.ranges(x)
         parameters = _row_parameters(ranges, bins)
-        return ranges, parameters, self.quantize(x, out, parameters, bins, stochastic, key)
+        return ranges, parameters, self._quantize(x, out, parameters, bins, stochastic, key)
 
     def quantize_tensor(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         ranges = self.ranges(x)
         parameters = tensor_parameters(ranges, bins)
-        return ranges, parameters, self.quantize(x, out, parameters, bins, stochastic, key)
+        return ranges, parameters, self._quantize(x, out, parameters, bins, stochastic, key)
 
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         largest = self._largest(x)
         parameters = interval_parameters(largest, gamma, levels)
-        counts = self.quantize(x, out, parameters, 2 * levels, stochastic, key)
+        counts = self._quantize(x, out, parameters, 2 * levels, stochastic, key)
         return torch.stack([largest[0].double(), counts[2].double() / max(x.numel(), 1)]), parameters, counts
 
     def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
@@ -177,7 +175,8 @@ class Plain:
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
         scale, low, zero = (row[:, None] for row in parameters)
         value = (codes.float() - zero) / scale + low
-        out.copy_(torch.where(codes == NAN_CODE, torch.nan, value) if bins < NAN_CODE else value)
+        value = torch.where(codes == NAN_CODE, torch.nan, value) if bins < NAN_CODE else value
+        out.copy_(kept_finite(value, out.dtype))
 
     def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
         x = x.float()
@@ -190,7 +189,7 @@ class Plain:
     def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
         result = torch.empty_like(x)
         result[groups.order] = _reflected(x[groups.order], groups) / groups.stretch[:, None]
-        out.copy_(result)
+        out.copy_(kept_finite(result, out.dtype))
         return torch.stack([(result == 0).sum(), result.isnan().sum(), torch.zeros_like(groups.order).sum()])
 
 
@@ -227,36 +226,30 @@ class Native:
     """The same through csrc/rows.cpp, with all threads of PyTorch."""
 
     def ranges(self, x: Tensor) -> Tensor:
-        out = torch.empty(3, x.shape[0])
+        out = x.new_empty((3, x.shape[0]), dtype=torch.float32)
         native.kernel("row_ranges")(*_matrix(x), out.data_ptr(), torch.get_num_threads())
         return out
-
-    def quantize(self, x: Tensor, out: Tensor, parameters: Tensor, bins: int, stochastic: bool, key: Tensor) -> Tensor:
-        counts = torch.zeros(COUNTS, dtype=torch.int64)
-        native.kernel("quantize_rows")(
-            *_matrix(x), out.data_ptr(), parameters.data_ptr(), bins, stochastic, out.dtype == torch.uint8,
-            key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
-        )  # fmt: skip
-        return counts
 
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with(torch.empty(3, x.shape[0]), "quantize_samples", x, out, (bins,), stochastic, key)
+        return self._with(
+            x.new_empty((3, x.shape[0]), dtype=torch.float32), "quantize_samples", x, out, (bins,), stochastic, key
+        )
 
     def quantize_tensor(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with(torch.empty(3, 1), "quantize_tensor", x, out, (bins,), stochastic, key)
+        return self._with(x.new_empty((3, 1), dtype=torch.float32), "quantize_tensor", x, out, (bins,), stochastic, key)
 
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = torch.empty(2, dtype=torch.float64)
+        statistics = x.new_empty(2, dtype=torch.float64)
         return self._with(statistics, "quantize_interval", x, out, (gamma.data_ptr(), levels), stochastic, key)
 
     def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
-        out = torch.empty(2)
+        out = x.new_empty(2, dtype=torch.float32)
         native.kernel("largest_and_scale")(*_matrix(x), top, out.data_ptr(), torch.get_num_threads())
         return out
 
@@ -265,8 +258,8 @@ class Native:
         found: Tensor, name: str, x: Tensor, out: Tensor, what: tuple[int, ...], stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A quantizer that fills `found` (ranges or statistics) and the parameters as it goes."""
-        parameters = torch.empty(5, x.shape[0])
-        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        parameters = x.new_empty((5, x.shape[0]), dtype=torch.float32)
+        counts = x.new_zeros(COUNTS, dtype=torch.int64)
         native.kernel(name)(
             *_matrix(x), out.data_ptr(), found.data_ptr(), parameters.data_ptr(), *what, stochastic,
             out.dtype == torch.uint8, key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
@@ -287,7 +280,7 @@ class Native:
 
     @staticmethod
     def _reflect(inverse: bool, dtype: torch.dtype, x: Tensor, out: Tensor, groups: Groups, bounds: int) -> Tensor:
-        counts = torch.zeros(COUNTS, dtype=torch.int64)
+        counts = x.new_zeros(COUNTS, dtype=torch.int64)
         native.kernel("reflect_rows")(
             inverse, FLOAT_TYPES[dtype], x.data_ptr(), out.data_ptr(), *x.shape, *(part.data_ptr() for part in groups),
             bounds, torch.get_num_threads(), counts.data_ptr(),

@@ -16,7 +16,7 @@ and zero, and `dequantize_*` is the exact inverse: dequantize(pack(x)) equals qu
 - NaN stays NaN, and is counted.  As a code it is 255; with 8 bits per tensor or per sample all codes are numbers, and
   the `low` of a row with a NaN becomes NaN instead, so that the row decodes to NaN.  A block Householder transform
   spreads a NaN over its column of its group, as a matrix product does.
-- Finite stays finite up to magnitudes of 1e38; a row's range beyond 3.4e38 saturates.
+- Finite stays finite: a row's range beyond 3.4e38 saturates, and results end at the largest finite number of x's type.
 
 @inproceedings{kim2024,
   title     = {Toward {INT4} Fixed-Point Training via Exploring Quantization Error for Gradients},
@@ -37,9 +37,8 @@ from torch import Tensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
 from . import row_operators  # noqa: F401  registers the operators
-from .arguments import check_floats, key_of, type_name
-from .library import FLOAT_TYPES, call
-from .registration import check_out
+from .arguments import Counted, check_codes, check_floats, check_out, check_tensor, key_of, type_name
+from .library import FLOAT_TYPES, call, watched
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -116,7 +115,7 @@ def quantize_per_tensor(
         rounding: "stochastic", unbiased; or "nearest", ties to the even multiple of a step.
         seed, offset: the random numbers; see the module.
         out: where the result goes; x itself is allowed.
-        counted: give (result, counts): exact zeros, NaN and saturated elements.
+        counted: give a `Counted`: exact zeros, NaN and saturated elements.
     """
     return _quantize("quantize_per_tensor", x, 0, bits, rounding, seed, offset, out, counted)
 
@@ -265,7 +264,7 @@ def dequantize_rows(
     out: Tensor | None = None,
 ) -> Tensor:
     """(code - zero) / scale + low, row by row, in `dtype`; a code of 255 is NaN if `bins` is less."""
-    parameters = torch.stack([scale, low, zero])
+    parameters = _stacked(scale, low, zero)
     result: Tensor = _decode("dequantize_rows", codes, parameters, (), bins, dtype, out)
     return result
 
@@ -282,12 +281,43 @@ def dequantize_block_householder(
     out: Tensor | None = None,
 ) -> Tensor:
     """T^-1 of the decoded rows, in `dtype`."""
-    parameters = torch.stack([scale, low, torch.zeros_like(low)])
+    parameters = _stacked(scale, low, torch.zeros_like(low))
+    _check_groups(codes, groups, stretch, parameters.shape[1])
     result: Tensor = _decode("dequantize_block_householder", codes, parameters, (groups, stretch), bins, dtype, out)
     return result
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _stacked(*lists: Tensor) -> Tensor:
+    for values in lists:
+        check_tensor("scale, low and zero", values)
+        if values.dim() != 1 or values.shape != lists[0].shape:
+            shapes = ", ".join(str(tuple(each.shape)) for each in lists)
+            raise InvalidValue(f"scale, low and zero must be lists of one length; got shapes {shapes}.")
+    return torch.stack([values.float() for values in lists])
+
+
+def _check_groups(codes: Tensor, groups: Tensor, stretch: Tensor, rows: int) -> None:
+    """Kernels use the groups as addresses."""
+    for what, value, dtype, shape in (
+        ("groups", groups, torch.int64, (2, rows)),
+        ("stretch", stretch, torch.float32, (rows,)),
+    ):
+        check_tensor(what, value)
+        if value.dtype != dtype or tuple(value.shape) != shape or codes.dim() < 2 or codes.shape[0] != rows:
+            got = f"{type_name(value.dtype)} of shape {tuple(value.shape)} for codes of shape {tuple(codes.shape)}"
+            raise InvalidValue(f"{what} must be {type_name(dtype)} of shape {shape}, one for each row; got {got}.")
+    if torch.compiler.is_compiling() or watched():
+        return
+    place = torch.arange(rows, device=groups.device)
+    order, first = groups
+    listed = torch.equal(order.sort().values, place)
+    if not (listed and bool(((first >= 0) & (first <= place)).all()) and bool((first[first] == first).all())):
+        raise InvalidValue(
+            "groups must list every row once, and where each group begins; these were changed since packing."
+        )
 
 
 def _packed(codes: Tensor, parameters: Tensor, bins: int, counts: Tensor) -> PackedRows:
@@ -307,7 +337,7 @@ def _quantize(
 ) -> Any:
     arguments = (_bits(bits), _stochastic(rounding), False, _key(seed, offset, x))
     result, *_, counts = _run(name, x, dimensions, arguments, out, None)
-    return (result, counts) if counted else result
+    return Counted(result, counts) if counted else result
 
 
 def _run(
@@ -321,7 +351,7 @@ def _run(
     if out is None:
         results: tuple[Any, ...] = call(name, x, *arguments)
         return results
-    check_out(out, x.shape, dtype or x.dtype)
+    check_out(out, x, dtype or x.dtype)
     return out, *call(f"{name}_out", x, *arguments, out)
 
 
@@ -337,8 +367,7 @@ def _decode(
     check_width("bins", bins, 1, 255)
     if dtype not in FLOAT_TYPES:
         raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {type_name(dtype)}.")
-    if codes.dtype != torch.uint8:
-        raise InvalidType(f"codes must be uint8; got {type_name(codes.dtype)}.")
+    check_codes("codes", codes)
     rows = parameters.shape[-1]
     if parameters.dim() != 2 or rows not in (1, codes.shape[0] if codes.dim() else 1):
         raise InvalidValue(
@@ -348,7 +377,7 @@ def _decode(
     arguments: tuple[Any, ...] = (parameters.float(), *groups, bins, dtype)
     if out is None:
         return call(name, codes, *arguments)
-    check_out(out, codes.shape, dtype)
+    check_out(out, codes, dtype)
     call(f"{name}_out", codes, *arguments, out)
     return out
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
-from .library import FLOAT_TYPES, call, dense, flat, implement, library
+from .arguments import check_floats
+from .library import FLOAT_TYPES, call, declare, dense, flat, implement, library
 
 
 def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = None) -> Tensor:
@@ -25,10 +26,7 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
     >>> kth_magnitude(x, 2).item(), kth_magnitude(x, sparsity=0.5).item()
     (3.0, 1.0)
     """
-    if not isinstance(x, Tensor):
-        raise InvalidType(sentence("x", f"an object of type {type(x).__name__}", "a tensor"))
-    if x.dtype not in FLOAT_TYPES:
-        raise InvalidType(f"x must be float32, bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}.")
+    check_floats(x)
     n = x.numel()
     if (k is None) == (sparsity is None):
         raise InvalidValue("kth_magnitude takes either k or sparsity; got " + ("neither." if k is None else "both."))
@@ -39,7 +37,7 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
             raise InvalidValue(sentence("sparsity", sparsity, "from 0 to 1"))
         k = n + 1 - round(sparsity * n)
         if k > n:
-            return torch.zeros((), device=x.device)
+            return x.new_zeros((), dtype=torch.float32)
     elif isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise InvalidType(sentence("k", k, "a whole number"))
     elif not 1 <= k <= n:
@@ -54,13 +52,13 @@ def _plain(x: Tensor, k: int) -> Tensor:
 
 def _native(x: Tensor, k: int) -> Tensor:
     x = dense(x)
-    out = torch.empty((), dtype=torch.float32)
+    out = x.new_empty((), dtype=torch.float32)
     _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), k, torch.get_num_threads(), out.data_ptr())
     return out
 
 
 _kernel: Any = native.kernel("kth_magnitude")
-library.define("kth_magnitude(Tensor x, SymInt k) -> Tensor")
+declare("kth_magnitude(Tensor x, SymInt k) -> Tensor")
 library.impl("kth_magnitude", _plain, "CompositeExplicitAutograd")
 if _kernel is not None:
     implement("kth_magnitude", _native)
