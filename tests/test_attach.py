@@ -694,5 +694,5 @@ def test_what_cannot_work_is_refused_in_one_sentence():
         with pytest.raises(kind, match=message):
             call()
     assert type(model[0]) is nn.Linear
-    with lograd.attach(model, IDENTITY), pytest.raises(InvalidValue, match="attached or observed already"):
+    with lograd.attach(model, IDENTITY), pytest.raises(InvalidValue, match="has a plan attached already"):
         lograd.attach(model, IDENTITY)

@@ -19,7 +19,7 @@ from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sent
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due
-from .swapping import candidates, has_catcher, is_swapped, reason_not_supported, restore, swap
+from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
 from .treating import Product, TreatedLayer
 
 STATE_VERSION = 1
@@ -47,8 +47,8 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     modules = candidates(model)
-    if any(has_catcher(module) for module in modules.values()):
-        raise InvalidValue("the model is attached or observed already; call remove() of that handle first.")
+    if any(catcher_of(module) is not None for module in modules.values()):
+        raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
     for name in (*plan.layers, *plan.kept):
         if name not in modules:
             raise InvalidValue(

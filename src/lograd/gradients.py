@@ -26,6 +26,9 @@ class Catcher(Protocol):
         It is traced by torch.compile.
         """
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that changes as gradients pass, by name."""
+
     def copied(self) -> None:
         """The layer is being copied or pickled, and the copy will have no catcher."""
 

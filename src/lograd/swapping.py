@@ -56,8 +56,8 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {name.replace("_orig_mod.", ""): module for name, module in named if _kind_of(module) is not None}
 
 
-def has_catcher(module: nn.Module) -> bool:
-    return ATTRIBUTE in vars(module)
+def catcher_of(module: nn.Module) -> Catcher | None:
+    return vars(module).get(ATTRIBUTE)
 
 
 def is_swapped(module: nn.Module) -> bool:
