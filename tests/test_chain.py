@@ -13,7 +13,7 @@ from zoo import ZOO, build, loss_of
 
 import lograd
 from lograd import Plan, Profile
-from lograd.errors import InvalidValue
+from lograd.errors import InvalidValue, LogradWarning
 
 KINDS = {
     "bits": {"bits": 6},
@@ -213,6 +213,32 @@ def test_a_plan_for_another_model_is_refused_with_the_nearest_names():
     assert all("_lograd_catcher" not in vars(module) for module in other.modules())
 
 
+class OwnForward(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) * 2
+
+
+def test_layers_of_the_plan_that_cannot_be_treated_are_told():
+    model = nn.Sequential(OwnForward(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    profile = lograd.profile(model, vector_batches(1), cross_entropy)
+    with pytest.warns(LogradWarning, match="1 of the 2 layers of the plan are left alone, such as '0', not supported"):
+        handle = lograd.attach(model, profile.plan(bits=6))
+    assert list(handle.layers) == ["2"]
+    handle.remove()
+    with pytest.raises(InvalidValue, match="treats no layer of this model: '0' is not supported: OwnForward has"):
+        lograd.attach(model, profile.plan(bits=6, keep=("2", "4")))
+    with pytest.raises(InvalidValue, match="treats no layer of this model: it has no linear layer or convolution"):
+        lograd.attach(nn.ReLU(), Plan.uniform("fp6"))
+    assert not lograd.attach(model, Plan()).layers  # nothing asked for, nothing done
+
+
+def test_training_another_copy_is_told():
+    handle = lograd.attach(mlp(), Plan.uniform("fp6"))
+    take_steps(mlp(), handle, vector_batches(2))
+    with pytest.warns(LogradWarning, match="no gradient came by in 2 steps; if a copy of the model was trained"):
+        handle.remove()
+
+
 def test_a_model_that_is_one_layer():
     model = nn.Linear(6, 3)
     plan = lograd.profile(model, vector_batches(1), cross_entropy).plan(bits=6, keep=())
@@ -227,7 +253,7 @@ def test_a_copy_of_an_attached_model_can_be_profiled_and_attached():
     model = conv_net()
     plan = lograd.profile(model, batches[:1], cross_entropy).plan(bits=6)
     with lograd.attach(model, plan):
-        with pytest.warns(lograd.errors.LogradWarning, match="plain model"):
+        with pytest.warns(LogradWarning, match="plain model"):
             twin = copy.deepcopy(model)
         again = lograd.profile(twin, batches[:1], cross_entropy).plan(bits=6)
     assert again == plan

@@ -55,7 +55,9 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
                 f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
                 f"{nearest_name(name, modules)}"
             )
-    return Handle(model, plan, seed, check_refresh(refresh), modules)
+    handle = Handle(model, plan, seed, check_refresh(refresh), modules)
+    _say_what_is_missing(plan, handle)
+    return handle
 
 
 @final
@@ -233,6 +235,12 @@ class Handle:
                 LogradWarning,
                 stacklevel=2,
             )
+        elif modules and self.steps and not total.passes:
+            warnings.warn(
+                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach the plan to it.",
+                LogradWarning,
+                stacklevel=2,
+            )
 
     def copied(self) -> None:
         """A layer is being copied or pickled: say once that the copy is plain."""
@@ -252,6 +260,21 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
+    """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
+    if not handle.layers and (plan.layers or plan.every is not None):
+        found = "; ".join(f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3])
+        raise InvalidValue(f"the plan treats no layer of this model: {found or 'it has no linear layer or convolution'}.")
+    if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
+        name, reason = next(iter(left.items()))
+        warnings.warn(
+            f"{len(left)} of the {len(plan.layers)} layers of the plan are left alone, such as {name!r}, {reason}; "
+            "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
 
 
 def mix(x: Any) -> Any:
