@@ -235,7 +235,9 @@ def test_layers_of_the_plan_that_cannot_be_treated_are_told():
 def test_training_another_copy_is_told():
     handle = lograd.attach(mlp(), Plan.uniform("fp6"))
     take_steps(mlp(), handle, vector_batches(2))
-    with pytest.warns(LogradWarning, match="no gradient came by in 2 steps; if a copy of the model was trained"):
+    with pytest.warns(
+        LogradWarning, match="no gradient came by in 2 steps; if a copy of the model was trained, attach to the copy"
+    ):
         handle.remove()
 
 

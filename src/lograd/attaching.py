@@ -237,7 +237,7 @@ class Handle:
             )
         elif modules and self.steps and not total.passes:
             warnings.warn(
-                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach the plan to it.",
+                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach to the copy.",
                 LogradWarning,
                 stacklevel=2,
             )
@@ -265,8 +265,9 @@ class Handle:
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
     """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
     if not handle.layers and (plan.layers or plan.every is not None):
-        found = "; ".join(f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3])
-        raise InvalidValue(f"the plan treats no layer of this model: {found or 'it has no linear layer or convolution'}.")
+        found = [f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3]]
+        reasons = "; ".join(found) or "it has no linear layer or convolution"
+        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
     if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
         name, reason = next(iter(left.items()))
         warnings.warn(
