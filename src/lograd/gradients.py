@@ -145,7 +145,7 @@ class _Convolution(torch.autograd.Function):
 def _caught(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise DoubleBackward(
-            "a treated or observed gradient cannot be differentiated again (create_graph=True); "
+            "a treated gradient cannot be differentiated again (create_graph=True); "
             "take second derivatives after handle.remove()."
         )
     result: tuple[Tensor, Tensor] = ctx.catcher.split(
