@@ -118,7 +118,7 @@ def main(
             if way.name.startswith("QPyTorch") and number < WARM_UP + steps - 15:
                 continue
             way.step(images, labels)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for way in ways:
         way.stack.close()
         measured = way.milliseconds[-15:] if way.name.startswith("QPyTorch") else way.milliseconds[WARM_UP:]
