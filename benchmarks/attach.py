@@ -39,7 +39,8 @@ class Way:
     """A model with its optimizer and what is attached to it."""
 
     def __init__(self, name: str, model: nn.Module, prepare: Callable[[nn.Module, ExitStack], Any]) -> None:
-        self.name, self.model, self.milliseconds = name, copy.deepcopy(model), []
+        self.name, self.model = name, copy.deepcopy(model)
+        self.milliseconds: list[float] = []
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.stack = ExitStack()
         self.handle = prepare(self.model, self.stack)
@@ -47,7 +48,7 @@ class Way:
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         start = perf_counter()
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(images), labels).backward()
+        F.cross_entropy(self.model(images), labels).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         if isinstance(self.handle, lograd.Handle):
             self.handle.step()
@@ -117,7 +118,7 @@ def main(
             if way.name.startswith("QPyTorch") and number < WARM_UP + steps - 15:
                 continue
             way.step(images, labels)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for way in ways:
         way.stack.close()
         measured = way.milliseconds[-15:] if way.name.startswith("QPyTorch") else way.milliseconds[WARM_UP:]

@@ -640,6 +640,34 @@ def test_a_parametrized_layer_is_treated():
         assert handle.counters().total.passes == 1
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_computed_weight_is_computed_as_often_as_without(frozen):
+    """Each look at a weight under spectral_norm changes its buffers."""
+
+    def buffers(attached):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)) for _ in range(2)))
+        model.requires_grad_(not frozen)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if attached:
+            handle = lograd.attach(model, IDENTITY)
+            assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
+        x = torch.randn(3, 4)
+        for _ in range(2):
+            loss = model(x).square().sum()
+            if not frozen:
+                loss.backward()
+        with torch.no_grad():
+            model(x)
+        if attached:
+            assert handle.counters().total.passes == 4 * (not frozen)
+            handle.remove()
+        return model.state_dict()
+
+    plain, treated = buffers(False), buffers(True)
+    assert all(torch.equal(plain[name], treated[name]) for name in plain)
+
+
 def test_an_empty_batch():
     model = nn.Linear(6, 5)
     handle = ready(model, Plan.uniform("prune80+fp6"), torch.randn(64, 6))
@@ -694,5 +722,5 @@ def test_what_cannot_work_is_refused_in_one_sentence():
         with pytest.raises(kind, match=message):
             call()
     assert type(model[0]) is nn.Linear
-    with lograd.attach(model, IDENTITY), pytest.raises(InvalidValue, match="attached or observed already"):
+    with lograd.attach(model, IDENTITY), pytest.raises(InvalidValue, match="has a plan attached already"):
         lograd.attach(model, IDENTITY)

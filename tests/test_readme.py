@@ -7,12 +7,19 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    theory, profile, training = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scope = {}
-    exec(example, scope)
+    exec(theory, scope)
     assert abs(scope["theory"].sparsity(scope["law"], scope["a"]) - 0.85) < 1e-9
     assert scope["format"].bits == 6
+    exec(profile, scope)
+    exec(training, scope)
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.html", "profile.npz", "plan.json", "run.pt"}
+    plan, handle = scope["mine"], scope["handle"]
+    assert (handle.plan, list(plan.kept)) == (plan, ["fc", "conv1"])
+    assert handle.counters().total.treated == 5 * len(plan.layers)  # six batches, and the first one is not treated
 
 
 def test_the_numbers_are_those_of_the_benchmark():

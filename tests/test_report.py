@@ -305,6 +305,16 @@ def test_ticks_read_as_a_person_would_write_them(
     assert [label for _, label in axis.ticks(6)] == expected
 
 
+def test_an_axis_of_steps_has_no_ticks_between_them() -> None:
+    def labels(x: list[int]) -> list[str]:
+        svg = Chart("t", "step", "y", [Line(x, [1.5] * len(x), markers=True)], y_percent=True, x_whole=True).svg()
+        return [label for label in re.findall(r">([^<>]+)</text>", svg) if label.isdigit()]
+
+    assert labels([0, 1, 2]) == ["0", "1", "2"]
+    assert labels([7]) == [str(step) for step in range(4, 11)]
+    assert labels([0, 50, 100]) == ["0", "20", "40", "60", "80", "100"]
+
+
 def test_a_margin_never_crosses_zero_or_the_whole() -> None:
     assert Axis.around(np.array([0.0, 0.97]), "linear", True, None, 0.05).low == 0
     assert Axis.around(np.array([0.0, 0.97]), "linear", True, None, 0.05).high == 1

@@ -19,7 +19,7 @@ from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sent
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due
-from .swapping import candidates, has_catcher, is_swapped, reason_not_supported, restore, swap
+from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
 from .treating import Product, TreatedLayer
 
 STATE_VERSION = 1
@@ -47,15 +47,17 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     modules = candidates(model)
-    if any(has_catcher(module) for module in modules.values()):
-        raise InvalidValue("the model is attached or observed already; call remove() of that handle first.")
+    if any(catcher_of(module) is not None for module in modules.values()):
+        raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
     for name in (*plan.layers, *plan.kept):
         if name not in modules:
             raise InvalidValue(
                 f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
                 f"{nearest_name(name, modules)}"
             )
-    return Handle(model, plan, seed, check_refresh(refresh), modules)
+    handle = Handle(model, plan, seed, check_refresh(refresh), modules)
+    _say_what_is_missing(plan, handle)
+    return handle
 
 
 @final
@@ -233,6 +235,12 @@ class Handle:
                 LogradWarning,
                 stacklevel=2,
             )
+        elif modules and self.steps and not total.passes:
+            warnings.warn(
+                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach to the copy.",
+                LogradWarning,
+                stacklevel=2,
+            )
 
     def copied(self) -> None:
         """A layer is being copied or pickled: say once that the copy is plain."""
@@ -252,6 +260,22 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
+    """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
+    if not handle.layers and (plan.layers or plan.every is not None):
+        found = [f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3]]
+        reasons = "; ".join(found) or "it has no linear layer or convolution"
+        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
+    if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
+        name, reason = next(iter(left.items()))
+        warnings.warn(
+            f"{len(left)} of the {len(plan.layers)} layers of the plan are left alone, such as {name!r}, {reason}; "
+            "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
 
 
 def mix(x: Any) -> Any:

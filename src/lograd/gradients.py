@@ -26,6 +26,9 @@ class Catcher(Protocol):
         It is traced by torch.compile.
         """
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that changes as gradients pass, by name."""
+
     def copied(self) -> None:
         """The layer is being copied or pickled, and the copy will have no catcher."""
 
@@ -142,7 +145,7 @@ class _Convolution(torch.autograd.Function):
 def _caught(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise DoubleBackward(
-            "a treated or observed gradient cannot be differentiated again (create_graph=True); "
+            "a treated gradient cannot be differentiated again (create_graph=True); "
             "take second derivatives after handle.remove()."
         )
     result: tuple[Tensor, Tensor] = ctx.catcher.split(

@@ -32,7 +32,9 @@ def reason_not_supported(module: nn.Module) -> str | None:
     for method in ("forward", "_conv_forward"):
         if method in vars(module) or getattr(type(module), method, None) is not getattr(kind, method, None):
             return f"{type(module).__name__} has its own {method}, which may do anything"
-    weight = module.weight
+    weight = module._parameters.get("weight")
+    if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
+        weight = next(module.parameters(), None)
     if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
         return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
@@ -56,8 +58,8 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {name.replace("_orig_mod.", ""): module for name, module in named if _kind_of(module) is not None}
 
 
-def has_catcher(module: nn.Module) -> bool:
-    return ATTRIBUTE in vars(module)
+def catcher_of(module: nn.Module) -> Catcher | None:
+    return vars(module).get(ATTRIBUTE)
 
 
 def is_swapped(module: nn.Module) -> bool:
@@ -186,9 +188,11 @@ def _plain_twin(module: Any, method: str) -> Callable[[Any], Any]:
 
 def _records(module: Any, x: Tensor) -> bool:
     """Whether a gradient will come back."""
-    return torch.is_grad_enabled() and (
-        x.requires_grad or module.weight.requires_grad or (module.bias is not None and module.bias.requires_grad)
-    )
+    if not torch.is_grad_enabled() or x.requires_grad:
+        return torch.is_grad_enabled()
+    if "weight" not in module._parameters:  # computed, and to compute it twice may change buffers, as spectral_norm's
+        return any(parameter.requires_grad for parameter in module.parameters())
+    return bool(module.weight.requires_grad or (module.bias is not None and module.bias.requires_grad))
 
 
 def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any, Any]:

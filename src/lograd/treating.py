@@ -90,7 +90,7 @@ class TreatedLayer:
         self.session.copied()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that changes, by name."""
+        """All that changes as gradients pass, by name."""
         named = {"control": self.control, "seen": self.seen, "histogram": self.histogram}
         for name, product in self.products.items():
             named |= {f"{name}.numbers": product.numbers, f"{name}.key": product.key}

@@ -19,7 +19,7 @@ from rich.table import Table
 from ..errors import InvalidType, InvalidValue, nearest_name
 from ..files import read_file, replace_file
 from ..formats import Format
-from ..report import as_text, text_table
+from ..report import text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from .change import Change, changes
@@ -176,7 +176,7 @@ class Plan:
         return text_table(title, columns, rows)
 
     def __str__(self) -> str:
-        return as_text(self.table())
+        return str(self.table())
 
     # -- the file --
 

@@ -112,7 +112,9 @@ def _distances_over_time(layers: Sequence[LayerProfile]) -> Chart:
     known = [np.asarray(band.high) for band in bands if isinstance(band, Band)]
     note = "Lines: the median over all layers. Bands: the middle half."
     marks = [*bands, *lines]
-    return Chart("Distance from each law over time", "step", KS, marks, y_range=(0.0, _top(known)), note=note)
+    return Chart(
+        "Distance from each law over time", "step", KS, marks, y_range=(0.0, _top(known)), x_whole=True, note=note
+    )
 
 
 def layer_charts(layer: LayerProfile) -> list[Chart]:
@@ -136,7 +138,7 @@ def sigma_over_time(layers: Sequence[LayerProfile]) -> Chart:
         marks.append(_over_steps(layer.records, label, lambda record: record.sigma))
     if len(layers) == 1 and layers[0].weight_records:
         marks.append(_over_steps(layers[0].weight_records, "weight gradient", lambda record: record.sigma))
-    return Chart("Spread over time", "step", "standard deviation of ln|g|", marks)
+    return Chart("Spread over time", "step", "standard deviation of ln|g|", marks, x_whole=True)
 
 
 def _over_steps(records: Sequence[Record], label: str, value: Callable[[Record], float]) -> Line:
@@ -147,7 +149,7 @@ def _over_steps(records: Sequence[Record], label: str, value: Callable[[Record],
 def _ks_over_time(layer: LayerProfile) -> Chart:
     marks = [_over_steps(layer.records, name, partial(Record.ks, family=family)) for family, name in SHOWN.items()]
     top = _top([np.asarray(mark.y) for mark in marks])
-    return Chart("Distance from each law over time", "step", KS, marks, y_range=(0.0, top))
+    return Chart("Distance from each law over time", "step", KS, marks, y_range=(0.0, top), x_whole=True)
 
 
 def _top(columns: Iterable[ArrayLike]) -> float:

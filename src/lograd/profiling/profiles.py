@@ -14,7 +14,6 @@ from rich.table import Table
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
-from ..report import as_text
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
 from .records import LayerProfile, Record, sum_of
@@ -132,7 +131,7 @@ class Profile:
         return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
 
     def __str__(self) -> str:
-        return as_text(self.table())
+        return str(self.table())
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """A self-contained page: laws, formats and fits of each layer, over time and over depth."""

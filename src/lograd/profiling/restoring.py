@@ -9,18 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..swapping import catcher_of
+
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """Give back parameters, buffers, gradients, modes and random state as they were, also after an exception.
 
-    What a model keeps elsewhere, such as a counter in a plain attribute, is not known and stays as it is.
+    So are the counters, histograms and random keys of an attached plan: the run goes on as if nobody had looked.  What
+    a model keeps elsewhere, such as a counter in a plain attribute, is not known and stays as it is.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
     tables: list[Any] = [table for module in modules for table in (module._parameters, module._buffers)]
     owned = [(table, dict(table)) for table in tables]
-    tensors = {tensor: tensor.detach().clone() for _, table in owned for tensor in table.values() if tensor is not None}
+    catchers = [catcher for module in modules if (catcher := catcher_of(module)) is not None]
+    tables += [catcher.tensors() for catcher in catchers]
+    tensors = {tensor: tensor.detach().clone() for table in tables for tensor in table.values() if tensor is not None}
     needs = {tensor: tensor.requires_grad for tensor in tensors}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}

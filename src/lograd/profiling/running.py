@@ -40,6 +40,9 @@ def observe(
     doubles.  Nothing about the training changes, but compiled code runs eagerly inside the context, as hooks do not
     reach it.  Under a GradScaler gradients are counted as they are, with the loss scale in them.
 
+    With a plan attached, a layer's gradient is counted as it arrives: after the treatments of the layers behind it and
+    before its own.  The gradient of its weight is counted after.
+
     Args:
         model: any module; DistributedDataParallel and `torch.compile` wrappers are looked through.
         every: of so many steps one is observed.
@@ -72,7 +75,8 @@ def profile(
     """Look at the gradients of a model on some batches, and give the model back bit for bit.
 
     Gradients only: there is no optimizer step.  The model runs in the mode it is in; call `model.train()` first where
-    it matters.  Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises.
+    it matters.  Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises, and
+    so is an attached plan: its counters and statistics do not see these batches.
 
     Args:
         model: any module.

@@ -6,7 +6,7 @@ No plotting library, no script, no network.
 from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
 from .page import Page
-from .text import as_text, text_table
+from .text import text_table
 
 __all__ = [
     "Band",
@@ -19,7 +19,6 @@ __all__ = [
     "Page",
     "Points",
     "Rule",
-    "as_text",
     "check_folder",
     "text_table",
 ]

@@ -126,11 +126,11 @@ def _units(values: ArrayLike, scale: Scale) -> Array:
     return np.where(np.abs(units) <= _LIMIT[scale], units, np.nan)
 
 
-def _linear_ticks(low: float, high: float, most: int, percent: bool) -> list[tuple[float, str]]:
+def _linear_ticks(low: float, high: float, most: int, percent: bool, smallest: float = 0.0) -> list[tuple[float, str]]:
     """At most `most` multiples of 1, 2 or 5 times a power of ten, labelled with just enough digits."""
     rough = (high - low) / (most - 1)
     decade = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough * (1 - 1e-9))
+    step = max(smallest, next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough * (1 - 1e-9)))
     values = [k * step for k in range(math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6) + 1)]
     factor = 100 if percent else 1
     top = max(abs(low), abs(high)) * factor
@@ -151,6 +151,8 @@ class Axis:
     high: float
     start: float = 0.0
     end: float = 1.0
+    whole: bool = False
+    """On a linear axis, ticks at whole numbers only."""
 
     @classmethod
     def around(cls, data: Array, scale: Scale, percent: bool, wanted: tuple[float, float] | None, pad: float) -> Axis:
@@ -177,7 +179,7 @@ class Axis:
     def ticks(self, most: int) -> list[tuple[float, str]]:
         """One to `most` (4 or more) ticks inside the range, ascending: position in scale units and label."""
         if self.scale == "linear":
-            return _linear_ticks(self.low, self.high, most, self.percent)
+            return _linear_ticks(self.low, self.high, most, self.percent, float(self.whole))
         base = 2 if self.scale == "log2" else 10
         first, last = math.ceil(self.low), math.floor(self.high)
         if last - first >= 2:
@@ -438,7 +440,8 @@ class Chart:
     """Marks over two axes; `svg()` is the drawing.
 
     Ranges are in data values and cover the data by default. The legend stands between title and plot, where it cannot
-    cover data; with `end_labels` lines are named at their right end instead. Categories of `Bars` are x = 0, 1, 2.
+    cover data; with `end_labels` lines are named at their right end instead. Categories of `Bars` are x = 0, 1, 2. With
+    `x_whole` x counts something, such as steps, and has ticks at whole numbers only.
     """
 
     title: str
@@ -451,6 +454,7 @@ class Chart:
     y_range: tuple[float, float] | None = None
     x_percent: bool = False
     y_percent: bool = False
+    x_whole: bool = False
     end_labels: bool = False
     width: int = 560
     height: int = 340
@@ -478,7 +482,7 @@ class Chart:
         xs, ys = (np.concatenate([np.zeros(0), *(pair[i] for pair in self._extents())]) for i in (0, 1))
         dotted = any(isinstance(mark, Points) or (isinstance(mark, Line) and mark.markers) for mark in self.marks)
         x = Axis.around(xs, self.x_scale, self.x_percent, self.x_range, 0.02 * (dotted and not self._names))
-        return x, Axis.around(ys, self.y_scale, self.y_percent, self.y_range, 0.05)
+        return replace(x, whole=self.x_whole), Axis.around(ys, self.y_scale, self.y_percent, self.y_range, 0.05)
 
     def svg(self, styled: bool = True) -> str:
         """The drawing; `styled=False` leaves `CHART_CSS` to a page that carries it once."""
