@@ -27,7 +27,8 @@ from lograd.formats import CATALOGUE, FloatFormat, IntFormat
 
 SPARSITY = 0.9
 E4M3, E4M1, INT8, INT4 = FloatFormat(4, 3), FloatFormat(4, 1), IntFormat(8), IntFormat(4)
-MXFP4, NVFP4 = CATALOGUE["mxfp4"], CATALOGUE["nvfp4"]
+MXFP4: Any = CATALOGUE["mxfp4"]
+NVFP4: Any = CATALOGUE["nvfp4"]
 COMPILED, QPYTORCH = "inductor", "QPyTorch"
 
 Call = Callable[[], object]

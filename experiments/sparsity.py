@@ -25,10 +25,11 @@ from rich.progress import track
 import lograd
 from lograd.models import CifarResNet
 from lograd.treatments import Prune, Quantize, Statistics, numbers_of, predict
+from lograd.treatments.prune import PruningLaw
 from lograd.treatments.treatment import Treatment
 
 RESULTS = Path(__file__).parent / "results"
-LAWS = ("empirical", "lognormal", "normal")
+LAWS: tuple[PruningLaw, ...] = ("empirical", "lognormal", "normal")
 TARGETS = (0.5, 0.8, 0.9, 0.95)
 SKIPPED = 20
 """First steps that are not counted: the loss falls by the step there, and attach passes the first one through."""
@@ -92,10 +93,11 @@ def predicted_and_measured(path: Path, batch: int, steps: int, depth: int) -> li
     model, _ = train(Cifar(path, batch), steps, None, depth)
     profile = lograd.profile(model, Cifar(path, batch, seed=1), F.cross_entropy, steps=1, sample=2**24)
     sentences: dict[str, tuple[Treatment, ...]] = {f"prune {target}": (Prune(target),) for target in TARGETS}
-    for bits, law in ((4, "1-3-0"), (5, "1-4-0"), (6, "1-4-1"), (8, "1-5-2")):
-        sentences[f"FP{bits} {law}"] = (Quantize(lograd.parse_format(law)),)
+    for exponent, mantissa in ((3, 0), (4, 0), (4, 1), (5, 2)):
+        format = lograd.FloatFormat(exponent, mantissa)
+        sentences[f"FP{format.bits} {format}"] = (Quantize(format),)
     sentences["INT8"] = (Quantize(lograd.IntFormat(8)),)
-    sentences["prune 0.85, then 1-4-1"] = (Prune(0.85), Quantize(lograd.parse_format("1-4-1")))
+    sentences["prune 0.85, then 1-4-1"] = (Prune(0.85), Quantize(lograd.FloatFormat(4, 1)))
     rows = []
     for name, layer in profile.layers.items():
         gradient = torch.from_numpy(layer.sample)

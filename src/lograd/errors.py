@@ -39,5 +39,6 @@ def sentence(what: str, got: Any, expected: str) -> str:
 
 def nearest_name(name: str, valid: Iterable[str]) -> str:
     """A hint ` Did you mean 'mxfp4'?` for a misspelt name, or the empty string."""
-    close = difflib.get_close_matches(name.lower(), list(valid), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    folded = {each.lower(): each for each in valid}
+    close = difflib.get_close_matches(name.lower(), list(folded), n=1)
+    return f" Did you mean {folded[close[0]]!r}?" if close else ""
