@@ -48,7 +48,7 @@ class Cifar:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
             order = torch.randperm(len(self.labels), generator=self.generator)
-            for chosen in order.split(self.batch):
+            for chosen in torch.split(order, self.batch):
                 images = F.pad(self.images[chosen], (4, 4, 4, 4))
                 top, left = torch.randint(9, (2,), generator=self.generator).tolist()
                 images = images[:, :, top : top + 32, left : left + 32]
@@ -67,7 +67,8 @@ def train(data: Cifar, steps: int, plan: lograd.Plan | None, depth: int) -> tupl
             if step == SKIPPED:
                 before = handle.counters().layers
             optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
+            loss: Any = F.cross_entropy(model(images), labels)
+            loss.backward()
             optimizer.step()
             handle.step()
         after = handle.counters().layers

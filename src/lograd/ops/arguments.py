@@ -122,14 +122,14 @@ def in_type_of(x: Tensor, value: Tensor) -> Tensor:
 
 def key_of(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
     """The int64 pair (seed, offset) beside x; a tensor of two elements as the seed is that pair already."""
+    if type(seed) is int and type(offset) is int:
+        return (_pair if _no_cache() else _cached_pair)(seed, offset, x.device)
     if isinstance(seed, Tensor) and seed.shape == (2,):
         if seed.dtype != torch.int64 or not isinstance(offset, int) or offset:
             raise InvalidValue(
                 f"a seed of two elements is the int64 pair (seed, offset), without offset=; got {describe(seed)}."
             )
         return seed.to(x.device)
-    if isinstance(seed, int) and isinstance(offset, int):
-        return (_pair if _no_cache() else _cached_pair)(seed, offset, x.device)
     return torch.stack([_whole("seed", seed, x), _whole("offset", offset, x)])
 
 

@@ -41,7 +41,7 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     """
     if not torch.compiler.is_compiling():
         kernel = _direct.get(name)
-        if kernel is not None and not watched() and _is_plain(x) and all(map(_is_ordinary, arguments)):
+        if kernel is not None and not watched() and _are_plain(x, arguments):
             return kernel(x, *arguments)
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
@@ -79,16 +79,15 @@ def watched() -> bool:
     return _tracer() is not None or _transform() is not None
 
 
-def _is_plain(x: Any) -> bool:
-    return type(x) in _PLAIN_CLASSES and bool(_dispatch_keys(x) == _PLAIN_KEYS)
-
-
-def _is_ordinary(argument: Any) -> bool:
-    """Not a tensor that is anything but plain; cheaper than `_is_plain`, and enough beside it."""
-    return not isinstance(argument, Tensor) or (type(argument) in _PLAIN_CLASSES and argument.is_cpu)
-
-
 _PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
+
+
+def _are_plain(x: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether all tensors lie on the CPU and are what they seem; x tells for sure, a glance will do for the others."""
+    for argument in arguments:
+        if isinstance(argument, Tensor) and (type(argument) not in _PLAIN_CLASSES or not argument.is_cpu):
+            return False
+    return type(x) in _PLAIN_CLASSES and bool(_dispatch_keys(x) == _PLAIN_KEYS)
 
 
 def dense(x: Tensor) -> Tensor:
