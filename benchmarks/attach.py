@@ -25,8 +25,9 @@ from torch import nn
 import lograd
 from lograd.models import CifarResNet
 
-WARM_UP = 45
-"""Steps before the clock starts: attach takes statistics in most of the first forty."""
+WARM_UP = 100
+"""Steps of the attached ways before the clock starts.  Statistics are taken in most of the first forty, and then less
+and less often: here in one step of five, later in one of ten."""
 
 
 def batches(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -99,7 +100,7 @@ def main(
     quick: bool = typer.Option(False, help="Half a minute: batches of 16, few steps, no QPyTorch; nothing is written."),
     depth: int = typer.Option(20, help="Layers of the residual network: 8, 14, 20, ..."),
     batch: int = typer.Option(128, min=1, help="Images of a step."),
-    steps: int = typer.Option(60, min=1, help="Steps of each way that are measured."),
+    steps: int = typer.Option(30, min=1, help="Steps of each way that are measured."),
     threads: int = typer.Option(0, min=0, help="Threads; 0 leaves PyTorch's choice."),
 ) -> None:
     """Milliseconds of a step, and the ratio to the plain step."""
@@ -110,19 +111,19 @@ def main(
     model = CifarResNet(depth)
     ways = [Way(name, model, prepare) for name, prepare in ways_of(model, batch, quick).items()]
     data = batches(batch)
-    jobs: Any = range(WARM_UP + steps)
-    for number in track(jobs, "measuring") if sys.stdout.isatty() else jobs:
+    jobs: list[tuple[Way, ...]] = [
+        (way,) for way in ways for _ in range(WARM_UP if isinstance(way.handle, lograd.Handle) else 3)
+    ]
+    jobs += [tuple(ways)] * steps
+    for turn in track(jobs, "measuring") if sys.stdout.isatty() else jobs:
         images, labels = next(data)
-        for way in ways:
-            # QPyTorch takes a second per step, and needs no warm-up of forty.
-            if way.name.startswith("QPyTorch") and number < WARM_UP + steps - 15:
-                continue
+        for way in turn:
             way.step(images, labels)
     rows: list[dict[str, Any]] = []
     for way in ways:
         way.stack.close()
-        measured = way.milliseconds[-15:] if way.name.startswith("QPyTorch") else way.milliseconds[WARM_UP:]
-        rows.append({"way": way.name, "ms": median(measured), "mean ms": sum(measured) / len(measured)})
+        measured = way.milliseconds[-steps:]
+        rows.append({"way": way.name, "ms": median(measured), "mean ms": sum(measured) / steps})
     plain = rows[0]
     for row in rows:
         row |= {"of plain": row["ms"] / plain["ms"], "mean of plain": row["mean ms"] / plain["mean ms"]}
@@ -134,7 +135,7 @@ def main(
     what = (
         f"A training step of ResNet-{depth} with {batch} images of 32x32 on {torch.get_num_threads()} threads, dense "
         f"products: medians of {steps} steps taken in turns. The mean contains the steps that take statistics. "
-        "`./dev bench attach` makes this table."
+        "`./dev bench attach` makes this table, which is also in README.md."
     )
     text = markdown(shown, list(shown[0]))
     print(text)

@@ -79,16 +79,6 @@ def train(data: Cifar, steps: int, plan: lograd.Plan | None, depth: int) -> tupl
     return model, got
 
 
-def asked_and_got(path: Path, batch: int, steps: int, depth: int) -> list[dict[str, Any]]:
-    rows = []
-    jobs = [(law, target) for law in LAWS for target in TARGETS]
-    for law, target in track(jobs, "training") if sys.stdout.isatty() else jobs:
-        every = lograd.LayerPlan.of((Prune(target, law),))
-        _, got = train(Cifar(path, batch), steps, lograd.Plan(every=every), depth)
-        rows.append({"law": law, "asked": target, "got": got})
-    return rows
-
-
 def predicted_and_measured(path: Path, batch: int, steps: int, depth: int) -> list[dict[str, Any]]:
     """Relative differences between prediction and measurement, layer by layer, for the empirical law."""
     model, _ = train(Cifar(path, batch), steps, None, depth)
@@ -161,9 +151,8 @@ def main(
     depth: int = typer.Option(8, help="Layers: 8, 14, 20, ..."),
 ) -> None:
     """Sparsity asked and got; error predicted and measured."""
-    asked = asked_and_got(data, batch, steps, depth)
+    asked: list[dict[str, Any]] = []
     errors = predicted_and_measured(data, batch, steps, depth)
-    text = tables(asked, errors)
     what = (
         f"ResNet-{depth}, 16 channels, {data.name}, batch {batch}, {steps} steps; all layers are treated. "
         f"First the share of zeros handed to the products of each layer, over the steps from {SKIPPED} on, with "
@@ -171,11 +160,19 @@ def main(
         "step of the trained network: means over the layers, and the largest relative difference of any layer. "
         "`experiments/sparsity.py --data FILE` makes these tables."
     )
+    jobs = [(law, target) for law in LAWS for target in TARGETS]
+    for law, target in track(jobs, "training") if sys.stdout.isatty() else jobs:
+        every = lograd.LayerPlan.of((Prune(target, law),))
+        _, got = train(Cifar(data, batch), steps, lograd.Plan(every=every), depth)
+        asked.append({"law": law, "asked": target, "got": got})
+        # Written after each run: a long one that is stopped has shown something.
+        text = tables(asked, errors)
+        RESULTS.mkdir(exist_ok=True)
+        result = {"what": what, "lograd": lograd.__version__, "torch": torch.__version__}
+        result |= {"asked": asked, "errors": errors}
+        (RESULTS / "sparsity.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "sparsity.md").write_text(f"{what}\n\n{text}\n")
     print(text)
-    RESULTS.mkdir(exist_ok=True)
-    result = {"what": what, "lograd": lograd.__version__, "torch": torch.__version__, "asked": asked, "errors": errors}
-    (RESULTS / "sparsity.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "sparsity.md").write_text(f"{what}\n\n{text}\n")
 
 
 if __name__ == "__main__":
