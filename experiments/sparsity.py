@@ -168,8 +168,8 @@ def main(
         # Written after each run: a long one that is stopped has shown something.
         text = tables(asked, errors)
         RESULTS.mkdir(exist_ok=True)
-        result = {"what": what, "lograd": lograd.__version__, "torch": torch.__version__}
-        result |= {"asked": asked, "errors": errors}
+        versions = {"lograd": lograd.__version__, "torch": torch.__version__}
+        result = {"what": what, "versions": versions, "asked": asked, "errors": errors}
         (RESULTS / "sparsity.json").write_text(json.dumps(result, indent=1) + "\n")
         (RESULTS / "sparsity.md").write_text(f"{what}\n\n{text}\n")
     print(text)
