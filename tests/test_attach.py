@@ -442,6 +442,25 @@ def test_statistics_are_taken_at_epochs():
     handle.remove()
 
 
+def test_a_short_batch_is_passed_over_once():
+    """The last batch of an epoch: its gradients are larger, and thresholds from them would be wrong for all others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    handle = lograd.attach(model, Plan.uniform("prune80"), refresh=1)
+
+    def step(batch):
+        model(torch.randn(batch, 8)).square().mean().backward()
+        handle.step()
+        return {name: statistics.step for name, statistics in handle._statistics.items()}
+
+    assert step(64) == {"0": 0, "1": 0}
+    assert step(8) == {"0": 0, "1": 0}, "waits for another"
+    assert step(64) == {"0": 2, "1": 2}
+    assert step(8) == {"0": 2, "1": 2}
+    assert step(8) == {"0": 4, "1": 4}, "batches have become small"
+    handle.remove()
+
+
 def test_statistics_are_taken_when_the_gradient_drifts():
     torch.manual_seed(0)
     model = nn.Linear(16, 16)

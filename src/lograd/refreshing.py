@@ -96,6 +96,8 @@ class LayerStatistics:
         self.loss_scale = 1.0
         """The loss scale at that time."""
         self.problem = ""
+        self.passed_over = False
+        """Whether the last histogram was that of a short step, and was not used."""
 
     @property
     def collecting(self) -> bool:
@@ -135,16 +137,25 @@ class LayerStatistics:
         start = time.perf_counter()
         sampled = int(self.layer.control[STRIDE]) > 1
         self.problem = _problem(delivered)
-        if self.problem or (sampled and self._drifted(delivered, before, policy)):
+        short = not self.problem and not sampled and self._is_short(delivered)
+        if self.problem or short or (sampled and self._drifted(delivered, before, policy)):
+            self.passed_over = short
             self.collect()
         elif sampled:
             self.layer.control[STRIDE] = 0
         else:
             self.layer.control[STRIDE] = 0
+            self.passed_over = False
             self.table, self.step, self.loss_scale = delivered.clone(), step, before
             self.set_numbers(after)
             cost.refreshes += 1
         cost.milliseconds += (time.perf_counter() - start) * 1e3
+
+    def _is_short(self, table: Tensor) -> bool:
+        """The last batch of an epoch is often short, and the mean over it makes its gradients larger: once, wait."""
+        if self.table is None or self.passed_over:
+            return False
+        return 4 * int(table.sum()) < 3 * int(self.table.sum())
 
     def _drifted(self, sample: Tensor, loss_scale: float, policy: Refresh) -> bool:
         assert isinstance(policy, Drift)
@@ -154,13 +165,16 @@ class LayerStatistics:
 
     def state(self) -> dict[str, Tensor | int | float]:
         table = torch.zeros(0, dtype=torch.int64) if self.table is None else self.table
-        return {"table": table, "step": self.step, "loss_scale": self.loss_scale}
+        return {
+            "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
+        }  # fmt: skip
 
     def load(self, state: dict[str, Tensor | int | float]) -> None:
         table = state["table"]
         assert isinstance(table, Tensor)
         self.table = table.clone().to(self.layer.histogram.device) if table.numel() else None
         self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
+        self.passed_over = bool(state["passed_over"])
 
 
 def _problem(table: Tensor) -> str:
