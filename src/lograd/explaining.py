@@ -9,7 +9,7 @@ from torch import nn
 
 from .counting import Count, read_counters
 from .refreshing import Cost, LayerStatistics
-from .swapping import unwrapped
+from .swapping import plain_name, unwrapped
 from .treating import NANOSECONDS, READY, Product, TreatedLayer
 from .treatments import Numbers, Treatment
 
@@ -41,7 +41,7 @@ def explain(
     counts = read_counters(layers)
     lines: dict[str, str] = {}
     for name, module in unwrapped(model).named_modules():
-        name = name.replace("_orig_mod.", "")
+        name = plain_name(name)
         if name in layers:
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
         elif name in skipped:

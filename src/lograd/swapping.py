@@ -24,7 +24,7 @@ ATTRIBUTE = "_lograd_catcher"
 
 def reason_not_supported(module: nn.Module) -> str | None:
     """Why a layer of a supported kind cannot be swapped; None if it can."""
-    kind = _kind_of(module)
+    kind = kind_of(module)
     if kind is None:
         return f"{type(module).__name__} is not a linear layer or convolution"
     if isinstance(module, LazyModuleMixin):
@@ -52,10 +52,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def plain_name(name: str) -> str:
+    """A module's name without the wrapper that torch.compile puts around it."""
+    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
+
+
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and convolutions by name, supported or not; one that is used twice has several names."""
     named = unwrapped(model).named_modules(remove_duplicate=False)
-    return {name.replace("_orig_mod.", ""): module for name, module in named if _kind_of(module) is not None}
+    return {plain_name(name): module for name, module in named if kind_of(module) is not None}
 
 
 def catcher_of(module: nn.Module) -> Catcher | None:
@@ -69,7 +74,7 @@ def is_swapped(module: nn.Module) -> bool:
 
 def swap(module: nn.Module, catcher: Catcher) -> None:
     """Let the catcher meet the gradient of the module's output from the next forward on."""
-    kind: Any = _kind_of(module)
+    kind: Any = kind_of(module)
     plain: Any = type(module)
     assert kind is not None, "ask reason_not_supported first"
     vars(module)[ATTRIBUTE] = catcher
@@ -150,8 +155,8 @@ _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
 }
 
 
-def _kind_of(module: nn.Module) -> type[nn.Module] | None:
-    """The class whose forward we know."""
+def kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """The class whose forward, and whose two products in the backward, we know; None for any other module."""
     for base in type(module).__mro__:
         if base in _BEHAVIOUR or (base.__name__ == "Conv1D" and base.__module__.startswith("transformers.")):
             return base

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import time
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .ops.histogram import SLOTS
-from .ops.library import FLOAT_TYPES, dense, library
+from .ops.library import FLOAT_TYPES, dense, register
 from .plan import LayerPlan
 from .treatments import Numbers, Sentence, from_json, to_json
 
@@ -143,21 +143,16 @@ def _parsed(text: str) -> Sentence:
     return from_json(json.loads(text))
 
 
-def _define(signature: str, run: Any, fake: Any) -> None:
-    name = signature.partition("(")[0]
-    library.define(signature)
-    library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
-
-
-_define(
+register(
     "observe_gradient(Tensor g, Tensor control, Tensor(a!) histogram, Tensor(b!) seen) -> ()",
     _observe,
+    None,
     lambda g, *rest: None,
 )
-_define(
+register(
     "treat_gradient(Tensor g, str treatments, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) counters)"
     " -> Tensor",
     _treat,
+    None,
     lambda g, *rest: torch.empty_like(dense(g)),
 )

@@ -44,7 +44,7 @@ const Kernels& generic_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 
-// The kernels in use: the widest that this CPU runs, unless the environment variable LOGRAD_ISA or use_isa says less.
+// The kernels in use: the widest that this CPU runs, unless use_isa says less.
 const Kernels& kernels();
 // Null if the name is not one of this build and CPU.
 const Kernels* use_isa(const char* name);

@@ -28,13 +28,12 @@ from ..formats.values import check_rounding
 from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar
 from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES, call
+from .library import COUNTS, FLOAT_TYPES, call, register
 from .packed import Coding, Rounding, check_dtype
 from .registration import (
     empty_for,
     in_layout_of,
     narrowed,
-    register,
     register_with_out,
     rows_and_columns,
     text_of,

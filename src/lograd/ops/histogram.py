@@ -15,7 +15,7 @@ from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
 from .arguments import check_floats
-from .library import FLOAT_TYPES, call, declare, dense, flat, implement, library
+from .library import FLOAT_TYPES, call, dense, flat, register
 
 LOWEST, BINS = native.histogram_layout("float32")
 SLOTS = BINS + len(native.EXTRA_SLOTS)
@@ -139,10 +139,9 @@ def _native(x: Tensor, stride: int) -> Tensor:
 
 
 _kernel: Any = native.kernel("log_histogram")
-declare("log_histogram(Tensor x, int stride) -> Tensor")
-library.impl("log_histogram", _plain, "CompositeExplicitAutograd")
-if _kernel is not None:
-    implement("log_histogram", _native)
-torch.library.register_fake(
-    "lograd::log_histogram", lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64), lib=library
+register(
+    "log_histogram(Tensor x, int stride) -> Tensor",
+    _plain,
+    _native if _kernel is not None else None,
+    lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64),
 )

@@ -46,16 +46,19 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
 
-def implement(name: str, kernel: Callable[..., Any]) -> None:
-    """Make a native kernel that of the operator on the CPU."""
-    library.impl(name, kernel, "CPU")
-    _direct[name] = kernel
+def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
+    """An operator: plain PyTorch for every device, native code for the CPU unless it is None, and a fake for tracers.
 
-
-def declare(signature: str) -> None:
-    """Define an operator.  It records no gradient: results are those of detached tensors."""
+    It records no gradient: results are those of detached tensors.
+    """
+    name = signature.partition("(")[0]
     library.define(signature)
-    library.impl(signature.partition("(")[0], torch.library.fallthrough_kernel, "Autograd")
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    library.impl(name, plain, "CompositeExplicitAutograd")
+    if compiled is not None:
+        library.impl(name, compiled, "CPU")
+        _direct[name] = compiled
+    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
 
 
 # PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.
@@ -151,21 +154,18 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
 
         return functional, into
 
-    declare(f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)")
-    declare(f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor")
-    for operator, plain_form, native_form in zip(
-        (name, f"{name}_out"), forms(run_plain), forms(run_native), strict=True
-    ):
-        library.impl(operator, plain_form, "CompositeExplicitAutograd")
-        if kernel is not None:
-            implement(operator, native_form)
-    torch.library.register_fake(
-        f"lograd::{name}", lambda x, *rest: (torch.empty_like(dense(x)), _counts(x, rest[-1])), lib=library
-    )
-    torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: _counts(x, rest[-2]), lib=library)
+    plain_forms, native_forms = forms(run_plain), forms(run_native) if kernel is not None else (None, None)
+    register(
+        f"{name}(Tensor x, {arguments}, bool counted) -> (Tensor, Tensor)", plain_forms[0], native_forms[0],
+        lambda x, *rest: (torch.empty_like(dense(x)), _counts(x, rest[-1])),
+    )  # fmt: skip
+    register(
+        f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor", plain_forms[1], native_forms[1],
+        lambda x, *rest: _counts(x, rest[-2]),
+    )  # fmt: skip
 
 
-_NO_COUNTS = torch.empty(0, dtype=torch.int64)
+_NO_COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def _counts(x: Tensor, counted: bool) -> Tensor:

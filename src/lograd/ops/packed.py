@@ -21,8 +21,8 @@ from ..formats.values import check_rounding
 from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar, type_name
 from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES, call, dense, flat
-from .registration import empty_for, narrowed, register, rows_and_columns, text_of
+from .library import COUNTS, FLOAT_TYPES, call, dense, flat, register
+from .registration import empty_for, narrowed, rows_and_columns, text_of
 
 Rounding = Literal["nearest", "stochastic"]
 

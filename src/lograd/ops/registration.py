@@ -1,4 +1,4 @@
-"""How operators on codes, blocks and rows are registered: signature, fake, plain PyTorch, and native for the CPU.
+"""What operators on codes, blocks and the Hadamard transform share: registration with `out=`, layouts, formats as text.
 
 A format travels as its text, so that a signature stays short and a compiled graph holds no Python object.
 """
@@ -13,17 +13,7 @@ import torch
 from torch import Tensor
 
 from ..formats import BlockFormat, Format
-from .library import declare, dense, implement, kept_finite, library
-
-
-def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
-    """`compiled` is None where the native module is not in use."""
-    name = signature.partition("(")[0]
-    declare(signature)
-    library.impl(name, plain, "CompositeExplicitAutograd")
-    if compiled is not None:
-        implement(name, compiled)
-    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
+from .library import dense, kept_finite, register
 
 
 def register_with_out(

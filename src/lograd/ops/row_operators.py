@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, declare, implement, library
+from .library import COUNTS, register
 from .row_passes import WIDENING, Groups, Native, Passes, Plain
 
 Rest = tuple[Tensor, ...]
-
-_library: Any = library  # torch leaves its methods untyped
 
 
 def matrix(x: Tensor, rows: int) -> Tensor:
@@ -140,6 +138,7 @@ def dequantize_householder(
 # --------------------------------------------------------------------------------------------------------- registration
 
 Body = Callable[..., Rest]
+_AVAILABLE = native.kernel("quantize_samples") is not None
 
 
 def _empty(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -185,16 +184,13 @@ def _define(
         out = _empty(x, dtype_of(x, *rest))
         return (out, *others) if others else out
 
-    inner = f"({results})" if results else "()"
+    plain, compiled = forms(Plain()), forms(Native()) if _AVAILABLE else (None, None)
     outer = f"(Tensor, {results})" if results else "Tensor"
-    declare(f"{name}(Tensor x, {arguments}) -> {outer}")
-    declare(f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> {inner}")
-    for operator, plain, compiled in zip((name, f"{name}_out"), forms(Plain()), forms(Native()), strict=True):
-        _library.impl(operator, plain, "CompositeExplicitAutograd")
-        if native.kernel("quantize_samples") is not None:
-            implement(operator, compiled)
-    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
-    torch.library.register_fake(f"lograd::{name}_out", lambda x, *rest: fake_rest(x, *rest[:-1]) or None, lib=library)
+    register(f"{name}(Tensor x, {arguments}) -> {outer}", plain[0], compiled[0], fake)
+    register(
+        f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> ({results})", plain[1], compiled[1],
+        lambda x, *rest: fake_rest(x, *rest[:-1]) or None,
+    )  # fmt: skip
 
 
 def _packed_or_not(x: Tensor, *rest: Any) -> torch.dtype:
@@ -245,10 +241,9 @@ def _largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
     return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
 
 
-declare("largest_and_scale(Tensor x, float top) -> Tensor")
-_library.impl("largest_and_scale", lambda x, top: _largest_and_scale(Plain(), x, top), "CompositeExplicitAutograd")
-if native.kernel("largest_and_scale") is not None:
-    implement("largest_and_scale", lambda x, top: _largest_and_scale(Native(), x, top))
-torch.library.register_fake(
-    "lograd::largest_and_scale", lambda x, top: x.new_empty(2, dtype=torch.float32), lib=library
+register(
+    "largest_and_scale(Tensor x, float top) -> Tensor",
+    lambda x, top: _largest_and_scale(Plain(), x, top),
+    (lambda x, top: _largest_and_scale(Native(), x, top)) if _AVAILABLE else None,
+    lambda x, top: x.new_empty(2, dtype=torch.float32),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from .arguments import check_floats
-from .library import FLOAT_TYPES, call, declare, dense, flat, implement, library
+from .library import FLOAT_TYPES, call, dense, flat, register
 
 
 def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = None) -> Tensor:
@@ -58,8 +58,9 @@ def _native(x: Tensor, k: int) -> Tensor:
 
 
 _kernel: Any = native.kernel("kth_magnitude")
-declare("kth_magnitude(Tensor x, SymInt k) -> Tensor")
-library.impl("kth_magnitude", _plain, "CompositeExplicitAutograd")
-if _kernel is not None:
-    implement("kth_magnitude", _native)
-torch.library.register_fake("lograd::kth_magnitude", lambda x, k: x.new_empty((), dtype=torch.float32), lib=library)
+register(
+    "kth_magnitude(Tensor x, SymInt k) -> Tensor",
+    _plain,
+    _native if _kernel is not None else None,
+    lambda x, k: x.new_empty((), dtype=torch.float32),
+)

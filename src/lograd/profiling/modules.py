@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InvalidType, sentence
-from ..swapping import unwrapped
+from ..swapping import kind_of, plain_name, unwrapped
 
 FilterFunction = Callable[[nn.Module, str], bool]
 
@@ -21,12 +21,12 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     for name, module in unwrapped(model).named_modules():
         if "_orig_mod" not in module._modules:  # the wrapper; the module itself follows
-            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
+            yield plain_name(name), module
 
 
 def is_product(module: nn.Module) -> bool:
     """Whether the module's backward is two matrix products: Linear, convolutions, and the Conv1D of transformers."""
-    return isinstance(module, nn.Linear | _ConvNd) or _is_transformers_conv1d(module)
+    return kind_of(module) is not None
 
 
 def weight_of(module: nn.Module) -> nn.Parameter | None:
@@ -46,7 +46,7 @@ def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
         return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
     if isinstance(module, _ConvNd):
         return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
-    if _is_transformers_conv1d(module):
+    if is_product(module):  # the Conv1D of transformers, a linear layer with its weight the other way round
         return output.numel() * int(module.weight.shape[0])
     return None
 
@@ -60,8 +60,3 @@ def flops_of(module: nn.Module, x: Any, output: Tensor) -> tuple[int | None, int
     own = weight_of(module)
     weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
     return 2 * count * input_needs, 2 * count * weight_needs
-
-
-def _is_transformers_conv1d(module: nn.Module) -> bool:
-    kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
