@@ -1,4 +1,4 @@
-"""The residual networks of the papers' CIFAR experiments: ResNet-8, -20, -32, ... of [he2016], 6 n + 2 layers.
+"""Residual networks for 32x32 images: ResNet-8, -20, -32, ... of [he2016], 6 n + 2 layers, and ResNet-18.
 
 @inproceedings{he2016,
   title     = {Deep Residual Learning for Image Recognition},
@@ -45,6 +45,27 @@ class CifarResNet(nn.Module):
             for block in range((depth - 2) // 6):
                 stages.append(Block(inputs, outputs, 2 if stage and not block else 1))
                 inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        result: Tensor = self.fc(y.mean((2, 3)))
+        return result
+
+
+class ResNet18(nn.Module):
+    """The ResNet-18 of ImageNet with a 3x3 stem for 32x32 images: four stages of two blocks, 64 to 512 channels."""
+
+    def __init__(self, classes: int = 100, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages, inputs = [], width
+        for stage in range(4):
+            outputs = width << stage
+            stages += [Block(inputs, outputs, 2 if stage else 1), Block(outputs, outputs, 1)]
+            inputs = outputs
         self.blocks = nn.Sequential(*stages)
         self.fc = nn.Linear(inputs, classes)
 
