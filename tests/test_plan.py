@@ -30,6 +30,22 @@ def treatments(plan, name, product="input"):
 # -- building --
 
 
+def test_floors_keep_their_cosine_and_the_others_make_up(profile):
+    uniform = profile.plan(sparsity=0.6, keep=())
+    floor = uniform.layers["3"].predicted_input.cosine + 0.02
+    plan = profile.plan(sparsity=0.6, keep=(), allocation="floors", floors={"3": floor})
+    assert plan.layers["3"].predicted_input.cosine == pytest.approx(floor, abs=2e-3)
+    assert treatments(plan, "3")[0].sparsity < 0.6 < treatments(plan, "0")[0].sparsity
+    elements = [profile[name].elements for name in plan.layers]
+    shares = [layer.predicted_input.sparsity for layer in plan.layers.values()]
+    assert np.average(shares, weights=elements) == pytest.approx(0.6, abs=2e-3)
+    for wrong in ({"allocation": "floors"}, {"floors": {"3": 0.9}}):
+        with pytest.raises(InvalidValue, match="go together"):
+            profile.plan(sparsity=0.6, **wrong)
+    with pytest.raises(InvalidValue, match="matches a treated layer"):
+        profile.plan(sparsity=0.6, allocation="floors", floors={"conv9": 0.9})
+
+
 def test_bits_choose_the_best_split_for_each_law(profile):
     plan = profile.plan(bits=6)
     assert list(plan.layers) == ["0", "3"]
@@ -106,7 +122,7 @@ def test_refusals_of_a_plan(profile):
     with pytest.raises(InvalidValue, match="a plan needs bits=, sparsity= or both"):
         profile.plan()
     with pytest.raises(
-        InvalidValue, match=r"allocation must be 'uniform' or 'cosine'; got 'cosines'. Did you mean 'cosine'"
+        InvalidValue, match=r"allocation must be 'uniform', 'cosine' or 'floors'; got 'cosines'. Did you mean 'cosine'"
     ):
         profile.plan(sparsity=0.5, allocation="cosines")
     with pytest.raises(InvalidValue, match=r"law of a pruning threshold .* Did you mean 'lognormal'"):
