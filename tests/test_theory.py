@@ -352,6 +352,27 @@ def test_common_cosine_is_the_optimum_of_the_smallest_cosine():
     assert ours[0] == pytest.approx(best.x, abs=1e-4)
 
 
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
+def test_least_noise_is_the_optimum_of_the_weighted_noise(zeros):
+    """scipy minimises the sum over all splits of the budget among three layers, and finds nothing better."""
+    laws = [LogNormal(0.0, 1.0), LogNormal(-7.0, 2.0), HalfNormal(3.0)]
+    counts, costs, target = np.array([3.0, 1.0, 2.0]), np.array([1.0, 0.2, 5.0]), 0.7
+
+    def noise(shares):
+        return float(costs @ noise_to_signal(laws, threshold(laws, (shares - zeros) / (1 - zeros))))
+
+    budget = {"type": "eq", "fun": lambda shares: counts @ shares - target * counts.sum()}
+    best = optimize.minimize(
+        noise, np.full(3, target), bounds=[(zeros + 0.01, 0.99)] * 3, constraints=budget, options={"ftol": 1e-13}
+    )
+    ours = allocate(laws, counts, target, "noise", costs=costs, zero_share=zeros)
+    assert counts @ ours == pytest.approx(target * counts.sum())
+    assert noise(ours) <= best.fun * (1 + 1e-9)
+    assert ours == pytest.approx(best.x, abs=1e-3)
+    with pytest.raises(InvalidValue, match="costs must be 3 positive numbers"):
+        allocate(laws, counts, target, "noise", costs=[1, 2])
+
+
 def test_floors_of_the_paper():
     laws, counts = [LogNormal(0.0, 1.0), LogNormal(0.0, 2.5), LogNormal(0.0, 3.0)], [100.0, 100.0, 800.0]
     result = allocate(laws, counts, 0.85, "floors", floors=[0.95, 0.95, None])
@@ -504,7 +525,10 @@ def test_a_thousand_layers_are_one_call():
         (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "expected_max"), "needs count="),
         (lambda: scale(LogNormal(0, 1), FloatFormat(3, 2), "quantile(2)"), "above 0 and below 1"),
         (lambda: allocate([LogNormal(0, 1)], [1, 2], 0.5), "counts must be 1 positive numbers, one per law"),
-        (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "best"), "method must be 'uniform', 'floors' or 'cosine'"),
+        (
+            lambda: allocate([LogNormal(0, 1)], [1], 0.5, "best"),
+            "method must be 'uniform', 'floors', 'cosine' or 'noise'",
+        ),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "floors"), "floors must be 1 entries"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.95, max_sparsity=0.9), "out of reach with max_sparsity=0.9"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, zero_share=1.0), "zero_share must be at least 0 and below 1"),

@@ -1,12 +1,13 @@
 """How to split a budget of sparsity over layers.
 
-The budget counts elements: sum_l n_l S_l = S sum_l n_l.  The same sparsity hurts a layer with narrow magnitudes far
-more than one with a wide spread, so the budget is better spent where the cosine stays high.
+The budget is a weighted sum: sum_l n_l S_l = S sum_l n_l, with n_l the elements of a layer, or the operations that they
+cost.  The same sparsity hurts a layer with narrow magnitudes far more than one with a wide spread, so the budget is
+better spent where the cosine stays high, or where noise does the least harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,7 +27,7 @@ from .pruning import (
     threshold_for_noise,
 )
 
-Method = Literal["uniform", "floors", "cosine"]
+Method = Literal["uniform", "floors", "cosine", "noise"]
 
 
 def allocate(
@@ -36,6 +37,7 @@ def allocate(
     method: Method = "cosine",
     *,
     floors: Sequence[float | None] | None = None,
+    costs: ArrayLike | None = None,
     zero_share: ArrayLike | None = None,
     max_sparsity: float = 1.0,
 ) -> Values:
@@ -47,12 +49,19 @@ def allocate(
     already produced stays 0; here it is kept.)  "cosine" is the optimum that needs no hand-set floors: the largest
     cosine that ALL layers can share within the budget, which maximises the smallest one.
 
+    "noise" minimises sum_l c_l NSR_l, the noise that arrives where it counts, with NSR_l = (a M_1(a) - M_2(a)) / E[x^2]
+    the noise-to-signal ratio of the pruned gradient and c_l what a unit of it costs.  As d NSR / da = M_1 / E[x^2] and
+    dS / da = M_1 / a^2 have the same factor, the thresholds are known up to one number for all layers:
+
+        a_l = sqrt(lambda n_l (1 - z_l) E_l[x^2] / c_l)       with z_l the zeros that are there.
+
     Args:
         laws: the law of |g| in each layer.
-        counts: elements in each layer.
+        counts: elements in each layer, or what the budget is to count: operations.
         sparsity: the share of zeros asked for over all elements.
-        method: "uniform", "floors" or "cosine".
+        method: "uniform", "floors", "cosine" or "noise".
         floors: the smallest cosine of each layer, or None for a free layer; for "floors" only.
+        costs: c_l of each layer, positive; for "noise" only.
         zero_share: the share of exact zeros that each layer has anyway; by default what the laws were fitted to.
         max_sparsity: the most that any one layer is given, unless it has more zeros already.
 
@@ -64,7 +73,7 @@ def allocate(
     if not layers or n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
         raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
     if method not in get_args(Method):
-        raise InvalidValue(sentence("method", method, "'uniform', 'floors' or 'cosine'"))
+        raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
     if np.ndim(sparsity) != 0 or not 0 < max_sparsity <= 1:
         what, got = ("sparsity", sparsity) if np.ndim(sparsity) else ("max_sparsity", max_sparsity)
         raise InvalidValue(sentence(what, got, "one number, above 0 and at most 1"))
@@ -84,6 +93,8 @@ def allocate(
         return _one_level(n, target * n.sum(), zeros, ceiling)
     if method == "floors":
         return _with_floors(laws, n, target, floors, zeros, ceiling)
+    if method == "noise":
+        return _least_noise(laws, n, target, costs, zeros, ceiling)
     return _common_cosine(laws, n, target, zeros, ceiling)
 
 
@@ -113,8 +124,31 @@ def _common_cosine(laws: Sequence[Law], n: Values, target: float, zeros: Values,
     def layers(log_noise: float) -> Values:
         return _sparsity_at_noise(laws, np.exp(log_noise), zeros, ceiling)
 
-    def excess(log_noise: float) -> float:
-        return float(n @ layers(log_noise) / n.sum() - target)
+    return _within_budget(layers, n, target)
+
+
+def _least_noise(
+    laws: Sequence[Law], n: Values, target: float, costs: ArrayLike | None, zeros: Values, ceiling: Values
+) -> Values:
+    """A search for the multiplier lambda, which all thresholds share."""
+    c = np.asarray(np.nan if costs is None else costs, dtype=np.float64)
+    if c.shape != n.shape or not np.all((c > 0) & np.isfinite(c)):
+        raise InvalidValue(sentence("costs", costs, f"{len(laws)} positive numbers, one per law"))
+    signal = np.array([float(law.moment(2)) for law in laws])
+    # In logarithms: energies of gradients may be far below the smallest float64 square.
+    unit = 0.5 * (np.log(n / n.sum()) + np.log1p(-zeros) + np.log(signal) - np.log(c))
+
+    def layers(log_factor: float) -> Values:
+        return np.clip(zeros + (1 - zeros) * sparsity(laws, np.exp(log_factor + unit)), zeros, ceiling)
+
+    return _within_budget(layers, n, target)
+
+
+def _within_budget(layers: Callable[[float], Values], n: Values, target: float) -> Values:
+    """The sparsities of the layers, which grow with a number, at the number that keeps the budget."""
+
+    def excess(number: float) -> float:
+        return float(n @ layers(number) / n.sum() - target)
 
     low, high = -1.0, 1.0
     while excess(low) > 0 and low > -700:
