@@ -8,9 +8,12 @@ from typing import Any, Literal, final
 from ..errors import InvalidValue
 from ..formats import Format, parse_format
 from ..theory import best_format
-from ..treatments import Prune, Quantize, Sentence, Statistics, describe
+from ..treatments import Atp, Dithered, Prune, Quantize, Sentence, Statistics, TopK, TopKStochastic, describe
 from ..treatments.prune import PruningLaw
 from .layer import OPERANDS, PRODUCTS, LayerPlan, predicted
+
+Pruning = Prune | TopK | TopKStochastic
+"""What has a sparsity that can be changed."""
 
 
 @final
@@ -44,12 +47,18 @@ class Change:
 
     def _sentence(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
         prune, quantize = self._pruning(name, treatments), self._rounding(name, treatments, statistics)
-        others = tuple(one for one in treatments if not isinstance(one, Prune | Quantize))
+        others = tuple(one for one in treatments if not isinstance(one, Pruning | Quantize))
         return (*prune, *others, *quantize)
 
     def _pruning(self, name: str, treatments: Sentence) -> Sentence:
         given = _given(sparsity=self.sparsity, law=self.law)
-        found = [one for one in treatments if isinstance(one, Prune)]
+        found = [one for one in treatments if isinstance(one, Pruning)]
+        if given and any("law" in given and not isinstance(one, Prune) for one in found):
+            raise InvalidValue(f"layer {name!r} is pruned without a law ({describe(tuple(found))}); leave law= out.")
+        if given and any(isinstance(one, Atp | Dithered) for one in treatments):
+            raise InvalidValue(
+                f"layer {name!r} has a threshold of its own ({describe(treatments)}), so sparsity= cannot change it."
+            )
         if not given or found:
             return tuple(replace(one, **given) for one in found)
         if "sparsity" not in given:
