@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Json, out, print_json
+from .console import Json, out, print_json, show
 
 
 def compare(
@@ -28,6 +28,6 @@ def compare(
     if as_json:
         print_json(found.to_json() | {"page": None if output is None else str(output)})
         return
-    out.print(found.table())
+    show(found.table())
     if output is not None:
         out.print(f"\nThe page: {output} (open it in a browser)")

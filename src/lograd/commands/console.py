@@ -24,6 +24,9 @@ class PatientConsole(Console):
 # A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
 out = PatientConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
 
+# Wide tables, such as a profile's: a file has room, and layer names are there to be searched for.
+_wide = PatientConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else 240)
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -40,6 +43,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*map(str, row))
     out.print(table)
+
+
+def show(table: Table) -> None:
+    """A finished table, of a profile, a plan or a comparison."""
+    _wide.print(table)
 
 
 def say(text: str) -> None:

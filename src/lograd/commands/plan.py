@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .console import Json, out, print_json
+from .console import Json, out, print_json, show
 
 
 def plan(
@@ -55,7 +55,7 @@ def plan(
     if as_json:
         print_json({"path": str(target), "hash": made.hash(), "plan": made.to_json(), "diff": changes})
         return
-    out.print(made.table())
+    show(made.table())
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")

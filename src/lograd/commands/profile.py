@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import Json, out, print_json, warnings_as_sentences
+from .console import Json, out, print_json, show, warnings_as_sentences
 
 
 def profile(
@@ -57,7 +57,7 @@ def profile(
         layers = [_row(layer) for layer in found.layers.values()]
         print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed})
         return
-    out.print(found.table())
+    show(found.table())
     out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
 
 

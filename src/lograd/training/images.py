@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise CannotRead(f"{what}: there is no such file." if not path.exists() else f"{what}: it is a folder.")
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # np.load leaves a broken file open
             if missing := [key for key in KEYS if key not in data]:
                 raise InvalidValue(f"{what}: an .npz file with {', '.join(KEYS)} is needed; {missing[0]} is missing.")
             return {key: data[key] for key in KEYS}

@@ -20,7 +20,7 @@ from .config import Config
 from .data import Dataset
 from .events import Events, open_events
 from .folder import RunFolder
-from .interrupting import Interrupted, StopRequest, stop_request
+from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
 from .measuring import evaluate
 from .runs import Run
@@ -107,7 +107,6 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
 
 
 def _run(session: Session, target: RunFolder, journal: Journal, events: Events, progress: Progress | None) -> None:
-    saved = session.steps
     with stop_request() as stop:
         while session.steps < session.total:
             try:
@@ -118,15 +117,16 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
             for line in lines:
                 journal.write(line)
                 events.write(line)
-            if _checkpoint_due(session, stop):
-                session.save(target.checkpoint, journal.settle())
-                saved = session.steps
             if progress is not None:
                 progress(Status(session.steps, session.total, loss, session.seconds, lines))
-            if stop.number and session.steps < session.total:
+            last, number = session.steps == session.total, stop.number
+            if last or number or session.steps % session.config.checkpoint_every == 0:
+                session.save(target.checkpoint, journal.settle())
+            if number and not last:
                 raise Interrupted(
-                    f"stopped at step {saved} of {session.total}; go on with: lograd train --resume -o {target}",
-                    stop.number,
+                    f"stopped after step {session.steps} of {session.total}; go on with: lograd train --resume "
+                    f"-o {target}",
+                    number,
                 )
     target.write_summary(summarise(session, target.metrics, "finished"))
 
@@ -137,11 +137,6 @@ def _due_lines(session: Session) -> Iterator[Line]:
         yield session.line()
     if last or step % (config.evaluate_every or session.data.steps_per_epoch) == 0:
         yield session.test_line(evaluate(session.model, session.data, session.metric))
-
-
-def _checkpoint_due(session: Session, stop: StopRequest) -> bool:
-    due = session.steps % session.config.checkpoint_every == 0
-    return due or session.steps == session.total or bool(stop.number)
 
 
 def _end_diverged(session: Session, target: RunFolder, reason: str) -> None:
