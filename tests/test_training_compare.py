@@ -79,7 +79,7 @@ def test_notes_tell_of_runs_that_ended_early_and_of_other_lengths(runs):
     ]
     settings = dict(found.families[0].differing())
     assert settings["steps"] == ["6", "6", "8"]
-    assert settings["recipe"] == ["None", "fp6", "None"]
+    assert settings["recipe"] == ["–", "fp6", "–"]
     assert "width" not in settings
     assert "seed" not in settings
 
@@ -94,6 +94,8 @@ def test_a_run_without_an_evaluation_is_shown_with_dashes(runs, tmp_path):
     found = compare([runs / "pruned", tmp_path / "early"])
     assert found.families[0].groups[1].final is None
     assert "early: unfinished at step 0" in found.notes[0]
+    (family,) = compare([runs / "dense", tmp_path / "early", runs / "dense-1"]).families
+    assert [group.name for group in family.groups] == ["dense, dense-1", "early"]  # no mean of a whole and a part
     assert "–" in str(found.table())
     found.page().save(tmp_path / "page.html")
 

@@ -15,7 +15,7 @@ def profile(
         str | None,
         typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss function)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model instead, as for lograd train.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step of the built-in model.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the built-in model.")] = None,

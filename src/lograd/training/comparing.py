@@ -100,7 +100,9 @@ def _names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    return tuple(f"{name} {value}" for name, value in settings_of(run).items())
+    """What the runs of a group share; one that ended early has no mean with those that did not."""
+    settings = [f"{name} {value}" for name, value in settings_of(run).items()]
+    return (*settings, "" if run.status == "finished" else f"{run.status} {run.path}")
 
 
 def _group_json(family: Family, group: Group) -> dict[str, Any]:

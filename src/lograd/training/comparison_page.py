@@ -14,19 +14,25 @@ MOST_POINTS = 300
 """Of a curve; a longer one is shown as the means of neighbours."""
 
 
+TOLD_BY_THE_HEADING = ("<model", "<metric")
+"""Columns that a family's section does without."""
+
+
 def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page:
     page = Page("Runs compared", f"{', '.join(family.title for family in families)}.", footer)
     for note in notes:
         page.note(note)
     for family in families:
         page.heading(family.title)
+        shown = [place for place, name in enumerate(COLUMNS) if name not in TOLD_BY_THE_HEADING]
         page.table(
-            [name.removeprefix("<") for name in COLUMNS],
-            rows(family),
-            f"`difference` is that of the final {family.metric.words} to the first row"
+            [COLUMNS[place].removeprefix("<") for place in shown],
+            [[row[place] for place in shown] for row in rows(family)],
+            f"Final and best {family.metric.words} on the test part. The difference is that of the final one to "
+            "the first row"
             + (", in percentage points" if family.metric.name == "accuracy" else "")
             + "; ± is the standard deviation over seeds. Zeros and bits are means over the treated gradients.",
-            "".join("l" if name.startswith("<") or place == 0 else "r" for place, name in enumerate(COLUMNS)),
+            "".join("l" if place == 0 or COLUMNS[place].startswith("<") else "r" for place in shown),
         )
         page.charts(*_charts(family))
         if differing := family.differing():

@@ -47,8 +47,11 @@ class RunFolder:
                 f"the folder {self} has a run already; go on with it by --resume, or replace it by --overwrite."
             )
         make_folder(self.path)
-        for file in (self.summary, self.checkpoint, self.metrics, self.config):
-            file.unlink(missing_ok=True)
+        try:
+            for file in (self.summary, self.checkpoint, self.metrics, self.config):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotWrite(f"Cannot replace the run {self}: {error.strerror}.") from error
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def write_config(self, record: dict[str, Any]) -> None:

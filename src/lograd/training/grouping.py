@@ -123,7 +123,7 @@ class Family:
         """Settings in which the groups differ, and the value of each group."""
         tables = [settings_of(group.first) for group in self.groups]
         names = dict.fromkeys(name for table in tables for name in table)
-        rows = [(name, [str(table.get(name, "–")) for table in tables]) for name in names]
+        rows = [(name, [_plain(table.get(name)) for table in tables]) for name in names]
         return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
@@ -171,7 +171,11 @@ def _signed(difference: float, metric: Metric) -> str:
     return f"{100 * difference:+.2f}" if metric.name == "accuracy" else f"{difference:+.4f}"
 
 
+def _plain(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
 def settings_of(run: Run) -> dict[str, Any]:
     settings = {name: value for name, value in run.config.to_json().items() if name not in NOT_COMPARED}
     versions: dict[str, str] = run.record["versions"]
-    return settings | {"plan": run.record["plan"] or "dense", "threads": run.record["threads"]} | versions
+    return settings | {"hash of the plan": run.record["plan"], "threads": run.record["threads"]} | versions

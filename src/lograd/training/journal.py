@@ -27,8 +27,11 @@ class Journal:
             raise InvalidValue(f"another process is training in {path.parent}; wait for it, or use another folder.")
 
     def write(self, line: Line) -> None:
-        self.file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-        self.file.flush()
+        try:
+            self.file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+            self.file.flush()
+        except OSError as error:
+            raise CannotWrite(f"Cannot write {self.file.name}: {error.strerror}.") from error
 
     def settle(self) -> int:
         """Bring the lines to the disk, before a checkpoint counts on them, and return the bytes so far."""
