@@ -125,6 +125,10 @@ def test_profile_of_a_function(folder, run):
     assert lograd.Plan.load(folder / "other.json").hash() == made["hash"]
     assert made["plan"]["layers"]["2"]["input"]["treatments"] == []
     assert made["diff"] is None
+    code, out, _ = run("plan", "mine", "--sparsity", "0.5", "--allocation", "floors", "--floor", "0=0.99", "--keep",
+                       "none", "--json")  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["plan"]["layers"]["0"]["both"]["predicted"]["cosine"] >= 0.985
 
 
 def test_a_plan_beside_another(folder, run):
@@ -177,6 +181,7 @@ IMAGES = ["--model", "resnet8", "--data", "images.npz"]
         (["plan", "images.npz", "--bits", "6"], "Cannot read the profile images.npz"),
         (["plan", "."], "a plan needs --bits, --sparsity or both"),
         (["plan", ".", "--bits", "6", "--law", "lognrmal"], "Did you mean 'lognormal'?"),
+        (["plan", ".", "--sparsity", "0.8", "--floor", "x"], "--floor must be PATTERN=COSINE"),
         (["plan", "nowhere", "--bits", "6", "-o", "no/such/plan.json"], "no/such does not exist"),
         (["train", "--data", "images.npz", "-o", "x"], "train needs --model"),
         (["train", "--model", "resnet8", "-o", "x"], "train needs --data"),

@@ -142,16 +142,18 @@ def test_training_leaves_torch_as_it_was(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("fp6", 6), ("prune85", 32), ("prune85+int4", 4), ("identity", 32), ("fp8", 8)]
+    ("name", "bits"),
+    [("fp6", 6), ("prune85", 32), ("prune85+int4", 4), ("identity", 32), ("mxfp4", 4.25), ("mxfp4-rht", 4.25)],
 )
 def test_bits_of_a_sentence(name, bits):
-    assert width_of(recipe(name)) == bits
+    assert width_of(recipe(name).input) == bits
 
 
-def test_bits_of_a_block_count_its_scale():
-    treatment = types.SimpleNamespace(format=lograd.parse_format("mxfp4"))
-    assert width_of((treatment,)) == 4.25
-    assert width_of((types.SimpleNamespace(bits=5),)) == 5
+def test_bits_are_those_of_both_products(tiny, tmp_path):
+    run = train(tiny(recipe="int4-psq", steps=2), tmp_path / "run")
+    products = Session(run.config, load_data(run.config), run.config.load_plan()).handle.plan.every
+    assert (width_of(products.input), width_of(products.weight)) == (4, 8)
+    assert 5.5 < run.summary["final"]["bits"] < 6.5  # the first layer has no product for dX
 
 
 # -- resuming --
@@ -297,7 +299,7 @@ def test_nothing_is_touched_before_all_is_checked(tiny, tmp_path):
     train(tiny(steps=1), tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     bad_plan = tmp_path / "bad.json"
-    lograd.Plan(layers={"nowhere": lograd.LayerPlan.of(recipe("fp6"))}).save(bad_plan)
+    lograd.Plan(layers={"nowhere": lograd.Plan.uniform("fp6").every}).save(bad_plan)
     for config in (tiny(plan=bad_plan), tiny(batch=1000), tiny(plan=tmp_path / "none.json")):
         with pytest.raises(lograd.LogradError):
             train(config, tmp_path / "run", overwrite=True)
@@ -365,23 +367,17 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny, tmp_path):
         resume(tmp_path / "run")
 
 
-def overflowing_plan():
-    """A plan whose format overflows to infinity, whatever this version of Quantize calls it."""
-    plan = lograd.Plan.uniform("fp8")
-    object.__setattr__(plan.every.input[0], "overflow", "infinity")
-    return plan
-
-
 def test_a_format_that_overflows_gets_a_dynamic_loss_scale(tiny, tmp_path, monkeypatch):
-    config, plan = tiny(), overflowing_plan()
+    config, plan = tiny(), lograd.Plan.uniform("fp8-dynamic")
     data = load_data(config)
     assert Session(config, data, lograd.Plan.uniform("fp8")).scaler is None
+    assert Session(config, data, lograd.Plan.uniform("fp8-dynamic-rht")).scaler is not None
     session = Session(config, data, plan)
     for _ in range(3):
         session.step()
     assert session.scaler.get_scale() == session.handle.state_dict()["loss_scale"] == 2.0**16
     session.save(tmp_path / "checkpoint.pt", 0)
-    other = Session(config, data, overflowing_plan())
+    other = Session(config, data, lograd.Plan.uniform("fp8-dynamic"))
     other.load(tmp_path / "checkpoint.pt")
     assert other.scaler.state_dict() == session.scaler.state_dict()
     assert other.step() == session.step()

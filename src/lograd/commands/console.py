@@ -39,7 +39,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(show_header=header, box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         # Names and texts are folded and never cut off: they are there to be copied.
-        table.add_column(column, justify="left" if index == 0 or not header else "right", overflow="fold")
+        left = index == 0 or not header or column.startswith("<")
+        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
     out.print(table)

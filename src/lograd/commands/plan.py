@@ -15,8 +15,11 @@ def plan(
     bits: Annotated[int | None, typer.Option(help="Round to the best float of so many bits.")] = None,
     sparsity: Annotated[float | None, typer.Option(help="Prune to this share of zeros, such as 0.85.")] = None,
     allocation: Annotated[
-        str, typer.Option(help="uniform: the sparsity in each layer; cosine: over all, split by theory.")
+        str, typer.Option(help="uniform: the sparsity in each layer; cosine or floors: over all, split by theory.")
     ] = "uniform",
+    floor: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=COSINE", help="For floors: least cosine of layers; repeat it.")
+    ] = None,
     law: Annotated[str, typer.Option(help="Of the threshold: empirical, lognormal or normal.")] = "empirical",
     keep: Annotated[
         list[str] | None,
@@ -47,6 +50,8 @@ def plan(
     choices: dict[str, Any] = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
     if keep:
         choices["keep"] = [] if keep == ["none"] else keep
+    if floor:
+        choices["floors"] = dict(map(_floor, floor))
     if products:
         choices["products"] = products
     made = Profile.load(source).plan(bits, sparsity, **choices)
@@ -59,3 +64,13 @@ def plan(
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
+
+
+def _floor(text: str) -> tuple[str, float]:
+    from .. import InvalidValue
+
+    pattern, _, cosine = text.rpartition("=")
+    try:
+        return pattern, float(cosine)
+    except ValueError:
+        raise InvalidValue(f"--floor must be PATTERN=COSINE, such as 'blocks.2.*=0.98'; got {text!r}.") from None

@@ -116,10 +116,5 @@ def treated(handle: Handle | None) -> Treated:
 
 def width_of(treatments: Sentence) -> float:
     """Bits of an element after the treatments: those of the narrowest format in the sentence."""
-    widths = [float(FULL_BITS)]
-    for treatment in treatments:
-        format = getattr(treatment, "format", treatment)
-        width = getattr(format, "bits_per_element", getattr(format, "bits", None))
-        if isinstance(width, int | float):
-            widths.append(float(width))
-    return min(widths)
+    widths = [one.element_bits for one in treatments]
+    return float(min((width for width in widths if width is not None), default=FULL_BITS))

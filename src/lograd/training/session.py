@@ -13,6 +13,7 @@ from torch import nn
 
 from .. import InvalidValue, LogradError, Plan, attach
 from ..files import CannotRead, read_file, replace_file
+from ..treatments import Hadamard, Quantize, Treatment
 from .config import Config
 from .data import Dataset
 from .images import Images
@@ -55,8 +56,13 @@ def needs_loss_scaling(plan: Plan | None) -> bool:
     if plan is None:
         return False
     layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
-    treatments = [one for layer in layers for one in (*layer.input, *layer.weight)]
-    return any(getattr(one, "overflow", None) == "infinity" for one in treatments)
+    return any(_overflows(one) for layer in layers for one in (*layer.input, *layer.weight))
+
+
+def _overflows(treatment: Treatment) -> bool:
+    if isinstance(treatment, Hadamard):
+        return _overflows(treatment.inner)
+    return isinstance(treatment, Quantize) and treatment.overflow == "infinity"
 
 
 @final

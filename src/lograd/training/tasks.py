@@ -13,13 +13,6 @@ from ..models import CharTransformer, CifarResNet, ResNet18, SentenceClassifier,
 
 Kind = Literal["images", "text", "sentences"]
 
-FORMS: dict[Kind, str] = {
-    "images": "an .npz file with train_images, train_labels, test_images and test_labels (uint8, N x H x W x 3)",
-    "text": "a text file in UTF-8",
-    "sentences": "a folder with train.tsv and dev.tsv, each with a header line and the columns sentence and label",
-}
-"""What a kind of data looks like, in words."""
-
 
 @final
 @dataclass(frozen=True)
