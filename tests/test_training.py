@@ -367,6 +367,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny, tmp_path):
         resume(tmp_path / "run")
 
 
+def test_an_evaluation_that_is_not_finite_stops_the_run(tiny, tmp_path):
+    with pytest.raises(Diverged, match=r"the loss of the evaluation is (nan|inf) after step 1 of 1; a lower"):
+        train(tiny(lr=1e38, steps=1), tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    assert (run.status, run.tests, run.summary["final"]) == ("diverged", [], None)
+
+
 def test_a_format_that_overflows_gets_a_dynamic_loss_scale(tiny, tmp_path, monkeypatch):
     config, plan = tiny(), lograd.Plan.uniform("fp8-dynamic")
     data = load_data(config)

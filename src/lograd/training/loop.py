@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import math
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -111,9 +112,9 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
         while session.steps < session.total:
             try:
                 loss = session.step()
+                lines = tuple(_due_lines(session))
             except Diverged as error:
                 _end_diverged(session, target, str(error))
-            lines = tuple(_due_lines(session))
             for line in lines:
                 journal.write(line)
                 events.write(line)
@@ -136,10 +137,13 @@ def _due_lines(session: Session) -> Iterator[Line]:
     if last or step % config.log_every == 0:
         yield session.line()
     if last or step % (config.evaluate_every or session.data.steps_per_epoch) == 0:
-        yield session.test_line(evaluate(session.model, session.data, session.metric))
+        judged = evaluate(session.model, session.data, session.metric)
+        if not math.isfinite(judged["loss"]):
+            raise Diverged(f"the loss of the evaluation is {judged['loss']} after step {step} of {session.total}")
+        yield session.test_line(judged)
 
 
-def _end_diverged(session: Session, target: RunFolder, reason: str) -> None:
+def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
     target.write_summary(summarise(session, target.metrics, "diverged", reason))
     raise Diverged(f"{reason}; a lower learning rate than {session.config.lr:g}, or a warm-up, may help.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -98,7 +99,7 @@ class Session:
         logits = self.model(inputs)
         loss = loss_of(logits, targets)
         value = loss.item()
-        if not abs(value) < float("inf"):
+        if not math.isfinite(value):
             raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
         self._update(loss)
         if index + 1 == self.data.steps_per_epoch and self.handle is not None:
