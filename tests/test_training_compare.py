@@ -42,7 +42,7 @@ def test_seeds_become_mean_and_spread(runs):
     (family,) = compare([runs / "dense", runs / "pruned", runs / "dense-1"]).families
     dense, pruned = family.groups
     finals = [Run.load(runs / name).summary["final"]["accuracy"] for name in ("dense", "dense-1")]
-    assert (dense.name, dense.seeds) == ("dense, dense-1", "0, 1")
+    assert (dense.name, dense.seeds) == ("dense (2 runs)", "0, 1")
     assert dense.final.mean == statistics.fmean(finals)
     assert dense.final.deviation == statistics.stdev(finals)
     assert pruned.final.deviation is None
@@ -95,7 +95,7 @@ def test_a_run_without_an_evaluation_is_shown_with_dashes(runs, tmp_path):
     assert found.families[0].groups[1].final is None
     assert "early: unfinished at step 0" in found.notes[0]
     (family,) = compare([runs / "dense", tmp_path / "early", runs / "dense-1"]).families
-    assert [group.name for group in family.groups] == ["dense, dense-1", "early"]  # no mean of a whole and a part
+    assert [group.name for group in family.groups] == ["dense (2 runs)", "early"]  # no mean of a whole and a part
     assert "–" in str(found.table())
     found.page().save(tmp_path / "page.html")
 

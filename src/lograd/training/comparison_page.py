@@ -43,8 +43,9 @@ def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page
                 "l" * (1 + len(family.groups)),
             )
     return page.text(
-        "Seconds are those of training steps, without evaluations and checkpoints. Low-bit formats are simulated and "
-        "products are dense, so a treatment costs time here; what it would save on other hardware is not measured."
+        "Seconds are those of training steps, without evaluations and checkpoints, on a machine as busy as it was. "
+        "Low-bit formats are simulated and products are dense, so a treatment costs time here; what it would save on "
+        "other hardware is not measured."
     )
 
 

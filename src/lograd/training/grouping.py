@@ -48,7 +48,8 @@ class Group:
 
     @property
     def name(self) -> str:
-        return ", ".join(self.names)
+        """Short enough for a table; the seeds tell the runs apart."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} ({len(self.names)} runs)"
 
     @property
     def seeds(self) -> str:
