@@ -135,6 +135,12 @@ def test_top_k_of_the_batch_is_one_set_of_positions():
     assert torch.equal(result == 0, (result[:1] == 0).expand_as(result))
 
 
+@pytest.mark.parametrize("name", ["topk85", "topk85-sample", "topk85-batch", "topk85-stochastic"])
+def test_the_largest_of_few_stays(name):
+    g = torch.tensor([[1.0, -3.0, 2.0]])
+    assert apply(recipe(name).input, g).result[0, 1] == -3.0
+
+
 def test_atp_gives_what_its_law_gives_and_not_its_share():
     normal = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
     found = apply(recipe("atp90").input, normal).counts[0] / normal.numel()

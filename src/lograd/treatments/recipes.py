@@ -112,8 +112,9 @@ def saw(percent: str) -> Treated:
 def hfp8() -> Treated:
     """HFP8 [sun2019]: gradients 1-5-2, weights and activations 1-4-3 with an exponent bias of 11, to nearest.
 
-    The forward pass stays as it is.  The paper scales the loss; here each layer's gradient has its own scale.  The bias
-    is that of third-party code.
+    The forward pass stays as it is.  The paper scales the loss; here each layer's gradient has its own scale.  It keeps
+    the first and the last layer in FP16; `plan.override(name, treat=False)` leaves them alone.  The bias is that of
+    third-party code.
 
     @inproceedings{sun2019,
       title     = {Hybrid 8-bit Floating Point ({HFP8}) Training and Inference for Deep Neural Networks},

@@ -30,7 +30,7 @@ class TopK(Treatment):
 
     Over the whole "tensor"; over each "sample", as meProp [sun2017] does (rows of a linear layer, images of a
     convolution); or over the "batch", its unified variant: one set of positions for all samples, those with the largest
-    sum of magnitudes.  Elements that tie with the last one to go go with it.
+    sum of magnitudes.  Elements that tie with the last one to go go with it; the largest of all stays.
 
     In meProp the bias takes the dense gradient; here the pruned one.
 
@@ -59,8 +59,8 @@ class TopK(Treatment):
         size = dense(g).abs().float().flatten(1)
         if self.over == "batch":
             size = steady_sum(size.T)[None]
-        dropped = round(self.sparsity * size.shape[1])
-        if not dropped or not size.shape[0]:
+        dropped = _dropped(self.sparsity, size.shape[1])
+        if not dropped or not g.numel():
             return counted(dense(g).clone())
         last = size.kthvalue(dropped, dim=1, keepdim=True).values
         goes = (size <= last).expand(g.shape[0], -1).reshape(g.shape) & ~g.isnan()  # NaN stays
@@ -110,7 +110,13 @@ class TopKStochastic(Treatment):
 
 def _threshold(g: Tensor, sparsity: float) -> Tensor:
     """The largest magnitude to go.  An infinite one, where NaN and infinities fill the top, prunes all the rest."""
-    if not g.numel():
+    dropped = _dropped(sparsity, g.numel())
+    if not dropped:
         return torch.zeros((), device=g.device)
-    found = ops.kth_magnitude(g, sparsity=sparsity)
+    found = ops.kth_magnitude(g, g.numel() + 1 - dropped)
     return torch.nan_to_num(found, nan=torch.finfo(torch.float32).max, posinf=torch.finfo(torch.float32).max)
+
+
+def _dropped(sparsity: float, elements: int) -> int:
+    """How many go; one stays, or a layer with few outputs would learn nothing."""
+    return max(min(round(sparsity * elements), elements - 1), 0)
