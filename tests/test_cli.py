@@ -15,7 +15,7 @@ from lograd.formats import CATALOGUE
 from lograd.reproduce import REPRODUCTIONS
 from lograd.reproduce.pruning import CUT
 
-COMMANDS = ["demo", "formats", "reproduce", "env", "cite"]
+COMMANDS = ["profile", "plan", "train", "compare", "demo", "formats", "reproduce", "env", "cite"]
 
 
 def run(*arguments, cwd=None):
@@ -57,7 +57,10 @@ def test_a_reader_may_stop_early():
 
 
 def test_names_survive_a_narrow_terminal_and_brackets_in_paths(tmp_path):
-    code = "import lograd.cli as c; c.out = c._Console(width=40, markup=False); c.main()"
+    code = (
+        "import lograd.commands.console as c; c.out = c.PatientConsole(width=40, markup=False); "
+        "from lograd.cli import main; main()"
+    )
     text = subprocess.run([sys.executable, "-c", code, "formats"], capture_output=True, text=True, check=True).stdout
     assert "…" not in text
     (tmp_path / "x[a]").mkdir()

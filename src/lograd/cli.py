@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from . import __version__
+from .commands import COMMANDS
+from .commands.console import Json, out
+from .commands.console import print_json as _print_json
+from .commands.console import print_table as _print_table
 from .errors import InvalidValue, LogradError, nearest_name
 
 app = typer.Typer(
@@ -25,18 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:  # `lograd formats | head`: the reader has seen enough
-        sys.stderr.close()
-        raise SystemExit(0)
-
-
-# A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
-out = _Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def main() -> None:
@@ -55,6 +43,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         print(__version__)
         raise typer.Exit
+
+
+for command in COMMANDS:
+    app.command()(command)
 
 
 @app.command()
@@ -256,19 +248,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    out.print(f"\n{title}", style="bold")
-    table = Table(show_header=header, box=SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        # Names and texts are folded and never cut off: they are there to be copied.
-        left = index == 0 or not header or column.startswith("<")
-        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(str, row))
-    out.print(table)
