@@ -76,9 +76,9 @@ class Session:
         self.total = config.total_steps(data.steps_per_epoch)
         self.model = build_model(config, data).train()
         self.optimizer = _optimizer(config, self.model)
-        self.handle = None if plan is None else attach(self.model, plan, config.seed)
-        scaled = needs_loss_scaling(plan)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_LOSS_SCALE) if scaled else None
+        scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
+        self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        self.handle = None if plan is None else attach(self.model, plan, config.seed, loss_scale=scale)
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
 
