@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from . import __version__
@@ -60,37 +59,13 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("lograd-demo.html"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only: shows that everything works.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small network, look at its gradients, and show what their law predicts; ends in a page."""
-    from . import demo as story
-    from .report import check_folder
+    """Profile two small networks on real data, plan, train dense, with 6 bits and with 85 % zeros; ends in a page."""
+    from .demo.command import run
 
-    check_folder(output)  # before the work, not after it
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
-        task = progress.add_task(f"training a small network, {story.STEPS} steps", total=story.STEPS)
-        layers = story.train_and_capture(progress=lambda step: progress.update(task, completed=step))
-        task = progress.add_task("fitting laws, rounding and pruning", total=len(layers))
-        findings = []
-        for layer in layers:
-            findings.append(story.examine(layer))
-            progress.advance(task)
-    simulated = story.simulated_table()
-    tables = {
-        "Laws and formats of real gradients": (story.LAYER_COLUMNS, story.layer_rows(findings)),
-        f"Asked for {story.TARGET:.0%} zeros": (story.SPARSITY_COLUMNS, story.sparsity_rows(findings)),
-        "Predicted beside simulated, exact lognormal": (story.SIMULATED_COLUMNS, simulated),
-    }
-    page = story.build_page(findings, simulated, f"lograd {__version__}. Made by: lograd demo").save(output)
-    if as_json:
-        _print_json(
-            {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, (columns, rows) in tables.items()}
-            | {"page": str(page)}
-        )
-        return
-    for title, (columns, rows) in tables.items():
-        _print_table(title, columns, rows)
-    out.print(f"\nThe page: {page} (open it in a browser)")
+    run(output, quick, as_json, out)
 
 
 @app.command()
