@@ -128,7 +128,7 @@ def test_the_page_is_whole_and_needs_nothing_else(printed):
     assert page.outside == []
     assert [heading.split(".")[0] for heading in page.headings] == ["1", "2", "3", "4", "5"]
     assert all(re.search(r"\d", heading.split(".", 1)[1]) for heading in page.headings)  # a finding has its number
-    assert text.count('class="wide"') == 16
+    assert text.count('class="wide"') == 18
     assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL).lower().split()
     assert "CC BY 4.0" in text
     assert words.TODAY.split(":")[0] in text

@@ -63,6 +63,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Profile two small networks on real data, plan, train dense, with 6 bits and with 85 % zeros; ends in a page."""
+    from .report import check_folder
+
+    check_folder(output)  # before the work and before torch, which takes a second to import
     from .demo.command import run
 
     run(output, quick, as_json, out)

@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..report import check_folder
 from .story import step_count, tasks, tell
 from .tables import tables
 
 
 def run(output: Path, quick: bool, as_json: bool, out: Console) -> None:
-    check_folder(output)  # before the work, not after it
     chosen = tasks(quick)
     with ExitStack() as stack:
         shown = {}

@@ -159,13 +159,13 @@ def allocation(finding: Finding) -> Chart:
     zeros = [(layer.name, layer.zeros) for layer in finding.layers if layer.zeros is not None]
     names = [name for name, _ in zeros]
     bars = [
-        Bars(names, [one.asked for _, one in zeros], "asked by the plan", 7),
-        Bars(names, [one.trained for _, one in zeros], "got while training", WAY_COLORS[WAYS[2]]),
+        Bars(names, [one.asked for _, one in zeros], "asked", 7),
+        Bars(names, [one.trained for _, one in zeros], "got", WAY_COLORS[WAYS[2]]),
     ]
-    rule = Rule(TARGET, "over all elements")
+    rule = Rule(TARGET)
     return Chart(
-        f"{finding.task.name}: zeros in each layer", "", "share of zeros", [*bars, rule], y_percent=True,
-        y_range=(0.0, 1.0), note="Exact counts of what was handed to the products, without the first steps.",
+        f"{finding.task.name}: zeros in each layer while training", "", "share of zeros", [*bars, rule], y_percent=True,
+        y_range=(0.0, 1.0), note=f"Exact counts, without the first steps. Dashed: {PERCENT}, over all of them.",
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def zeros_by_law(finding: Finding) -> Chart:
 
 
 def times(findings: Sequence[Finding]) -> Chart:
-    names = [f"{finding.task.name}, {finding.task.model_name}" for finding in findings]
+    names = [finding.task.name for finding in findings]
     columns = list(zip(*([result.milliseconds for result in finding.results] for finding in findings), strict=True))
     bars = [Bars(names, column, way, WAY_COLORS[way]) for way, column in zip(WAYS, columns, strict=True)]
     return Chart(
@@ -193,12 +193,12 @@ def times(findings: Sequence[Finding]) -> Chart:
 
 
 def skippable(findings: Sequence[Finding]) -> Chart:
-    names = [f"{finding.task.name}, {finding.task.model_name}" for finding in findings]
+    names = [finding.task.name for finding in findings]
     columns = list(zip(*([result.skippable for result in finding.results] for finding in findings), strict=True))
     bars = [Bars(names, column, way, WAY_COLORS[way]) for way, column in zip(WAYS, columns, strict=True)]
     return Chart(
         "Multiply-adds of the backward with a zero as a factor", "", "share of all", bars, y_percent=True,
-        y_range=(0.0, 1.0), note="Work that a sparse product may leave out; the products of this run are dense.",
+        y_range=(0.0, 1.0), note="Work that a sparse product may leave out.",
     )  # fmt: skip
 
 

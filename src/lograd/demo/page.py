@@ -35,10 +35,12 @@ CREDITS = (
 
 def build(findings: Sequence[Finding], seconds: float) -> Page:
     names = " and ".join(f"a {finding.task.model_name} on {finding.task.name}" for finding in findings)
+    count = torch.get_num_threads()
+    threads = "1 thread" if count == 1 else f"{count} threads"
     page = Page(
         f"Training with {BITS}-bit gradients, and with {PERCENT} zeros",
         f"Two small networks on real data, {names}: the law of their gradients, what follows, and how they train.",
-        f"lograd {__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}; "
+        f"lograd {__version__}, torch {torch.__version__}, {threads}, {platform.machine()}; "
         f"{seconds:.0f} s. Made by `lograd demo`. {CREDITS}",
     )
     page.metrics(_tiles(findings))
@@ -133,16 +135,20 @@ def _training(page: Page, findings: Sequence[Finding]) -> None:
         "one ends."
     )
     page.charts(*(drawing.score_chart(finding) for finding in findings))
-    page.table(
-        RESULT_COLUMNS, result_rows(findings), "At the end; differences are to the dense run of the same seed",
-        "ll" + "r" * (len(RESULT_COLUMNS) - 2),
-    )  # fmt: skip
+    _part(page, findings, RESULT_COLUMNS[2:5], "At the end; differences are to the dense run of the same seed")
     for finding in findings:
         task = finding.task
         page.text(
             f"{task.name}: a {task.model_name} of {finding.parameters:,} parameters; {task.data_name}; {task.steps} "
             f"steps of batch {task.batch}, {task.seeds} seeds; score: {task.score_name}."
         )
+
+
+def _part(page: Page, findings: Sequence[Finding], columns: Sequence[str], caption: str) -> None:
+    """Some columns of the results."""
+    places = [0, 1, *(RESULT_COLUMNS.index(column) for column in columns)]
+    rows = [[row[place] for place in places] for row in result_rows(findings)]
+    page.table([RESULT_COLUMNS[place] for place in places], rows, caption, "ll" + "r" * len(columns))
 
 
 def _sparsity(page: Page, findings: Sequence[Finding]) -> None:
@@ -172,6 +178,7 @@ def _costs(page: Page, findings: Sequence[Finding]) -> None:
         f"kept layers included, {shares} are exact zeros in the run with {SPARSE}."
     )
     page.charts(drawing.times(findings), drawing.skippable(findings))
+    _part(page, findings, RESULT_COLUMNS[5:], "While training: zeros and bits of the gradients, time of a step")
     page.code(
         "profile = lograd.profile(model, batches, loss)\n"
         f'plan = profile.plan(bits={BITS})  # or sparsity={TARGET}, allocation="cosine"\n'
