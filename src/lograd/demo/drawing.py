@@ -40,7 +40,7 @@ def score_chart(finding: Finding) -> Chart:
 def _without_the_climb(chart: Chart, finding: Finding) -> Chart:
     """The axis of the second half: the ends of the lines are what is compared."""
     scores = [list(run.scores.values()) for run in finding.runs]
-    low = 5.0 * (min(min(one[len(one) // 2 :]) for one in scores) // 5)
+    low = 10.0 * (min(min(one[len(one) // 2 :]) for one in scores) // 10)
     if low <= min(map(min, scores)):
         return chart
     return replace(chart, y_range=(low, 100.0), note=f"{chart.note} Points below {low:.0f} % are cut off.")

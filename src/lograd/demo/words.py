@@ -11,7 +11,7 @@ from .racing import DENSE
 from .tasks import Task
 
 TODAY = (
-    "What is simulated: rounding gives values of 6 bits in float32, and the products for dX and dW are dense. So the "
+    "What is simulated: rounding gives values of few bits in float32, and the products for dX and dW are dense. So the "
     "times here show what treating a gradient costs, not what fewer bits or more zeros gain."
 )
 """To be changed here, once products leave zeros out."""
