@@ -13,7 +13,7 @@ from lograd.demo import words
 from lograd.demo.findings import LOW_BITS, SPARSE, WAYS
 from lograd.demo.story import tasks, tell
 from lograd.demo.tables import tables
-from lograd.demo.tasks import DigitsTask
+from lograd.demo.tasks import DigitsTask, PlayTask
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 
@@ -53,18 +53,29 @@ def demo(*arguments, cwd):
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    """The folder and the JSON of a run in a process of its own."""
-    folder = tmp_path_factory.mktemp("demo")
-    done = demo("--quick", "--json", "-o", "page.html", cwd=folder)
+def findings():
+    """Of the smallest story that has everything."""
+    return tell([DigitsTask(4, scout=2, seeds=2, checkpoints=2), PlayTask(3, scout=2, seeds=1, checkpoints=1)]).findings
+
+
+def test_the_demo_in_a_process_of_its_own(tmp_path):
+    done = demo("--quick", "--json", "-o", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return folder, json.loads(done.stdout)
+    data = json.loads(done.stdout)
+    assert data["quick"] is True
+    assert data["page"] == str((tmp_path / "page.html").resolve())
+    assert data["seconds"] > 0
+    assert [model["name"] for model in data["models"]] == ["digits", "Shakespeare"]
+    for model in data["models"]:
+        check_ways(model)
+        check_predictions(model)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    check_page((tmp_path / "page.html").read_text())
 
-
-@pytest.fixture(scope="module")
-def story():
-    return tell(tasks(quick=True))
+    here = tell(tasks(quick=True)).to_json()
+    if data["threads"] == here["threads"]:
+        assert without_times(data) == without_times(here)
 
 
 def without_times(data):
@@ -74,69 +85,54 @@ def without_times(data):
     return models
 
 
-def test_two_runs_give_the_same_numbers(printed, story):
-    _, data = printed
-    if data["threads"] == story.to_json()["threads"]:
-        assert without_times(data) == without_times(story.to_json())
+def check_ways(model):
+    assert [way["way"] for way in model["ways"]] == list(WAYS) == list(model["milliseconds_per_step"])
+    assert all(time > 0 for time in model["milliseconds_per_step"].values())
+    dense, few, sparse = model["ways"]
+    assert dense["difference"] == 0
+    assert dense["bits_per_element"] == 32
+    assert 6 < few["bits_per_element"] < 7  # the last layer is kept
+    assert sparse["bits_per_element"] is None
+    assert dense["zeros"] < few["zeros"] < 0.2 < 0.8 < sparse["zeros"] < 0.9
+    for way in model["ways"]:
+        assert len(way["scores"]) == len(way["differences"]) == model["seeds"]
+        assert len(way["loss"]) == model["steps"]
+        assert way["loss"][-1] < way["loss"][0]
+    kept = [layer["name"] for layer in model["layers"] if layer["zeros"] is None]
+    assert kept == [layer["name"] for layer in model["layers"] if layer["rounding"] is None]
+    assert kept == [model["layers"][-1]["name"]]
+    assert all(set(layer["ks"]) == {"lognormal", "normal", "Laplace"} for layer in model["layers"])
 
 
-def test_the_json_has_what_the_page_shows(printed):
-    folder, data = printed
-    assert data["quick"] is True
-    assert data["page"] == str((folder / "page.html").resolve())
-    assert data["seconds"] > 0
-    assert [model["name"] for model in data["models"]] == ["digits", "Shakespeare"]
-    for model in data["models"]:
-        assert [way["way"] for way in model["ways"]] == list(WAYS) == list(model["milliseconds_per_step"])
-        assert all(time > 0 for time in model["milliseconds_per_step"].values())
-        dense, few, sparse = model["ways"]
-        assert dense["difference"] == 0
-        assert dense["bits_per_element"] == 32
-        assert 6 < few["bits_per_element"] < 7  # the last layer is kept
-        assert sparse["bits_per_element"] is None
-        for way in model["ways"]:
-            assert len(way["scores"]) == len(way["differences"]) == model["seeds"]
-            assert len(way["loss"]) == model["steps"]
-            assert way["loss"][-1] < way["loss"][0]
-        kept = [layer["name"] for layer in model["layers"] if layer["zeros"] is None]
-        assert kept == [layer["name"] for layer in model["layers"] if layer["rounding"] is None]
-        assert kept == [model["layers"][-1]["name"]]
-        assert all(set(layer["ks"]) == {"lognormal", "normal", "Laplace"} for layer in model["layers"])
+def check_predictions(model):
+    treated = model["layers"][:-1]
+    for layer in treated:
+        rounding = layer["rounding"]
+        assert rounding["predicted_error"] == pytest.approx(rounding["measured_error"], rel=0.02)
+        assert rounding["predicted_cosine"] == pytest.approx(rounding["measured_cosine"], abs=0.005)
+        assert layer["zeros_by_law"]["empirical"] == pytest.approx(0.85, abs=0.005)
+        assert layer["zeros"]["trained"] == pytest.approx(layer["zeros"]["asked"], abs=0.03)
+    elements = sum(layer["elements"] for layer in treated)
+    share = sum(layer["elements"] * layer["zeros"]["asked"] for layer in treated) / elements
+    assert share == pytest.approx(0.85, abs=0.001)
 
 
-def test_predictions_are_near_what_is_measured(printed):
-    _, data = printed
-    for model in data["models"]:
-        for layer in model["layers"][:-1]:
-            rounding = layer["rounding"]
-            assert rounding["predicted_error"] == pytest.approx(rounding["measured_error"], rel=0.05)
-            assert rounding["predicted_cosine"] == pytest.approx(rounding["measured_cosine"], abs=0.01)
-            assert layer["zeros_by_law"]["empirical"] == pytest.approx(0.85, abs=0.005)
-            assert layer["zeros"]["trained"] == pytest.approx(layer["zeros"]["asked"], abs=0.06)  # of ten steps
-        elements = [layer["elements"] for layer in model["layers"][:-1]]
-        asked = [layer["zeros"]["asked"] for layer in model["layers"][:-1]]
-        share = sum(count * one for count, one in zip(elements, asked, strict=True)) / sum(elements)
-        assert share == pytest.approx(0.85, abs=0.001)
-
-
-def test_the_page_is_whole_and_needs_nothing_else(printed):
-    folder, _ = printed
-    assert [path.name for path in folder.iterdir()] == ["page.html"]
-    text = (folder / "page.html").read_text()
+def check_page(text):
+    """Whole, and needs nothing else."""
     page = Outline(text)
     assert page.open == []
     assert page.outside == []
     assert [heading.split(".")[0] for heading in page.headings] == ["1", "2", "3", "4", "5"]
     assert all(re.search(r"\d", heading.split(".", 1)[1]) for heading in page.headings)  # a finding has its number
-    assert text.count('class="wide"') == 18
-    assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL).lower().split()
+    assert text.count('class="wide"') == 18  # charts
+    assert "nan" not in re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL).lower().split()
     assert "CC BY 4.0" in text
-    assert words.TODAY.split(":")[0] in text
+    assert words.TODAY in text
     assert len(text) < 1_500_000
 
 
-def test_tables_are_printed(story):
-    shown = [str(table) for table in tables(story.findings)]
+def test_tables_are_printed(findings):
+    shown = [str(table) for table in tables(findings)]
     assert len(shown) == 3
     for text, part in zip(shown, ("KS lognormal", "normal law, one gradient", "bits/element"), strict=True):
         assert part in text
@@ -144,8 +140,8 @@ def test_tables_are_printed(story):
         assert "digits" in text
 
 
-def test_sentences_follow_the_numbers(story):
-    digits, play = story.findings
+def test_sentences_follow_the_numbers(findings):
+    digits, play = findings
     for finding, better in ((digits, 1), (play, -1)):
         result = finding.result(LOW_BITS)
         assert words.compared(finding.task, replace(result, differences=[0.5 * better])).endswith(" better")
@@ -159,7 +155,7 @@ def test_sentences_follow_the_numbers(story):
         assert f"{start}: a median KS distance of 0.10, against" in words.laws([other])
         near = 5 if law == "lognormal" else 0
         assert f"in {near} of 5 layers." in words.exceptions([other])
-    assert SPARSE in words.training(story.findings)
+    assert SPARSE in words.training(findings)
 
 
 def test_a_bad_folder_is_refused_before_the_work(tmp_path):
