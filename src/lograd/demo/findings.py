@@ -38,7 +38,7 @@ class Rounding:
     """The format that the plan gives to a layer, and its error on the gradient of the scout's last observed step.
 
     Relative errors are of rounding to nearest, as in Eq. 3 of [chmiel2021].  Under stochastic rounding a tiny element
-    that is rounded up has an error of millions: the mean exists, and no sample comes near it.
+    that is rounded up has an error of millions, so that a mean over a few draws scatters widely.
     """
 
     format: FloatFormat

@@ -52,7 +52,7 @@ class Run:
 
 def scout(task: Task, progress: Progress) -> Profile:
     """Train for a few steps and look at the gradients on the way."""
-    runner = _Runner(task, task.fresh_model(0), Run("scout", 0), task.steps)
+    runner = _Runner(task, task.fresh_model(0), Run("scout", 0))
     with observe(runner.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
         for batch in islice(task.batches(1000), task.scout):
             runner.step(batch)
@@ -68,7 +68,7 @@ def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -
         for way, plan in {DENSE: None, **plans}.items():
             model = copy.deepcopy(start)
             handle = stack.enter_context(attach(model, plan, seed)) if plan is not None else None
-            runners.append(_Runner(task, model, Run(way, seed), task.steps, handle))
+            runners.append(_Runner(task, model, Run(way, seed), handle))
         due = {round(task.steps * (k + 1) / task.checkpoints) for k in range(task.checkpoints)}
         for step, batch in enumerate(islice(task.batches(seed), task.steps), start=1):
             for runner in runners:
@@ -85,11 +85,11 @@ def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -
 class _Runner:
     """A model on its way."""
 
-    def __init__(self, task: Task, model: nn.Module, run: Run, steps: int, handle: Handle | None = None) -> None:
+    def __init__(self, task: Task, model: nn.Module, run: Run, handle: Handle | None = None) -> None:
         self.task, self.model, self.run, self.handle = task, model, run, handle
         self.optimizer = task.optimizer(model)
-        self.schedule = task.schedule(self.optimizer, steps)
-        self._warm_up = min(WARM_UP, steps // 3)
+        self.schedule = task.schedule(self.optimizer)
+        self._warm_up = min(WARM_UP, task.steps // 3)
         self._before: dict[str, Count] = {}
 
     def step(self, batch: Batch) -> None:

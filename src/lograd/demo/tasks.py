@@ -73,12 +73,11 @@ class Task(ABC):
             torch.manual_seed(seed)
             return self.model()
 
-    def schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Up in the first tenth, then down to a twentieth in a straight line."""
-        rise = max(steps // 10, 1)
-        return LambdaLR(
-            optimizer, lambda step: min((step + 1) / rise, 0.05 + 0.95 * (steps - step) / max(steps - rise, 1))
-        )
+        rise = max(self.steps // 10, 1)
+        fall = max(self.steps - rise, 1)
+        return LambdaLR(optimizer, lambda step: min((step + 1) / rise, 0.05 + 0.95 * (self.steps - step) / fall))
 
 
 class DigitsNet(nn.Module):
