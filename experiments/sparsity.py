@@ -24,7 +24,7 @@ from rich.progress import track
 
 import lograd
 from lograd.models import CifarResNet
-from lograd.treatments import Prune, Quantize, Statistics, numbers_of, predict
+from lograd.treatments import Prune, Quantize, Statistics, apply, numbers_of, predict
 from lograd.treatments.prune import PruningLaw
 from lograd.treatments.treatment import Treatment
 
@@ -96,6 +96,7 @@ def predicted_and_measured(path: Path, batch: int, steps: int, depth: int) -> li
         for title, treatments in sentences.items():
             numbers = numbers_of(treatments, statistics)
             predicted = predict(treatments, statistics, numbers)
+            assert predicted is not None
             measured = measure(treatments, numbers, gradient)
             rows.append({"layer": name, "treatment": title, "elements": gradient.numel(),
                          "predicted": predicted.to_json(), "measured": measured})  # fmt: skip
@@ -106,11 +107,7 @@ def measure(treatments: tuple[Treatment, ...], numbers: list[dict[str, float]], 
     """Means over eight draws."""
     x, draws = g.double(), []
     for seed in range(8):
-        y = g
-        for place, treatment in enumerate(treatments):
-            values = {name: torch.tensor(value, dtype=torch.float32) for name, value in numbers[place].items()}
-            y = treatment.apply(y, values, torch.tensor([seed + 100 * place, 0])).result
-        y = y.double()
+        y = apply(treatments, g, seed, numbers=numbers).result.double()
         nonzero = x != 0
         draws.append((
             float((y == 0).double().mean()), float(x @ y / (x.norm() * y.norm())),

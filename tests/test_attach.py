@@ -148,7 +148,7 @@ def test_treated_products_and_counters_equal_direct_computation(name):
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
 
     y, clipped = g, 0
-    for place, treatment in enumerate(recipe(name)):
+    for place, treatment in enumerate(recipe(name).input):
         number, seed = next(numbers), int(key[0]) + place
         if isinstance(treatment, Prune):
             y, counts = ops.stochastic_prune(y, number, seed, 0, counted=True)
@@ -176,7 +176,7 @@ def test_products_may_differ_without_a_second_forward():
     plain = gradients_of(layer, x)
     calls = []
     layer.register_forward_hook(lambda *_: calls.append(1))
-    plan = Plan({"": LayerPlan(input=recipe("fp4"), weight=())})
+    plan = Plan({"": LayerPlan(input=recipe("fp4").input, weight=())})
     handle = ready(layer, plan, x)
     calls.clear()
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
@@ -186,7 +186,7 @@ def test_products_may_differ_without_a_second_forward():
     assert list(handle.counters().products[""]) == ["input"]
     handle.remove()
 
-    handle = ready(layer, Plan({"": LayerPlan(input=recipe("prune50"), weight=recipe("fp4"))}), x)
+    handle = ready(layer, Plan({"": LayerPlan(input=recipe("prune50").input, weight=recipe("fp4").input)}), x)
     keys = [product.key[0].item() for product in handle.layers[""].products.values()]
     assert len(set(keys)) == 2
     gradients_of(layer, x)
@@ -200,7 +200,7 @@ def test_a_convolution_takes_two_gradients():
     torch.manual_seed(0)
     layer, x = nn.Conv2d(3, 4, 3), torch.randn(4, 3, 8, 8)
     plain = gradients_of(layer, x)
-    handle = ready(layer, Plan({"": LayerPlan(input=(), weight=recipe("fp4"))}), x)
+    handle = ready(layer, Plan({"": LayerPlan(input=(), weight=recipe("fp4").input)}), x)
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
     assert torch.equal(d_x, plain[1])
     assert not torch.equal(d_weight, plain[2])
@@ -706,7 +706,7 @@ def test_the_operators_keep_the_rules_of_torch_library():
     for control, g in gradients.items():
         layer.control.copy_(torch.tensor(control))
         observed = (g, layer.control, layer.histogram, layer.seen)
-        treated = (g, product.text, product.numbers, layer.control, product.key, product.counters)
+        treated = (g, product.text, [1], product.numbers, layer.control, product.key, product.state, product.counters)
         torch.library.opcheck(torch.ops.lograd.observe_gradient.default, observed)
         torch.library.opcheck(torch.ops.lograd.treat_gradient.default, treated)
 

@@ -15,7 +15,7 @@ import lograd
 from lograd import Plan, theory
 from lograd.errors import InvalidValue
 from lograd.plan import LayerPlan
-from lograd.treatments import Prune, Quantize, Statistics, numbers_of, predict
+from lograd.treatments import Prune, Quantize, Statistics, apply, numbers_of, predict
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,22 @@ def treatments(plan, name, product="input"):
 
 
 # -- building --
+
+
+def test_floors_keep_their_cosine_and_the_others_make_up(profile):
+    uniform = profile.plan(sparsity=0.6, keep=())
+    floor = uniform.layers["3"].predicted_input.cosine + 0.02
+    plan = profile.plan(sparsity=0.6, keep=(), allocation="floors", floors={"3": floor})
+    assert plan.layers["3"].predicted_input.cosine == pytest.approx(floor, abs=2e-3)
+    assert treatments(plan, "3")[0].sparsity < 0.6 < treatments(plan, "0")[0].sparsity
+    elements = [profile[name].elements for name in plan.layers]
+    shares = [layer.predicted_input.sparsity for layer in plan.layers.values()]
+    assert np.average(shares, weights=elements) == pytest.approx(0.6, abs=2e-3)
+    for wrong in ({"allocation": "floors"}, {"floors": {"3": 0.9}}):
+        with pytest.raises(InvalidValue, match="go together"):
+            profile.plan(sparsity=0.6, **wrong)
+    with pytest.raises(InvalidValue, match="matches a treated layer"):
+        profile.plan(sparsity=0.6, allocation="floors", floors={"conv9": 0.9})
 
 
 def test_bits_choose_the_best_split_for_each_law(profile):
@@ -106,7 +122,7 @@ def test_refusals_of_a_plan(profile):
     with pytest.raises(InvalidValue, match="a plan needs bits=, sparsity= or both"):
         profile.plan()
     with pytest.raises(
-        InvalidValue, match=r"allocation must be 'uniform' or 'cosine'; got 'cosines'. Did you mean 'cosine'"
+        InvalidValue, match=r"allocation must be 'uniform', 'cosine' or 'floors'; got 'cosines'. Did you mean 'cosine'"
     ):
         profile.plan(sparsity=0.5, allocation="cosines")
     with pytest.raises(InvalidValue, match=r"law of a pruning threshold .* Did you mean 'lognormal'"):
@@ -195,17 +211,13 @@ def test_predictions_hold_on_real_gradients(trained, sentence):
         if isinstance(chosen, int):
             chosen = treatments(trained.plan(bits=chosen, keep=()), name)
         statistics = Statistics(layer.law)
-        predicted, y = predict(chosen, statistics), g
+        predicted = predict(chosen, statistics)
         # The average of several draws: what is predicted is an expectation, and the last layers have few elements.
         errors, cosines = [], []
         x = g.double()
         nonzero = x != 0
         for seed in range(max(4, 200_000 // g.numel())):
-            y = g
-            for place, (treatment, numbers) in enumerate(zip(chosen, numbers_of(chosen, statistics), strict=True)):
-                tensors = {key: torch.tensor(value, dtype=torch.float32) for key, value in numbers.items()}
-                y = treatment.apply(y, tensors, torch.tensor([seed, place * 2**40])).result
-            y_ = y.double()
+            y_ = apply(chosen, g, seed, numbers=numbers_of(chosen, statistics)).result.double()
             errors.append(float((y_[nonzero] / x[nonzero] - 1).abs().mean()))
             cosines.append(float(x @ y_ / x.norm() / y_.norm()))
         assert predicted.relative_error == pytest.approx(np.mean(errors), rel=0.05), name

@@ -9,7 +9,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    theory, profile, training = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    theory, profile, training, recipes = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scope = {}
     exec(theory, scope)
     assert abs(scope["theory"].sparsity(scope["law"], scope["a"]) - 0.85) < 1e-9
@@ -20,6 +20,9 @@ def test_the_examples_run(tmp_path, monkeypatch):
     plan, handle = scope["mine"], scope["handle"]
     assert (handle.plan, list(plan.kept)) == (plan, ["fc", "conv1"])
     assert handle.counters().total.treated == 5 * len(plan.layers)  # six batches, and the first one is not treated
+    exec(recipes, scope)
+    count = scope["handle"].counters().total
+    assert count.treated == 2 * 6 * 10 - 6, "ten layers, two copies, from the first batch on; the first layer needs one"
 
 
 def test_the_numbers_are_those_of_the_benchmark():

@@ -18,9 +18,9 @@ from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
 from .plan import LayerPlan, Plan
-from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due
+from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
-from .treating import Product, TreatedLayer
+from .treating import TENSORS, Product, TreatedLayer
 
 STATE_VERSION = 1
 
@@ -125,10 +125,12 @@ class Handle:
         after = loss_scale or before
         refreshes = self.cost.refreshes
         for statistics in self._statistics.values():
-            if after != before and statistics.table is not None:
-                statistics.set_numbers(after)
+            if after != before:
+                statistics.rescale(before, after)
             statistics.deliver(self.steps, before, after, self.refresh, self.cost)
-        self.cost.steps += self.cost.refreshes > refreshes
+        if self.cost.refreshes > refreshes:
+            self.cost.steps += 1
+            share_out(list(self._statistics.values()), after)
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if sample := sample_due(self.refresh, self.steps, self._last_collected):
@@ -149,9 +151,9 @@ class Handle:
     def _products(self) -> list[tuple[int, Product]]:
         """Every distinct product with a number of its own."""
         return [
-            (2 * index + (side == "weight"), product)
+            (len(TENSORS) * index + TENSORS.index(side), product)
             for index, layer in enumerate(self.layers.values())
-            for side, product in layer.products.items()
+            for side, product in (layer.products | layer.operands_by_name).items()
         ]
 
     def _set_keys(self) -> None:

@@ -107,6 +107,35 @@ def formats(
 
 
 @app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe such as int5-bhq; none for all families.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Treatments by name, each with one line and its reference; or what one name stands for."""
+    from .treatments import RECIPES, describe, recipe, to_json
+    from .treatments.recipes import MODIFIERS
+
+    if name is not None:
+        found = recipe(name)
+        tensors = ("gradient for dX", "gradient for dW", "weights that it meets", "activations that it meets")
+        if as_json:
+            _print_json({place: to_json(part) for place, part in zip(found._fields, found, strict=True)})
+            return
+        rows = [[tensor, describe(part)] for tensor, part in zip(tensors, found, strict=True)]
+        _print_table(name, ["tensor of a backward product", "treatment"], rows)
+        return
+    if as_json:
+        columns = ("name", "example", "words", "reference")
+        _print_json([{column: getattr(entry, column) for column in columns} for entry in RECIPES])
+        return
+    rows = [[entry.name, entry.example, entry.words, entry.reference] for entry in RECIPES]
+    _print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
+    out.print("\nEndings: " + "; ".join(f"-{ending}, {words}" for ending, (words, _) in MODIFIERS.items()) + ".")
+    out.print("A+B applies B after A.  A/B treats the gradient by A for dX and by B for dW.")
+    out.print("References: lograd cite.")
+
+
+@app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="table2, fig3a, fig3b, fig3c, fig4, or all.")] = "all",
     output: Annotated[
@@ -216,7 +245,8 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     table = Table(show_header=header, box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         # Names and texts are folded and never cut off: they are there to be copied.
-        table.add_column(column, justify="left" if index == 0 or not header else "right", overflow="fold")
+        left = index == 0 or not header or column.startswith("<")
+        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
     out.print(table)

@@ -46,26 +46,34 @@ class Count:
 @final
 @dataclass(frozen=True)
 class Counters:
-    """By layer, by layer and product ("input", "weight", or "both" where the same copy serves), and in total."""
+    """By layer, by layer and product ("input", "weight", or "both" where the same copy serves), and in total.
+
+    `operands` counts the treated "weights" and "activations" that gradients meet; they are in no sum.
+    """
 
     total: Count
     layers: dict[str, Count]
     products: dict[str, dict[str, Count]]
+    operands: dict[str, dict[str, Count]]
 
 
 def read_counters(layers: dict[str, TreatedLayer]) -> Counters:
-    products = {
-        name: {side: _of_product(product) for side, product in layer.products.items()} for name, layer in layers.items()
-    }
+    products = {name: _of_products(layer.products) for name, layer in layers.items()}
+    operands = {name: _of_products(layer.operands_by_name) for name, layer in layers.items()}
     passes = {name: Count(passes=int(layer.seen[PASSES])) for name, layer in layers.items()}
     by_layer = {name: _sum([passes[name], *products[name].values()]) for name in layers}
-    return Counters(_sum(by_layer.values()), by_layer, products)
+    return Counters(_sum(by_layer.values()), by_layer, products, operands)
+
+
+def _of_products(products: dict[str, Product]) -> dict[str, Count]:
+    return {name: _of_product(product) for name, product in products.items()}
 
 
 def _of_product(product: Product) -> Count:
     value = dict(zip(COUNTERS, product.counters.tolist(), strict=True))
-    # Zeros stay zeros under every treatment of single elements, so the new ones are the difference.
-    return Count(**value, underflowed=value["zeros_after"] - value["zeros_before"])
+    # Zeros stay zeros under every treatment of single elements, so the new ones are the difference; a treatment of rows
+    # or blocks may fill some of them.
+    return Count(**value, underflowed=max(value["zeros_after"] - value["zeros_before"], 0))
 
 
 def _sum(counts: Iterable[Count]) -> Count:

@@ -64,12 +64,12 @@ def explain(
 
 
 def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
-    if statistics is None:
-        return f"unchanged by plan; {count.passes} gradients came by"
     text = "; ".join(
         ("" if side == "both" else f"{side}: ") + _product(product, bool(layer.control[READY]))
-        for side, product in layer.products.items()
+        for side, product in (layer.products | layer.operands_by_name).items()
     )
+    if statistics is None:
+        return f"{text or 'unchanged by plan'}; {count.passes} gradients came by"
     if not count.passes:
         if steps:
             return (
@@ -81,16 +81,19 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not layer.control[READY]:
         return f"{text}; passes through until handle.step() has statistics"
+    text += f"; {count.sparsity:.1%} zeros so far"
+    if statistics.table is None:
+        return text
     predicted = statistics.predictions(loss_scale)
-    cosine = " and ".join(f"{prediction.cosine:.3f}" for prediction in predicted.values())
-    return f"{text}; statistics of step {statistics.step}; {count.sparsity:.1%} zeros so far; predicted cosine {cosine}"
+    cosine = " and ".join("unknown" if one is None else f"{one.cosine:.3f}" for one in predicted.values())
+    return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
 
 def _product(product: Product, ready: bool) -> str:
-    numbers: list[Numbers] = product.current_numbers()
+    numbers = product.current_numbers() if ready else [{} for _ in product.treatments]
     return ", then ".join(
-        _treatment(treatment, values if ready else {})
-        for treatment, values in zip(product.treatments, numbers, strict=True)
+        _treatment(treatment, values | memory)
+        for treatment, values, memory in zip(product.treatments, numbers, product.remembered(), strict=True)
     )
 
 

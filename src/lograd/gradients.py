@@ -26,6 +26,12 @@ class Catcher(Protocol):
         It is traced by torch.compile.
         """
 
+    def operands(self, x: Tensor | None, weight: Tensor | None, weight_sums: tuple[int, ...]) -> tuple[Any, Any]:
+        """The layer's input as the product for dW takes it, and the weight as the one for dX does, or None.
+
+        The latter sums over the dimensions `weight_sums` of the weight.
+        """
+
     def tensors(self) -> dict[str, Tensor]:
         """All that changes as gradients pass, by name."""
 
@@ -85,7 +91,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
         g_x, g_w = _caught(ctx, g)
-        x, weight = ctx.saved_tensors
+        x, weight = ctx.catcher.operands(*ctx.saved_tensors, (0,))
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
             d_x = weight.t().mm(g_x.t()).t() if ctx.by_column else g_x.mm(weight)
@@ -104,7 +110,7 @@ class _Addmm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
         g_x, g_w = _caught(ctx, g)
-        x, weight = ctx.saved_tensors
+        x, weight = ctx.catcher.operands(*ctx.saved_tensors, (1,))
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
             d_x = weight.mm(g_x.t()).t() if ctx.by_column else g_x.mm(weight.t())
@@ -127,10 +133,16 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Gradients:
         g_x, g_w = _caught(ctx, g)
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        # Each product reads one of the two; of the other it needs the shape only.
+        x, weight = ctx.saved_tensors
+        for_weight, for_input = ctx.catcher.operands(
+            x if need_weight else None, weight if need_x else None, (1,) if ctx.geometry.transposed else (0,)
+        )
+        x, weight = x if for_weight is None else for_weight, weight if for_input is None else for_input
 
         def products(gradient: Tensor, mask: list[bool]) -> Gradients:
             result: Gradients = torch.ops.aten.convolution_backward.default(
-                gradient, *ctx.saved_tensors, ctx.bias_sizes, *ctx.geometry, mask
+                gradient, x, weight, ctx.bias_sizes, *ctx.geometry, mask
             )
             return result
 

@@ -6,8 +6,9 @@ A histogram is taken inside the backward; the law is fitted between two steps.
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -15,11 +16,14 @@ from torch import Tensor
 from .errors import InvalidValue, nearest_name, sentence
 from .ops import LogHistogram
 from .ops.histogram import BINS
+from .theory import allocate
 from .treating import READY, STRIDE, TreatedLayer
-from .treatments import Prediction, Statistics, numbers_of, predict
+from .treatments import Prediction, Prune, Statistics, numbers_of, predict
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
+LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
+"""What one layer is given at least and at most of a sparsity that several share."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
 
@@ -98,6 +102,14 @@ class LayerStatistics:
         self.problem = ""
         self.passed_over = False
         """Whether the last histogram was that of a short step, and was not used."""
+        self.allotted: dict[Hashable, float] = {}
+        """This layer's part of a sparsity that several share."""
+
+    @property
+    def joint(self) -> list[Prune]:
+        """Treatments whose sparsity is shared with other layers."""
+        treatments = [one for product in self.layer.products.values() for one in product.treatments]
+        return [one for one in treatments if isinstance(one, Prune) and one.allocation == "cosine"]
 
     @property
     def collecting(self) -> bool:
@@ -113,7 +125,8 @@ class LayerStatistics:
     def statistics(self, loss_scale: float) -> Statistics:
         """Of the last full histogram, as they would be under this loss scale."""
         assert self.table is not None
-        return Statistics(LogHistogram(self.table).law(), self.masked).scaled(loss_scale / self.loss_scale)
+        taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted)
+        return taken.scaled(loss_scale / self.loss_scale)
 
     def set_numbers(self, loss_scale: float) -> None:
         statistics = self.statistics(loss_scale)
@@ -121,8 +134,15 @@ class LayerStatistics:
             product.set_numbers(numbers_of(product.treatments, statistics))
         self.layer.control[READY] = 1
 
-    def predictions(self, loss_scale: float) -> dict[str, Prediction]:
-        """By product, from the histogram and the numbers in force."""
+    def rescale(self, before: float, after: float) -> None:
+        """The loss scale changes: so do the numbers in force, and what treatments remember."""
+        for product in self.layer.products.values():
+            product.rescale(after / before)
+        if self.table is not None:
+            self.set_numbers(after)
+
+    def predictions(self, loss_scale: float) -> dict[str, Prediction | None]:
+        """By product, from the histogram and the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
             name: predict(product.treatments, statistics, product.current_numbers())
@@ -163,18 +183,33 @@ class LayerStatistics:
         noise = 1.63 / float(taken.elements) ** 0.5
         return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
 
-    def state(self) -> dict[str, Tensor | int | float]:
+    def state(self) -> dict[str, Any]:
         table = torch.zeros(0, dtype=torch.int64) if self.table is None else self.table
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
+            "allotted": [self.allotted.get(one, one.sparsity) for one in self.joint],
         }  # fmt: skip
 
-    def load(self, state: dict[str, Tensor | int | float]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         table = state["table"]
         assert isinstance(table, Tensor)
         self.table = table.clone().to(self.layer.histogram.device) if table.numel() else None
         self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
         self.passed_over = bool(state["passed_over"])
+        self.allotted = dict(zip(self.joint, state["allotted"], strict=True))
+
+
+def share_out(layers: Sequence[LayerStatistics], loss_scale: float) -> None:
+    """Split the sparsity that several layers share over them, and set their thresholds."""
+    known = [layer for layer in layers if layer.table is not None]
+    for treatment in {one: None for layer in known for one in layer.joint}:
+        sharing = [layer for layer in known if treatment in layer.joint]
+        found = [layer.statistics(loss_scale) for layer in sharing]
+        elements = [one.elements for one in found]
+        shares = allocate([one.law for one in found], elements, treatment.sparsity, max_sparsity=MOST_SPARSE)
+        for layer, share in zip(sharing, shares.tolist(), strict=True):
+            layer.allotted[treatment] = min(max(share, LEAST_SPARSE), MOST_SPARSE)
+            layer.set_numbers(loss_scale)
 
 
 def _problem(table: Tensor) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, dense, register
 from .plan import LayerPlan
-from .treatments import Numbers, Sentence, from_json, to_json
+from .treatments import Numbers, Sentence, from_json, to_json, treat
 
 READY, STRIDE = range(2)
 """Slots of `control`: treat or pass through; take the histogram of one cache line in STRIDE, or none if 0."""
@@ -27,6 +27,10 @@ COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treate
 """In the order of the operators' own counts, so that those are added at once."""
 
 
+TENSORS = ("both", "input", "weight", "weights", "activations")
+"""What a layer may treat: its gradient for both products, for dX or for dW, and the operands that it meets there."""
+
+
 class Session(Protocol):
     """What the layers of one handle share."""
 
@@ -34,7 +38,7 @@ class Session(Protocol):
 
 
 class Product:
-    """The treatments of one product, or of both where they are the same."""
+    """The treatments of one tensor of one product, or of the gradient in both where they are the same."""
 
     def __init__(self, treatments: Sentence, device: torch.device) -> None:
         self.treatments = treatments
@@ -42,13 +46,23 @@ class Product:
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = torch.zeros(len(self.names), dtype=torch.float32, device=device)
         self.key = torch.zeros(2, dtype=torch.int64, device=device)
+        self.state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=device)
+        """What treatments remember from one tensor to the next, in order."""
         self.counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
 
-    def treat(self, g: Tensor, control: Tensor) -> Tensor:
+    def treat(self, g: Tensor, contracted: tuple[int, ...], control: Tensor) -> Tensor:
         result: Tensor = torch.ops.lograd.treat_gradient.default(
-            g, self.text, self.numbers, control, self.key, self.counters
+            g, self.text, contracted, self.numbers, control, self.key, self.state, self.counters
         )
         return result
+
+    def rescale(self, factor: float) -> None:
+        """The loss scale was multiplied by a factor."""
+        for treatment, state in zip(self.treatments, _split_state(self.treatments, self.state), strict=True):
+            state.copy_(treatment.rescaled(state, factor))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"numbers": self.numbers, "key": self.key, "state": self.state, "counters": self.counters}
 
     def set_numbers(self, numbers: list[Numbers]) -> None:
         self.numbers.copy_(torch.tensor([numbers[place][name] for place, name in self.names], dtype=torch.float32))
@@ -59,6 +73,11 @@ class Product:
             found[place][name] = value
         return found
 
+    def remembered(self) -> list[Numbers]:
+        """What the memory of each treatment says to people."""
+        states = _split_state(self.treatments, self.state)
+        return [one.state_words(state.tolist()) for one, state in zip(self.treatments, states, strict=True)]
+
 
 class TreatedLayer:
     """The catcher of one attached layer."""
@@ -67,7 +86,10 @@ class TreatedLayer:
         self.session = session
         self.input = Product(plan.input, device) if plan.input else None
         self.weight = self.input if plan.shared else Product(plan.weight, device) if plan.weight else None
+        self.weights = Product(plan.weights, device) if plan.weights else None
+        self.activations = Product(plan.activations, device) if plan.activations else None
         self.control = torch.zeros(2, dtype=torch.int64)
+        self.control[READY] = not any(product.names for product in self.products.values())
         self.seen = torch.zeros(3, dtype=torch.int64)
         self.histogram = torch.zeros(SLOTS, dtype=torch.int64, device=device)
 
@@ -79,12 +101,29 @@ class TreatedLayer:
         named = (("input", self.input), ("weight", self.weight))
         return {name: product for name, product in named if product is not None}
 
+    @property
+    def operands_by_name(self) -> dict[str, Product]:
+        """The treated operands that the gradient meets."""
+        named = (("weights", self.weights), ("activations", self.activations))
+        return {name: product for name, product in named if product is not None}
+
     def split(self, g: Tensor, input: bool, weight: bool) -> tuple[Tensor, Tensor]:
         torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
-        g_x = self.input.treat(g, self.control) if input and self.input is not None else g
-        if self.weight is self.input and input:
-            return g_x, g_x
-        return g_x, self.weight.treat(g, self.control) if weight and self.weight is not None else g
+        samples = _all_but_channels(g)
+        if self.weight is self.input:  # one copy serves both products
+            both = g if self.input is None else self.input.treat(g, (), self.control)
+            return both, both
+        g_x = self.input.treat(g, (1,), self.control) if input and self.input is not None else g
+        return g_x, self.weight.treat(g, samples, self.control) if weight and self.weight is not None else g
+
+    def operands(
+        self, x: Tensor | None, weight: Tensor | None, weight_sums: tuple[int, ...]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if x is not None and self.activations is not None:
+            x = self.activations.treat(x, _all_but_channels(x), _ALWAYS)
+        if weight is not None and self.weights is not None:
+            weight = self.weights.treat(weight, weight_sums, _ALWAYS)
+        return x, weight
 
     def copied(self) -> None:
         self.session.copied()
@@ -92,10 +131,23 @@ class TreatedLayer:
     def tensors(self) -> dict[str, Tensor]:
         """All that changes as gradients pass, by name."""
         named = {"control": self.control, "seen": self.seen, "histogram": self.histogram}
-        for name, product in self.products.items():
-            named |= {f"{name}.numbers": product.numbers, f"{name}.key": product.key}
-            named |= {f"{name}.counters": product.counters}
+        for name, product in (self.products | self.operands_by_name).items():
+            named |= {f"{name}.{key}": tensor for key, tensor in product.tensors().items()}
         return named
+
+
+_ALWAYS = torch.tensor([1, 0], device="cpu")
+"""The control of operands, which have no statistics to wait for."""
+
+
+def _all_but_channels(x: Tensor) -> tuple[int, ...]:
+    """The dimensions that the product for dW sums over: samples and pixels."""
+    return (0, *range(2, x.dim()))
+
+
+def _split_state(treatments: Sentence, state: Tensor) -> list[Tensor]:
+    """The memory of each treatment, as views."""
+    return list(torch.split(state, [one.state_size for one in treatments])) if treatments else []
 
 
 def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> None:
@@ -108,24 +160,23 @@ def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> Non
     seen += _constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent])
 
 
-def _treat(g: Tensor, text: str, numbers: Tensor, control: Tensor, key: Tensor, counters: Tensor) -> Tensor:
+def _treat(
+    g: Tensor,
+    text: str,
+    contracted: list[int],
+    numbers: Tensor,
+    control: Tensor,
+    key: Tensor,
+    state: Tensor,
+    counters: Tensor,
+) -> Tensor:
     if not control.tolist()[READY] or g.dtype not in FLOAT_TYPES:
         counters[COUNTERS.index("passed_through")] += 1
         return dense(g).clone()
-    result, start = g, 0
-    total: Tensor | None = None
-    for place, treatment in enumerate(_parsed(text)):
-        names = treatment.number_names
-        values = dict(zip(names, numbers[start : start + len(names)].unbind(), strict=True))
-        start += len(names)
-        # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        stage = key if place == 0 else key + _constant((place, 0), key.device)
-        result, counts = treatment.apply(result, values, stage)
-        if total is None:
-            total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
-        else:  # zeros and NaN of the last, saturated elements of all, zeros before the first
-            total = torch.cat([counts[:2], total[2:3] + counts[2:3], total[3:]])
-    assert total is not None, "a product without treatments is not treated"
+    treatments = _parsed(text)
+    values = iter(numbers.unbind())
+    named = [{name: next(values) for name in one.number_names} for one in treatments]
+    result, total = treat(treatments, g, named, key, state, tuple(contracted))
     counters[:4] += total
     counters[4:] += _constant((g.numel(), 1, 0), counters.device)
     key += _constant((0, g.numel()), key.device)
@@ -150,8 +201,8 @@ register(
     lambda g, *rest: None,
 )
 register(
-    "treat_gradient(Tensor g, str treatments, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) counters)"
-    " -> Tensor",
+    "treat_gradient(Tensor g, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
+    " Tensor(b!) state, Tensor(c!) counters) -> Tensor",
     _treat,
     None,
     lambda g, *rest: torch.empty_like(dense(g)),

@@ -106,18 +106,26 @@ def coding_of(text: str, unbiased: bool) -> BlockCoding:
     """The coding of a block format that serves the variant."""
     format = parse_format(text)
     assert isinstance(format, BlockFormat)
+    if unbiased and (reason := why_biased(format)):
+        raise InvalidValue(reason)
+    return BlockCoding.of(format)
+
+
+@lru_cache(maxsize=64)
+def why_biased(format: BlockFormat) -> str:
+    """Why the unbiased variant does not serve a format; empty if it does."""
     coding = BlockCoding.of(format)
-    if unbiased and not coding.power_of_two:
-        raise InvalidValue(
+    if not coding.power_of_two:
+        return (
             f"variant='unbiased' is for scales that are powers of two, as in MX; the scale of {format} is "
             f"{format.scale}."
         )
-    if unbiased and format.element.max < 1.5 * 2.0**coding.element_emax:
-        raise InvalidValue(
+    if format.element.max < 1.5 * 2.0**coding.element_emax:
+        return (
             f"variant='unbiased' needs elements that reach 1.5 times their largest power of two; {format.element} ends "
             f"at {format.element.max:g}."
         )
-    return coding
+    return ""
 
 
 @lru_cache(maxsize=64)

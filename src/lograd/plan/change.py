@@ -10,7 +10,7 @@ from ..formats import Format, parse_format
 from ..theory import best_format
 from ..treatments import Prune, Quantize, Sentence, Statistics, describe
 from ..treatments.prune import PruningLaw
-from .layer import PRODUCTS, LayerPlan, predicted
+from .layer import OPERANDS, PRODUCTS, LayerPlan, predicted
 
 
 @final
@@ -85,6 +85,8 @@ def changes(before: LayerPlan, after: LayerPlan) -> list[str]:
     lines = sides[0]
     if sides[0] != sides[1]:
         lines = [f"{label} {line}" for label, side in zip(("dX", "dW"), sides, strict=True) for line in side]
+    for name in OPERANDS:
+        lines += _difference(name, *(describe(getattr(layer, name)) for layer in (before, after)))
     for name in ("elements", "masked"):
         lines += _difference(name, getattr(before, name), getattr(after, name))
     return lines

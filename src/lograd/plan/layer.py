@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
-from ..treatments import Prediction, Sentence, Statistics, Treatment, from_json, predict, to_json
+from ..treatments import Prediction, Sentence, Statistics, Treated, Treatment, describe, from_json, predict, to_json
 
 PRODUCTS = ("input", "weight")
 """The products that a gradient enters: dX, the gradient of the layer's input, and dW, that of its weight."""
+OPERANDS = ("weights", "activations")
+"""What the gradient meets in the two products, in the same order."""
 
 
 @final
@@ -24,6 +26,8 @@ class LayerPlan:
         elements: of the layer's gradient per step in the profile; 0 if not known.
         masked: the share of zeros in the gradient at the output of the BatchNorm that the layer feeds, in the profile.
         predicted_input, predicted_weight: what the treatments do, by theory, to the gradient in the profile.
+        weights: treatments of the weights that the gradient meets in the product for dX; the forward is not touched.
+        activations: treatments of the layer's input that it meets in the product for dW.
     """
 
     input: Sentence = ()
@@ -32,32 +36,55 @@ class LayerPlan:
     masked: float = 0.0
     predicted_input: Prediction | None = None
     predicted_weight: Prediction | None = None
+    weights: Sentence = ()
+    activations: Sentence = ()
 
     def __post_init__(self) -> None:
-        for name in ("input", "weight"):
+        for name in (*PRODUCTS, *OPERANDS):
             treatments = getattr(self, name)
             if not isinstance(treatments, tuple) or not all(isinstance(one, Treatment) for one in treatments):
                 raise InvalidType(sentence(f"{name} of a LayerPlan", treatments, "a tuple of treatments"))
+        for name in OPERANDS:
+            for one in getattr(self, name):
+                if one.number_names:
+                    raise InvalidValue(
+                        f"{name} have no statistics, so they cannot be treated by {one}, whose numbers follow from "
+                        "them; use a treatment that looks at the tensor itself, such as topk80, int8-ptq or mxfp4."
+                    )
 
     @classmethod
-    def of(cls, treatments: Sentence, predicted: Prediction | None = None, **other: Any) -> LayerPlan:
-        """The same for both products."""
+    def of(cls, treatments: Sentence | Treated, predicted: Prediction | None = None, **other: Any) -> LayerPlan:
+        """The same for both products, or what a recipe says."""
+        if isinstance(treatments, Treated):
+            return cls(**treatments._asdict(), predicted_input=predicted, predicted_weight=predicted, **other)
         return cls(treatments, treatments, predicted_input=predicted, predicted_weight=predicted, **other)
 
     @property
     def shared(self) -> bool:
         """Both products take the same treated gradient."""
-        return self.input == self.weight
+        return self.input == self.weight and not any(one.per_product for one in self.input)
+
+    @property
+    def treats(self) -> bool:
+        """Whether anything is done."""
+        return any(getattr(self, name) for name in (*PRODUCTS, *OPERANDS))
+
+    def words(self) -> str:
+        """What is done, on one line."""
+        input, weight = describe(self.input), describe(self.weight)
+        operands = [f"{name} {describe(getattr(self, name))}" for name in OPERANDS if getattr(self, name)]
+        return "; ".join([input if self.input == self.weight else f"dX {input}; dW {weight}", *operands])
 
     def to_json(self) -> dict[str, Any]:
         input, weight = _side(self.input, self.predicted_input), _side(self.weight, self.predicted_weight)
         sides = {"both": input} if input == weight else {"input": input, "weight": weight}
-        return {**sides, "elements": self.elements, "masked": self.masked}
+        operands = {name: to_json(getattr(self, name)) for name in OPERANDS if getattr(self, name)}
+        return {**sides, "elements": self.elements, "masked": self.masked, **operands}
 
     @classmethod
     def from_json(cls, data: Any) -> LayerPlan:
         """The exact inverse of `to_json`."""
-        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked"))
+        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked", *OPERANDS))
         if [name in data for name in ("both", "input", "weight")] not in ([True, False, False], [False, True, True]):
             raise InvalidValue(sentence("a layer of a plan", data, 'given as "both", or as "input" and "weight"'))
         elements, masked = data.get("elements", 0), data.get("masked", 0.0)
@@ -66,7 +93,8 @@ class LayerPlan:
         (input, predicted_input), (weight, predicted_weight) = (
             _side_from_json(data.get("both", data.get(name))) for name in ("input", "weight")
         )
-        return cls(input, weight, elements, float(masked), predicted_input, predicted_weight)
+        operands = {name: from_json(data.get(name, [])) for name in OPERANDS}
+        return cls(input, weight, elements, float(masked), predicted_input, predicted_weight, **operands)
 
 
 def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:
@@ -103,8 +131,8 @@ def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction | None:
-    """What theory expects, to six digits: a plan is read by people; None where the law is not known."""
-    if statistics is None:
+    """What theory expects, to six digits: a plan is read by people; None where the law is not known, or not enough."""
+    exact = None if statistics is None else predict(treatments, statistics)
+    if exact is None:
         return None
-    exact = predict(treatments, statistics)
     return Prediction(**{name: float(f"{value:.6g}") for name, value in exact.to_json().items()})

@@ -23,7 +23,7 @@ from ..report import text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from .change import Change, changes
-from .layer import PRODUCTS, LayerPlan, check_fields, check_products
+from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
 
 VERSION = 1
 
@@ -52,7 +52,9 @@ class Plan:
 
     @classmethod
     def uniform(cls, name: str) -> Plan:
-        """The same recipe for every supported layer of whatever model it is attached to: "fp6", "prune85", ...
+        """The same recipe for every supported layer of whatever model it is attached to: "fp6", "int5-bhq", ...
+
+        `lograd recipes` lists them; `treatments.recipe` says how they are joined.
 
         >>> Plan.uniform("prune85+fp6").every.input[0].sparsity
         0.85
@@ -209,14 +211,14 @@ def _entries(plan: Plan) -> dict[str, Entry]:
 def _in_words(entry: Entry | None) -> str:
     if not isinstance(entry, LayerPlan):
         return f"kept ({entry})"
-    input, weight = describe(entry.input), describe(entry.weight)
-    return input if entry.shared else f"dX {input}; dW {weight}"
+    return entry.words()
 
 
 def _rows(name: str, layer: LayerPlan) -> list[list[str]]:
     sides = [("dX", layer.input, layer.predicted_input), ("dW", layer.weight, layer.predicted_weight)]
     if sides[0][1:] == sides[1][1:]:
         sides = [("both", *sides[0][1:])]
+    sides += [(name, getattr(layer, name), None) for name in OPERANDS if getattr(layer, name)]
     rows = []
     for product, treatments, predicted in sides:
         numbers = ["–"] * 3

@@ -15,7 +15,7 @@ from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.prune import PruningLaw
 from .records import LayerProfile
 
-Allocation = Literal["uniform", "cosine"]
+Allocation = Literal["uniform", "cosine", "floors"]
 MOST = 0.995
 """The most zeros that an allocation gives to one layer, unless more are asked for of all."""
 
@@ -25,6 +25,7 @@ def build(
     bits: int | None,
     sparsity: float | None,
     allocation: Allocation,
+    floors: Mapping[str, float] | None,
     law: PruningLaw,
     keep: str | Iterable[str],
     scale: str,
@@ -36,8 +37,13 @@ def build(
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if allocation not in get_args(Allocation):
         raise InvalidValue(
-            sentence("allocation", allocation, "'uniform' or 'cosine'")
+            sentence("allocation", allocation, "'uniform', 'cosine' or 'floors'")
             + nearest_name(str(allocation), get_args(Allocation))
+        )
+    if (allocation == "floors") != bool(floors):
+        raise InvalidValue(
+            "allocation='floors' and floors={'PATTERN': COSINE} go together; got "
+            + ("no floors." if allocation == "floors" else f"floors with allocation={allocation!r}.")
         )
     sides = check_products(products)
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
@@ -50,7 +56,9 @@ def build(
         raise InvalidValue(f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}).")
     parts: dict[str, list[Prune | Quantize]] = {name: [] for name in treated}
     if sparsity is not None:
-        shares = _allocate([statistics[name] for name in treated], _counts(layers, treated), sparsity, allocation)
+        counts = [layers[name].elements for name in treated]
+        least = _floors(treated, floors) if floors else None
+        shares = _allocate([statistics[name] for name in treated], counts, sparsity, allocation, least)
         for name, share in zip(treated, shares, strict=True):
             parts[name].append(Prune(share, law))
     if bits is not None:
@@ -95,15 +103,29 @@ def _reasons(kept: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:3])
 
 
-def _counts(layers: Mapping[str, LayerProfile], names: list[str]) -> list[int]:
-    return [layers[name].elements for name in names]
+def _floors(names: list[str], floors: Mapping[str, float]) -> list[float | None]:
+    """The floor of each layer, None where no pattern matches; the first that does counts."""
+    for pattern in floors:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InvalidValue(
+                sentence("a pattern of floors", pattern, "one that matches a treated layer")
+                + nearest_name(str(pattern), names)
+            )
+    return [next((floor for pattern, floor in floors.items() if fnmatchcase(name, pattern)), None) for name in names]
 
 
-def _allocate(found: list[Statistics], counts: list[int], sparsity: float, allocation: Allocation) -> list[float]:
+def _allocate(
+    found: list[Statistics],
+    counts: list[int],
+    sparsity: float,
+    allocation: Allocation,
+    floors: list[float | None] | None,
+) -> list[float]:
     if allocation == "uniform":
         return [sparsity] * len(found)
     theory.pruning.check_sparsity(sparsity)
-    shares = theory.allocate([one.law for one in found], counts, sparsity, "cosine", max_sparsity=max(MOST, sparsity))
+    laws, most = [one.law for one in found], max(MOST, sparsity)
+    shares = theory.allocate(laws, counts, sparsity, allocation, floors=floors, max_sparsity=most)
     # Four digits can be read and reviewed, and keep the budget to as many.
     return [min(max(round(float(share), 4), 0.0001), 0.9999) for share in shares]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -97,6 +97,7 @@ class Profile:
         sparsity: float | None = None,
         *,
         allocation: planning.Allocation = "uniform",
+        floors: Mapping[str, float] | None = None,
         law: PruningLaw = "empirical",
         keep: str | Iterable[str] = ("last",),
         scale: str = "max",
@@ -110,7 +111,10 @@ class Profile:
                 (`theory.best_format`).
             sparsity: prune stochastically to this share of zeros; before rounding, if both are asked for.
             allocation: "uniform" asks it of each layer; "cosine" of all pruned layers together, and splits it so that
-                the smallest cosine between a gradient and its pruned copy is as large as can be.
+                the smallest cosine between a gradient and its pruned copy is as large as can be; "floors" likewise,
+                by the heterogeneous rule of [chmiel2021]: layers with a floor give up sparsity until their cosine
+                reaches it, and the others make up for it.
+            floors: for that rule, the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}.
             law: of what the threshold is solved, "empirical", "lognormal" or "normal" (`treatments.Prune`).
                 "lognormal" also chooses formats for the fitted lognormal law instead of the histogram.
             keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  The
@@ -119,7 +123,7 @@ class Profile:
             rounding: "stochastic" or "nearest".
             products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
         """
-        return planning.build(self.layers, bits, sparsity, allocation, law, keep, scale, rounding, products)
+        return planning.build(self.layers, bits, sparsity, allocation, floors, law, keep, scale, rounding, products)
 
     # -- what to read --
 

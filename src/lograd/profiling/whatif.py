@@ -12,7 +12,7 @@ import torch
 
 from .. import theory
 from ..formats import Format, IntFormat
-from ..treatments import Prediction, Quantize, Statistics, numbers_of, predict
+from ..treatments import Prediction, Quantize, Statistics, apply, numbers_of, predict
 from .records import LayerProfile, Sample
 
 WIDTHS = (4, 5, 6, 7, 8)
@@ -58,9 +58,9 @@ def recommended(found: list[Error]) -> Error | None:
 def _error(name: str, format: Format, statistics: Statistics, sample: Sample) -> Error:
     treatment = Quantize(format)
     numbers = numbers_of((treatment,), statistics)
-    return Error(
-        name, format, predict((treatment,), statistics, numbers), measure(treatment, numbers[0]["scale"], sample)
-    )
+    predicted = predict((treatment,), statistics, numbers)
+    assert predicted is not None, "a rounding of single elements can be predicted"
+    return Error(name, format, predicted, measure(treatment, numbers[0]["scale"], sample))
 
 
 def measure(treatment: Quantize, scale: float, sample: Sample) -> Prediction | None:
@@ -68,8 +68,8 @@ def measure(treatment: Quantize, scale: float, sample: Sample) -> Prediction | N
     finite = sample[np.isfinite(sample)]
     if not finite.any():
         return None
-    values, numbers = torch.from_numpy(finite), {"scale": torch.tensor(scale, dtype=torch.float32)}
-    draws = [treatment.apply(values, numbers, torch.tensor([seed, 0])).result for seed in range(DRAWS)]
+    values = torch.from_numpy(finite)
+    draws = [apply((treatment,), values, seed, numbers=[{"scale": scale}]).result for seed in range(DRAWS)]
     x, y = finite.astype(np.float64), torch.stack(draws).double().numpy()
     nonzero = x != 0
     length = np.linalg.norm(x) * np.linalg.norm(y, axis=1)

@@ -1,29 +1,30 @@
 """What is done to one gradient before its products: a sentence of treatments, each a small frozen value.
 
-A treatment knows its JSON form, how its numbers follow from a layer's statistics, how it is applied to a tensor, and
-what it does to a single magnitude, from which its error is predicted.  A sentence is a tuple, applied in order; the
-empty one is the identity.
+A treatment knows its JSON form, how its numbers follow from a layer's statistics or from the tensor itself, how it is
+applied, and, where a magnitude alone decides, what becomes of it, from which its error is predicted.  A sentence is a
+tuple, applied in order; the empty one is the identity.
 """
 
+from .atp import Atp
+from .blocks import Blocks
+from .dithered import Dithered
+from .hadamard import Hadamard
+from .interval import Interval
+from .luq import Luq
 from .prune import Prune
 from .quantize import Quantize
-from .recipes import recipe
-from .sentence import Sentence, describe, from_json, numbers_of, predict, to_json
+from .recipes import RECIPES, Recipe, Treated, recipe
+from .s2fp8 import S2fp8
+from .sentence import Sentence, apply, describe, from_json, numbers_of, predict, to_json, treat
 from .statistics import Prediction, Statistics
-from .treatment import Numbers, Treatment
+from .statquant import StatQuant
+from .topk import TopK, TopKStochastic
+from .treatment import Numbers, Setting, Treatment
 
 __all__ = [
-    "Numbers",
-    "Prediction",
-    "Prune",
-    "Quantize",
-    "Sentence",
-    "Statistics",
-    "Treatment",
-    "describe",
-    "from_json",
-    "numbers_of",
-    "predict",
-    "recipe",
-    "to_json",
-]
+    "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
+    "Atp", "Blocks", "Dithered", "Hadamard", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant", "TopK",
+    "TopKStochastic",
+    "RECIPES", "Recipe", "Treated", "recipe",
+    "apply", "describe", "from_json", "numbers_of", "predict", "to_json", "treat",
+]  # fmt: skip

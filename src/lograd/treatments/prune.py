@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 
 import numpy as np
 
 from .. import ops, theory
-from ..errors import InvalidValue, nearest_name, sentence
 from ..laws import Empirical, HalfNormal, Law, LogNormal
 from ..laws.law import Values
-from ..theory.pruning import check_sparsity
+from .fields import check_choice, checked_sparsity
 from .statistics import Statistics
-from .treatment import Numbers, Outcomes, Treatment
+from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PruningLaw = Literal["empirical", "lognormal", "normal"]
+Split = Literal["uniform", "cosine"]
 
 
 @final
@@ -34,40 +34,50 @@ class Prune(Treatment):
         Where z >= S, the threshold is the z-quantile.  Reconstructed: the released code fits on the positions that were
         not masked; here on the upper mass of the histogram.
     "normal": a half-normal law with the root mean square of all elements, as ATP assumes, but solved for the sparsity.
+
+    `allocation` says how the layers of a model that have this very treatment share it: "uniform", each the same; or
+    "cosine", so that all have the same cosine and `sparsity` is the share of zeros over all (`theory.allocate`, solved
+    anew whenever statistics are).
     """
 
     sparsity: float
     law: PruningLaw = "empirical"
+    allocation: Split = field(default="uniform", metadata=RARE)
     kind: ClassVar[str] = "prune"
-    number_names: ClassVar[tuple[str, ...]] = ("threshold",)
 
     def __post_init__(self) -> None:
-        if isinstance(self.sparsity, bool) or not isinstance(self.sparsity, float | int | np.floating):
-            raise InvalidValue(sentence("sparsity", self.sparsity, "above 0 and below 1, such as 0.85"))
-        object.__setattr__(self, "sparsity", float(check_sparsity(self.sparsity)))
-        valid = get_args(PruningLaw)
-        if self.law not in valid:
-            raise InvalidValue(
-                sentence("law of a pruning threshold", self.law, "one of " + ", ".join(map(repr, valid)))
-                + nearest_name(str(self.law), valid)
-            )
+        object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))
+        check_choice("law of a pruning threshold", self.law, get_args(PruningLaw))
+        check_choice("allocation of a pruning treatment", self.allocation, get_args(Split))
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return ("threshold",)
+
+    @property
+    def unbiased(self) -> bool:
+        return True
 
     def numbers(self, statistics: Statistics) -> Numbers:
         solve = {"empirical": _empirical, "lognormal": _lognormal, "normal": _normal}[self.law]
-        return {"threshold": float(solve(statistics, self.sparsity))}
+        return {"threshold": float(solve(statistics, statistics.allotted.get(self, self.sparsity)))}
 
-    def apply(self, g: Tensor, numbers: dict[str, Tensor], key: Tensor) -> ops.Counted:
-        result: ops.Counted = ops.stochastic_prune(g, numbers["threshold"], key, counted=True)
-        return result
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        return cast(ops.Counted, ops.stochastic_prune(g, setting.numbers["threshold"], setting.key, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
-        a = numbers["threshold"]
-        kept = x > a if a > 0 else np.ones_like(x, dtype=bool)
-        stays = np.where(kept, 1.0, x / (a or 1.0))
-        return Outcomes(np.stack([np.where(kept, x, a), np.zeros_like(x)]), np.stack([stays, 1 - stays]))
+        return pruned(x, numbers["threshold"])
 
     def __str__(self) -> str:
-        return f"prune {self.sparsity:g}" + ("" if self.law == "empirical" else f" ({self.law})")
+        words = [word for word in (self.law, self.allocation) if word not in ("empirical", "uniform")]
+        return f"prune {self.sparsity:g}" + (f" ({', '.join(words)})" if words else "")
+
+
+def pruned(x: Values, threshold: float) -> Outcomes:
+    """What Eq. 5 makes of magnitudes."""
+    kept = x > threshold if threshold > 0 else np.ones_like(x, dtype=bool)
+    stays = np.where(kept, 1.0, x / (threshold or 1.0))
+    return Outcomes(np.stack([np.where(kept, x, threshold), np.zeros_like(x)]), np.stack([stays, 1 - stays]))
 
 
 def _empirical(statistics: Statistics, sparsity: float) -> float:
@@ -104,8 +114,7 @@ def _lognormal(statistics: Statistics, sparsity: float) -> Values | float:
 
 
 def _normal(statistics: Statistics, sparsity: float) -> Values | float:
-    mean_square = (1 - statistics.zero_share) * float(statistics.law.moment(2))
-    return theory.threshold(HalfNormal(np.sqrt(mean_square)), sparsity)
+    return theory.threshold(HalfNormal(np.sqrt(statistics.moment(2))), sparsity)
 
 
 def _upper_mass(law: Empirical, below: float) -> Empirical:

@@ -1,76 +1,156 @@
-"""Rounding to a format of few bits, at a scale per layer."""
+"""Rounding to a format of few bits, at a scale per layer or at one scale for all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 
 import numpy as np
 
 from .. import ops, theory
+from ..errors import InvalidValue
 from ..formats import Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
 from ..ops.grid import grid_of
+from .fields import check_choice
 from .statistics import Statistics
-from .treatment import Numbers, Outcomes, Treatment
+from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Rounding = Literal["stochastic", "nearest"]
+Overflow = Literal["saturate", "infinity"]
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 """Scales are float32 and must stay normal numbers."""
+_POWER = re.compile(r"2\^(-?\d{1,3})")
 
 
 @final
 @dataclass(frozen=True)
 class Quantize(Treatment):
-    """Q(s g) / s, simulated: the values of the format in the gradient's own type, saturating.
+    """Q(s g) / s, simulated: the values of the format in the gradient's own type.
 
     Args:
         format: a FloatFormat or IntFormat of at most 8 bits, or its text.
         scale: the rule of `theory.scale` by which s follows from the layer's law.  "max" keeps the largest magnitudes
             and loses the smallest; it takes the upper edge of the highest occupied bin, at most 1/16 too high.
+            "mean-3" is what the released code of [chmiel2021] does.  "2^13" is the same for every layer and step: the
+            static global loss scale of that paper's Table 4, as scaling by powers of two commutes with everything else.
         rounding: "stochastic" (unbiased inside the range) or "nearest".
+        overflow: "saturate" at the largest value, or "infinity", where a value that would be rounded beyond it becomes
+            infinite.  With scale "2^0" and a GradScaler around the training step that is dynamic global loss scaling
+            [micikevicius2018] which sees the overflow of the low-bit format: the step is skipped, the scale halved.
+
+    @inproceedings{micikevicius2018,
+      title     = {Mixed Precision Training},
+      author    = {Micikevicius, Paulius and Narang, Sharan and Alben, Jonah and Diamos, Gregory and Elsen, Erich and
+                   Garcia, David and Ginsburg, Boris and Houston, Michael and Kuchaiev, Oleksii and Venkatesh, Ganesh
+                   and Wu, Hao},
+      booktitle = {International Conference on Learning Representations},
+      year      = {2018}
+    }
     """
 
     format: Format
     scale: str = "max"
-    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    rounding: Rounding = "stochastic"
+    overflow: Overflow = field(default="saturate", metadata=RARE)
     kind: ClassVar[str] = "quantize"
-    number_names: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
         if isinstance(self.format, str):
             object.__setattr__(self, "format", parse_format(self.format))
         grid_of(self.format)  # refuses what the operator cannot round to
         check_rounding(self.rounding, ("stochastic", "nearest"))
-        theory.scale(LogNormal(0.0, 1.0), self.format, self.scale, count=2, maximum=1.0)  # refuses an unknown rule
+        check_choice("overflow", self.overflow, ("saturate", "infinity"))
+        fixed = self.fixed_scale
+        if fixed is None:
+            theory.scale(LogNormal(0.0, 1.0), self.format, self.scale, count=2, maximum=1.0)  # refuses an unknown rule
+        elif not SMALLEST <= fixed <= LARGEST:
+            raise InvalidValue(f"scale must lie between 2^-126 and 2^127; got {self.scale!r}.")
+
+    @property
+    def fixed_scale(self) -> float | None:
+        """The scale that no statistics change; None where a rule gives it."""
+        match = _POWER.fullmatch(str(self.scale))
+        return 2.0 ** int(match[1]) if match else None
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return ("scale",) if self.fixed_scale is None else ()
+
+    @property
+    def unbiased(self) -> bool:
+        """Only where nothing lies beyond the range; of the rules "max" alone sees to that, one step late."""
+        return self.rounding == "stochastic" and self.scale == "max"
+
+    @property
+    def element_bits(self) -> float:
+        return self.format.bits
 
     def numbers(self, statistics: Statistics) -> Numbers:
-        scale = theory.scale(statistics.law, self.format, self.scale)
-        return {"scale": float(np.clip(scale, SMALLEST, LARGEST))}
+        fixed = self.fixed_scale
+        scale = theory.scale(statistics.law, self.format, self.scale) if fixed is None else fixed
+        finite = self.format.max / float(np.finfo(np.float32).max)  # the top of the format stays a number
+        return {"scale": float(np.clip(scale, max(SMALLEST, np.nextafter(finite, np.inf)), LARGEST))}
 
-    def apply(self, g: Tensor, numbers: dict[str, Tensor], key: Tensor) -> ops.Counted:
-        return cast(ops.Counted, ops.quantize(g, self.format, numbers["scale"], self.rounding, key, counted=True))
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        scale = setting.numbers.get("scale", self.fixed_scale)
+        assert scale is not None
+        result = cast(ops.Counted, ops.quantize(g, self.format, scale, self.rounding, setting.key, counted=True))
+        return result if self.overflow == "saturate" else self._overflowing(g, scale, result)
 
-    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
-        sides = [
-            self._side(x, cells.edges, cells.points, numbers["scale"]) for cells in self.format.cells(self.rounding)
-        ]
-        values, probabilities = (np.concatenate(columns) for columns in zip(*sides, strict=True))
-        return Outcomes(values, probabilities / len(sides))  # both signs are equally likely
+    def _overflowing(self, g: Tensor, scale: Tensor | float, rounded: ops.Counted) -> ops.Counted:
+        beyond = (g.float().abs() * scale) > self._limit
+        infinite = g.new_full((), float("inf")).copysign(g)
+        counts = rounded.counts.clone()
+        counts[2] = beyond.sum()
+        return ops.Counted(rounded.result.where(~beyond, infinite), counts)
 
-    def _side(self, x: Values, edges: Values, points: Values, scale: float) -> Outcomes:
-        y = x * scale
-        index = np.searchsorted(edges, y, side="right") - 1
-        if self.rounding == "nearest":
-            return Outcomes(points[index][None] / scale, np.ones((1, x.size)))
-        low, high = points[index], points[np.minimum(index + 1, points.size - 1)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            up = np.where(high > low, (y - low) / (high - low), 0.0)  # beyond the largest value there is no way up
-        return Outcomes(np.stack([low, high]) / scale, np.stack([1 - up, up]))
+    @property
+    def _limit(self) -> float:
+        """The largest magnitude that is not rounded beyond the format: a tie at its end would go there."""
+        if self.rounding == "stochastic":
+            return self.format.max
+        top = self.format.values()[-2:]
+        half = self.format.max + (top[1] - top[0]) / 2
+        return float(np.nextafter(np.float32(half), np.float32(0)))
+
+    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
+        return None if self.overflow == "infinity" else rounded(x, self.format, numbers["scale"], self.rounding)
 
     def __str__(self) -> str:
-        return f"{self.format} scale {self.scale}" + ("" if self.rounding == "stochastic" else ", nearest")
+        words = [self.rounding] * (self.rounding == "nearest") + ["overflows"] * (self.overflow == "infinity")
+        return ", ".join([f"{self.format} scale {self.scale}", *words])
+
+
+def rounded(x: Values, format: Format, scale: float, rounding: Rounding) -> Outcomes:
+    """What rounding to a format makes of magnitudes; both signs are equally likely."""
+    sides = [_side(x, cells.edges, cells.points, scale, rounding) for cells in format.cells(rounding)]
+    values, probabilities = (np.concatenate(columns) for columns in zip(*sides, strict=True))
+    return Outcomes(values, probabilities / len(sides))
+
+
+def _side(x: Values, edges: Values, points: Values, scale: float, rounding: Rounding) -> Outcomes:
+    y = x * scale
+    index = np.searchsorted(edges, y, side="right") - 1
+    if rounding == "nearest":
+        return Outcomes(points[index][None] / scale, np.ones((1, x.size)))
+    low, high = points[index], points[np.minimum(index + 1, points.size - 1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up = np.where(high > low, (y - low) / (high - low), 0.0)  # beyond the largest value there is no way up
+    return Outcomes(np.stack([low, high]) / scale, np.stack([1 - up, up]))
+
+
+def stepped(x: Values, step: float, largest: float, rounding: Rounding) -> Outcomes:
+    """What rounding to multiples of a step, the last of them `largest`, makes of magnitudes."""
+    inside = np.minimum(x, largest) / step
+    if rounding == "nearest":
+        return Outcomes(np.rint(inside)[None] * step, np.ones((1, x.size)))
+    low = np.floor(inside)
+    up = inside - low
+    return Outcomes(np.stack([low, low + 1]) * step, np.stack([1 - up, up]))

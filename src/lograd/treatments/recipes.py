@@ -1,48 +1,292 @@
-"""Sentences of treatments by name, for every layer alike."""
+"""Treatments by name, for every layer alike: "fp6", "int5-bhq", "prune85-cosine", "mxfp4-rht", "prune85+fp6"."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from ..errors import InvalidValue, nearest_name
 from ..formats import FloatFormat, IntFormat
+from .atp import Atp
+from .blocks import Blocks
+from .dithered import Dithered
+from .hadamard import Hadamard
+from .interval import Interval
+from .luq import Luq
 from .prune import Prune
 from .quantize import Quantize
+from .s2fp8 import S2fp8
 from .sentence import Sentence
+from .statquant import StatQuant
+from .topk import TopK, TopKStochastic
+from .treatment import Treatment
 
 EXPONENTS = {4: 3, 5: 4, 6: 4, 7: 4, 8: 5}
 """Exponent bits of FP4 to FP8: the Cifar100 row of Table 2 of [chmiel2021]."""
 
-RECIPES: dict[str, tuple[str, Callable[..., Sentence]]] = {
-    "identity": ("identity", lambda: ()),
-    "fpN": (
-        r"fp([4-8])",
-        lambda bits: (Quantize(FloatFormat(EXPONENTS[int(bits)], int(bits) - 1 - EXPONENTS[int(bits)])),),
-    ),
-    "intN": (r"int([2-8])", lambda bits: (Quantize(IntFormat(int(bits))),)),
-    "pruneNN": (r"prune(\d\d)", lambda percent: (Prune(int(percent) / 100),)),
-    "pruneNN-lognormal": (r"prune(\d\d)-lognormal", lambda percent: (Prune(int(percent) / 100, "lognormal"),)),
-    "pruneNN-normal": (r"prune(\d\d)-normal", lambda percent: (Prune(int(percent) / 100, "normal"),)),
-}
-"""Pattern of the name, and the sentence that its digits give."""
+
+class Treated(NamedTuple):
+    """The treatments of the four tensors of a layer's two products."""
+
+    input: Sentence = ()
+    """Of the gradient in the product for dX."""
+    weight: Sentence = ()
+    """Of the gradient in the product for dW."""
+    weights: Sentence = ()
+    """Of the weights that the gradient meets in the product for dX."""
+    activations: Sentence = ()
+    """Of the layer's input that it meets in the product for dW."""
 
 
-def recipe(name: str) -> Sentence:
-    """The treatments that a name stands for; parts joined by "+" follow each other.
+@dataclass(frozen=True)
+class Recipe:
+    """A family of names."""
 
-    >>> [str(treatment) for treatment in recipe("prune85+fp6")]
-    ['prune 0.85', '1-4-1 scale max']
+    name: str
+    """As it is listed: N, NN stand for digits."""
+    example: str
+    words: str
+    """What it does, in one line."""
+    reference: str
+    """The key of the paper in `lograd cite`; "lograd" for what stands in none."""
+    pattern: str
+    build: Callable[..., Treated]
+
+
+def both(*treatments: Treatment) -> Treated:
+    """The same for the gradient in both products."""
+    return Treated(treatments, treatments)
+
+
+def _float(bits: str) -> FloatFormat:
+    exponent = EXPONENTS[int(bits)]
+    return FloatFormat(exponent, int(bits) - 1 - exponent)
+
+
+def _float_by_rule(bits: str, rule: str) -> Treated:
+    quantile = re.fullmatch(r"quantile(\d+)", rule)
+    return both(Quantize(_float(bits), f"quantile(0.{quantile[1]})" if quantile else rule))
+
+
+def _fraction(percent: str) -> float:
+    return float(f"0.{percent}")
+
+
+def _pruned(percent: str, variant: str | None) -> Treated:
+    if variant == "cosine":
+        return both(Prune(_fraction(percent), allocation="cosine"))
+    law: Any = variant or "empirical"
+    return both(Prune(_fraction(percent), law))
+
+
+def _largest(percent: str, variant: str | None) -> Treated:
+    if variant == "stochastic":
+        return both(TopKStochastic(_fraction(percent)))
+    over: Any = variant or "tensor"
+    return both(TopK(_fraction(percent), over))
+
+
+def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
+    return Treated((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
+
+
+def saw(percent: str) -> Treated:
+    """SAW [raihan2020], or SWAT: the operands that the gradient meets are sparse, the gradient itself is dense.
+
+    In the paper the forward pass takes the sparse weights, too; here it stays as it is.  The threshold is that of each
+    tensor, where the paper keeps one for several batches.
+
+    @inproceedings{raihan2020,
+      title     = {Sparse Weight Activation Training},
+      author    = {Raihan, Md Aamir and Aamodt, Tor M.},
+      booktitle = {Advances in Neural Information Processing Systems},
+      year      = {2020}
+    }
     """
-    return tuple(treatment for part in str(name).split("+") for treatment in _part(part.strip(), str(name)))
+    operand = (TopK(_fraction(percent)),)
+    return Treated((), (), operand, operand)
 
 
-def _part(part: str, name: str) -> Sentence:
-    for pattern, build in RECIPES.values():
-        if match := re.fullmatch(pattern, part):
-            return build(*match.groups())
-    examples = ["identity", *(f"fp{bits}" for bits in EXPONENTS), "int4", "int8", "prune85", "prune85-lognormal"]
+def hfp8() -> Treated:
+    """HFP8 [sun2019]: gradients 1-5-2, weights and activations 1-4-3 with an exponent bias of 11, to nearest.
+
+    The forward pass stays as it is.  The paper scales the loss; here each layer's gradient has its own scale.  It keeps
+    the first and the last layer in FP16; `plan.override(name, treat=False)` leaves them alone.  The bias is that of
+    third-party code.
+
+    @inproceedings{sun2019,
+      title     = {Hybrid 8-bit Floating Point ({HFP8}) Training and Inference for Deep Neural Networks},
+      author    = {Sun, Xiao and Choi, Jungwook and Chen, Chia-Yu and Wang, Naigang and Venkataramani, Swagath and
+                   Srinivasan, Vijayalakshmi and Cui, Xiaodong and Zhang, Wei and Gopalakrishnan, Kailash},
+      booktitle = {Advances in Neural Information Processing Systems},
+      year      = {2019}
+    }
+    """
+    gradient = (Quantize(FloatFormat(5, 2), rounding="nearest"),)
+    operand = (Quantize(FloatFormat(4, 3, bias=11), "2^0", "nearest"),)
+    return Treated(gradient, gradient, operand, operand)
+
+
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("identity", "identity", "nothing is changed, and all is counted", "lograd", "identity", Treated),
+    Recipe(
+        "fpN", "fp6", "float of 4 to 8 bits, largest magnitude at the top, stochastic", "chmiel2021", r"fp([4-8])",
+        lambda bits: both(Quantize(_float(bits))),
+    ),
+    Recipe(
+        "fpN-lognormal", "fp6-lognormal", "as the released code: mean of log2 |g| three octaves below 1, to nearest",
+        "chmiel2021", r"fp([4-8])-lognormal", lambda bits: both(Quantize(_float(bits), "mean-3", "nearest")),
+    ),
+    Recipe(
+        "fpN-RULE", "fp6-expected_max", "with another scale: max, mean, mean-3, expected_max or quantile999",
+        "chmiel2021", r"fp([4-8])-(max|mean|mean-3|expected_max|quantile\d+)", _float_by_rule,
+    ),
+    Recipe(
+        "fpN-staticK", "fp4-static16", "one loss scale 2^K for all layers, to nearest, saturating", "chmiel2021",
+        r"fp([4-8])-static(\d{1,2})", lambda bits, k: both(Quantize(_float(bits), f"2^{k}", "nearest")),
+    ),
+    Recipe(
+        "fpN-dynamic", "fp4-dynamic", "for a GradScaler around the step: overflow of the format is infinite",
+        "micikevicius2018", r"fp([4-8])-dynamic",
+        lambda bits: both(Quantize(_float(bits), "2^0", "nearest", "infinity")),
+    ),
+    Recipe(
+        "fpN-luq", "fp4-luq", "powers of two up to the largest magnitude, unbiased", "chmiel2023", r"fp([2-8])-luq",
+        lambda bits: both(Luq(int(bits))),
+    ),
+    Recipe(
+        "intN", "int8", "integers of 2 to 8 bits, largest magnitude at the top, stochastic", "lograd", r"int([2-8])",
+        lambda bits: both(Quantize(IntFormat(int(bits)))),
+    ),
+    Recipe(
+        "intN-ptq", "int8-ptq", "one range per tensor; dW with 8 bits per tensor", "chen2020", r"int([2-8])-(ptq)",
+        _statquant,
+    ),
+    Recipe(
+        "intN-psq", "int8-psq", "one range per sample; dW with 8 bits per tensor", "chen2020", r"int([2-8])-(psq)",
+        _statquant,
+    ),
+    Recipe(
+        "intN-bhq", "int5-bhq", "block Householder; dW with 8 bits per tensor", "chen2020", r"int([2-8])-(bhq)",
+        _statquant,
+    ),
+    Recipe(
+        "intN-interval", "int4-interval", "a clipped interval that follows its clipped share", "kim2024",
+        r"int([2-8])-interval", lambda bits: both(Interval(int(bits))),
+    ),
+    Recipe(
+        "mxfp4, mxfp6, mxfp8", "mxfp4", "blocks of 32 with a power-of-two scale; also mxfp6-e2m3, mxfp8-e5m2",
+        "tseng2025", r"(mxfp4|mxfp6|mxfp8|mxfp6-e2m3|mxfp8-e5m2)", lambda name: both(Blocks(name)),
+    ),
+    Recipe(
+        "nvfp4", "nvfp4", "blocks of 16 with an E4M3 scale, and one scale per tensor", "nvidia2025", "nvfp4",
+        lambda: both(Blocks("nvfp4")),  # type: ignore[arg-type]
+    ),
+    Recipe(
+        "s2fp8", "s2fp8", "logarithms shifted and squeezed into 1-5-2", "cambier2020", "s2fp8", lambda: both(S2fp8())
+    ),
+    Recipe(
+        "hfp8", "hfp8", "gradients 1-5-2; the weights and activations that they meet 1-4-3", "sun2019", "hfp8", hfp8
+    ),
+    Recipe(
+        "pruneNN", "prune85", "stochastic pruning to NN % zeros by the gradient's own histogram", "chmiel2021",
+        r"prune(\d\d+)()", lambda percent, _: _pruned(percent, None),
+    ),
+    Recipe(
+        "pruneNN-LAW", "prune85-lognormal", "with the threshold of a lognormal or a normal law", "chmiel2021",
+        r"prune(\d\d+)-(lognormal|normal)", _pruned,
+    ),
+    Recipe(
+        "pruneNN-cosine", "prune85-cosine", "NN % over all layers, split so that all have the same cosine", "lograd",
+        r"prune(\d\d+)-(cosine)", _pruned,
+    ),
+    Recipe(
+        "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", r"topk(\d\d+)()",
+        lambda percent, _: _largest(percent, None),
+    ),
+    Recipe(
+        "topkNN-sample", "topk85-sample", "meProp: of each sample", "sun2017", r"topk(\d\d+)-(sample)", _largest
+    ),
+    Recipe(
+        "topkNN-batch", "topk85-batch", "unified meProp: the same positions in all samples", "sun2017",
+        r"topk(\d\d+)-(batch)", _largest,
+    ),
+    Recipe(
+        "topkNN-stochastic", "topk85-stochastic", "stochastic pruning at the top-k threshold: fewer zeros than asked",
+        "chmiel2021", r"topk(\d\d+)-(stochastic)", _largest,
+    ),
+    Recipe(
+        "atpNN", "atp85", "threshold of a normal law, mean of the last five batches", "ye2020", r"atp(\d\d+)",
+        lambda percent: both(Atp(_fraction(percent))),
+    ),
+    Recipe(
+        "sawNN", "saw80", "weights and activations top-k pruned in the backward products, gradients dense",
+        "raihan2020", r"saw(\d\d+)", saw,
+    ),
+    Recipe(
+        "dithered, ditheredS", "dithered", "multiples of S standard deviations, stochastic; S is 1", "wiedemann2020",
+        r"dithered(\d*\.?\d*)", lambda factor: both(Dithered(float(factor or 1))),
+    ),
+)  # fmt: skip
+"""All families of names."""
+
+MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
+    "nearest": ("rounded to nearest", lambda one: _with_rounding(one, "nearest")),
+    "stochastic": ("rounded stochastically", lambda one: _with_rounding(one, "stochastic")),
+    "rht": ("under a random Hadamard transform", Hadamard),
+    "ht": ("under a Hadamard transform without random signs", lambda one: Hadamard(one, random=False)),
+}
+"""Endings that any recipe may have which they make sense for."""
+
+
+def recipe(name: str) -> Treated:
+    """The treatments that a name stands for.
+
+    Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
+    prunes for dW alone.  Endings: -nearest, -stochastic, -rht, -ht.
+
+    >>> [str(treatment) for treatment in recipe("prune85+fp6").input]
+    ['prune 0.85', '1-4-1 scale max']
+    >>> [str(treatment) for treatment in recipe("int5-bhq").weight]
+    ['int8 ptq']
+    """
+    sides = [_sentence(side, str(name)) for side in str(name).split("/")]
+    if len(sides) > 2:
+        raise InvalidValue(f"{name!r} is not a recipe; '/' parts the treatments for dX from those for dW, once.")
+    first, last = sides[0], sides[-1]
+    if len(sides) == 1:
+        return first
+    return Treated(first.input, last.input, first.weights, last.activations)
+
+
+def _sentence(side: str, name: str) -> Treated:
+    parts = [_part(part.strip(), name) for part in side.split("+")]
+    return Treated(*(tuple(one for part in parts for one in part[place]) for place in range(4)))
+
+
+def _part(part: str, name: str) -> Treated:
+    for entry in RECIPES:
+        if match := re.fullmatch(entry.pattern, part):
+            return entry.build(*match.groups())
+    start, _, ending = part.rpartition("-")
+    if start and ending in MODIFIERS:
+        found = _part(start, name)
+        return Treated(*(tuple(map(MODIFIERS[ending][1], treatments)) for treatments in found))
+    examples = [entry.example for entry in RECIPES]
     raise InvalidValue(
-        f"{name!r} is not a recipe; valid are {', '.join(RECIPES)} with digits for N, and several joined by '+'."
-        f"{nearest_name(part, examples)}"
+        f"{name!r} is not a recipe; valid are {', '.join(entry.name for entry in RECIPES)} with digits for N, and "
+        f"several joined by '+' (`lograd recipes` explains them).{nearest_name(part, examples)}"
     )
+
+
+def _with_rounding(treatment: Treatment, rounding: str) -> Treatment:
+    if isinstance(treatment, Hadamard):
+        return replace(treatment, inner=_with_rounding(treatment.inner, rounding))
+    if all(field.name != "rounding" for field in fields(treatment)):
+        raise InvalidValue(
+            f"{treatment} has one way of rounding, so '-{rounding}' says nothing about it; leave it out."
+        )
+    changed: Any = {"rounding": rounding}
+    return replace(treatment, **changed)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from .. import ops
 from ..errors import InvalidValue, sentence
-from ..laws.law import Values
+from ..laws import Empirical
 from .statistics import Prediction, Statistics
-from .treatment import Numbers, Treatment
+from .treatment import Numbers, Outcomes, Setting, Treatment
 
 Sentence = tuple[Treatment, ...]
 
@@ -37,14 +41,80 @@ def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[
         return [treatment.numbers(statistics) for treatment in treatments]
     # What the last one leaves over concerns nobody, and takes most of the time.
     *others, last = treatments
-    numbers, values, probabilities = _follow(others, statistics)
-    return [*numbers, last.numbers(_after(statistics, values, probabilities))]
+    numbers, ways = _follow(others, statistics)
+    return [*numbers, last.numbers(_after(statistics, ways))]
+
+
+def treat(
+    treatments: Sequence[Treatment],
+    g: Tensor,
+    numbers: Sequence[Mapping[str, Tensor]],
+    key: Tensor,
+    state: Tensor,
+    contracted: tuple[int, ...] = (),
+) -> ops.Counted:
+    """One treatment after the other; counts are zeros and NaN of the result, saturated elements, and zeros of g.
+
+    Args:
+        numbers: of each treatment, those of its `number_names`.
+        key: the int64 pair (seed, offset) of the random numbers.
+        state: the memories of all treatments, in order, changed in place.
+        contracted: see `Setting`.
+    """
+    result = g
+    total: Tensor | None = None
+    memories = torch.split(state, [one.state_size for one in treatments]) if treatments else ()
+    for place, (treatment, values, memory) in enumerate(zip(treatments, numbers, memories, strict=True)):
+        # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
+        stage = key if place == 0 else key + _successor(place, key.device)
+        result, counts = treatment.apply(result, Setting(dict(values), stage, memory, contracted))
+        if total is None:
+            total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
+        else:
+            total = torch.cat([counts[:2], total[2:3] + counts[2:3], total[3:]])
+    if total is None:
+        zeros = (g == 0).sum()
+        total = torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
+    if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
+        total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
+    return ops.Counted(result, total)
+
+
+def apply(
+    treatments: Sequence[Treatment],
+    g: Tensor,
+    seed: int = 0,
+    *,
+    numbers: list[Numbers] | None = None,
+    contracted: tuple[int, ...] = (),
+) -> ops.Counted:
+    """A sentence on a tensor at hand: `apply(recipe("fp6").input, g).result`.
+
+    Args:
+        numbers: of each treatment; by default those that follow from the statistics of g itself.
+        contracted: the dimensions that the product sums over; the last where it matters and nothing is given.
+    """
+    if numbers is None:
+        needed = any(one.number_names for one in treatments)
+        numbers = numbers_of(treatments, Statistics(Empirical.fit(g))) if needed else [{} for _ in treatments]
+    tensors = [
+        {name: torch.tensor(values[name], dtype=torch.float32, device=g.device) for name in one.number_names}
+        for one, values in zip(treatments, numbers, strict=True)
+    ]
+    state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=g.device)
+    return treat(treatments, g, tensors, torch.tensor([seed, 0], device=g.device), state, contracted)
+
+
+@lru_cache(maxsize=64)
+def _successor(place: int, device: torch.device) -> Tensor:
+    """Made once: a small tensor costs as much as a small kernel."""
+    return torch.tensor([place, 0], device=device)
 
 
 def predict(
     treatments: Sequence[Treatment], statistics: Statistics, numbers: list[Numbers] | None = None
-) -> Prediction:
-    """What the sentence does to a gradient with these statistics.
+) -> Prediction | None:
+    """What the sentence does to a gradient with these statistics; None where the law of magnitudes does not tell.
 
     Each magnitude x becomes a value y with known probabilities; sparsity, cosine E[xy] / sqrt(E[x^2] E[y^2]) and
     relative error E[|y - x| / x] are sums over the histogram.
@@ -53,7 +123,10 @@ def predict(
         numbers: the numbers in force; by default those that follow from the statistics.
     """
     x, weights = statistics.points()
-    _, y, probabilities = _follow(treatments, statistics, numbers)
+    _, ways = _follow(treatments, statistics, numbers)
+    if ways is None:
+        return None
+    y, probabilities = ways
     shares = probabilities * (weights / weights.sum())
     signal, energy = np.sum(weights / weights.sum() * x**2), np.sum(shares * y**2)
     zeros = statistics.zero_share
@@ -66,25 +139,33 @@ def predict(
 
 def _follow(
     treatments: Sequence[Treatment], statistics: Statistics, given: list[Numbers] | None = None
-) -> tuple[list[Numbers], Values, Values]:
-    """Numbers, values and probabilities (a row for each way to go, a column for each point) at the sentence's end."""
+) -> tuple[list[Numbers], Outcomes | None]:
+    """Numbers, and where each point of the statistics is at the sentence's end; None where nobody can say."""
     x, _ = statistics.points()
-    values, probabilities = x[None], np.ones((1, x.size))
+    ways: Outcomes | None = Outcomes(x[None], np.ones((1, x.size)))
     numbers: list[Numbers] = []
     current = statistics
     for place, treatment in enumerate(treatments):
         if place:
-            current = _after(statistics, values, probabilities)
-        numbers.append(treatment.numbers(current) if given is None else given[place])
-        steps = [treatment.outcomes(row, numbers[-1]) for row in values]
-        probabilities = np.concatenate([p * step.probabilities for p, step in zip(probabilities, steps, strict=True)])
-        values = np.concatenate([step.values for step in steps])
-        reached = probabilities.any(axis=1)
-        values, probabilities = values[reached], probabilities[reached]
-    return numbers, values, probabilities
+            current = _after(statistics, ways)
+        numbers.append(treatment.numbers(current) | ({} if given is None else given[place]))
+        ways = None if ways is None else _one_further(treatment, numbers[-1], ways)
+    return numbers, ways
 
 
-def _after(statistics: Statistics, values: Values, probabilities: Values) -> Statistics:
-    """The statistics of the values; where nothing but zeros is left any will do, so the old ones."""
+def _one_further(treatment: Treatment, numbers: Numbers, ways: Outcomes) -> Outcomes | None:
+    steps = [treatment.outcomes(row, numbers) for row in ways.values]
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps):
+        return None
+    probabilities = np.concatenate([p * step.probabilities for p, step in zip(ways.probabilities, known, strict=True)])
+    reached = probabilities.any(axis=1)
+    return Outcomes(np.concatenate([step.values for step in known])[reached], probabilities[reached])
+
+
+def _after(statistics: Statistics, ways: Outcomes | None) -> Statistics:
+    """The statistics of what is left; the old ones where nobody can say, or where nothing but zeros is left."""
+    if ways is None:
+        return statistics
     _, weights = statistics.points()
-    return statistics.after(values.ravel(), (probabilities * weights).ravel()) or statistics
+    return statistics.after(ways.values.ravel(), (ways.probabilities * weights).ravel()) or statistics

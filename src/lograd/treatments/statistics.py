@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -25,10 +26,12 @@ class Statistics:
         law: histogram of its nonzero magnitudes; its `zeros` counts the exact zeros.
         masked: the share of exact zeros in the gradient at the output of the BatchNorm that the layer feeds, 0 where
             there is none.  BatchNorm's backward refills these positions with tiny values.
+        allotted: the sparsity of this layer for treatments of which several layers share one target.
     """
 
     law: Empirical
     masked: float = 0.0
+    allotted: Mapping[Hashable, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.law, Empirical) or self.law.shape:
@@ -43,6 +46,15 @@ class Statistics:
     @property
     def elements(self) -> int:
         return int(self.law.count + self.law.zeros)
+
+    def moment(self, order: Literal[1, 2]) -> float:
+        """E[|g|^order] of all elements, zeros included."""
+        return (1 - self.zero_share) * float(self.law.moment(order))
+
+    def quantile(self, share: float) -> float:
+        """The magnitude that a share of all elements, zeros included, does not exceed; 0 where they are zeros."""
+        inside = (share - self.zero_share) / (1 - self.zero_share)
+        return float(self.law.quantile(min(inside, 1.0))) if inside > 0 else 0.0
 
     def points(self) -> tuple[Values, Values]:
         """Magnitudes that stand for the nonzero elements, and how many elements each stands for."""
@@ -63,7 +75,7 @@ class Statistics:
         if not counts.any():
             return None
         zeros = max(self.elements - int(counts.sum()), 0)
-        return Statistics(Empirical(counts, int(bins.min()), zeros=zeros))
+        return Statistics(Empirical(counts, int(bins.min()), zeros=zeros), allotted=self.allotted)
 
     def distance(self, other: Statistics) -> float:
         """Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""
@@ -81,8 +93,8 @@ class Statistics:
             # Bins of one octave are evenly wide, not evenly spaced in the logarithm: count the moved points anew.
             x, weights = self.points()
             moved = self.after(x * factor, weights)
-            return self if moved is None else Statistics(moved.law, self.masked)
-        return Statistics(Empirical(law.counts, law.first + shift, zeros=law.zeros), self.masked)
+            return self if moved is None else replace(self, law=moved.law)
+        return replace(self, law=Empirical(law.counts, law.first + shift, zeros=law.zeros))
 
 
 @final

@@ -1,4 +1,4 @@
-"""The protocol of a treatment: a frozen value that says what is done to a gradient, in five short methods.
+"""The protocol of a treatment: a frozen value that says what is done to a gradient, in a few short methods.
 
 A new method is one file with one dataclass.  Its `kind` enters the registry, so that plans can name it.
 """
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Numbers = dict[str, float]
 
+RARE = {"rare": True}
+"""Metadata of a field that a plan names only where it differs from its default, so that plans stay short."""
+
 
 class Outcomes(NamedTuple):
     """What magnitudes become: one row for each way to go, one column for each magnitude."""
@@ -28,39 +31,86 @@ class Outcomes(NamedTuple):
     probabilities: Values
 
 
+class Setting(NamedTuple):
+    """What a treatment is given beside the tensor."""
+
+    numbers: dict[str, Tensor]
+    """Its numbers, from statistics of an earlier step."""
+    key: Tensor
+    """The int64 pair (seed, offset) of its random numbers."""
+    state: Tensor
+    """Its own memory, float64, zero at first, to be changed in place."""
+    contracted: tuple[int, ...]
+    """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
+
+
 @dataclass(frozen=True)
 class Treatment(ABC):
-    """One thing done to a gradient."""
+    """One thing done to a tensor of a backward product, the gradient or the operand that it meets."""
 
     kind: ClassVar[str]
     """Its name in plans."""
-    number_names: ClassVar[tuple[str, ...]]
-    """The numbers that follow from statistics and change during training, in order."""
     registry: ClassVar[dict[str, type[Treatment]]] = {}
+    per_product: ClassVar[bool] = False
+    """Whether the two products need copies of their own, as it works along the dimension that is summed over."""
 
     def __init_subclass__(cls) -> None:
         Treatment.registry[cls.kind] = cls
 
-    @abstractmethod
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        """The numbers that follow from statistics of an earlier step, in order.
+
+        Without any, a treatment looks at the tensor itself, and begins with the first one.
+        """
+        return ()
+
+    @property
+    def state_size(self) -> int:
+        """How many numbers it remembers from one tensor to the next."""
+        return 0
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E[result] = g is claimed, for finite g and to the rounding of the result to its type."""
+        return False
+
+    @property
+    def element_bits(self) -> float | None:
+        """Bits of an element in the format that is simulated, a block's scale included; None if it keeps its type."""
+        return None
+
     def numbers(self, statistics: Statistics) -> Numbers:
-        """The current numbers, by theory."""
+        """The current numbers, by theory: those of `number_names`, and any other that `outcomes` needs."""
+        return {}
 
     @abstractmethod
-    def apply(self, g: Tensor, numbers: dict[str, Tensor], key: Tensor) -> Counted:
-        """The treated gradient with its counts (zeros, NaN, saturated); `key` is the int64 pair (seed, offset)."""
+    def apply(self, g: Tensor, setting: Setting) -> Counted:
+        """The treated tensor with its counts (zeros, NaN, saturated)."""
 
-    @abstractmethod
-    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
-        """What each magnitude becomes, and how likely; the expectation that `apply` must meet."""
+    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
+        """What each magnitude becomes, and how likely; the expectation that `apply` must meet.
+
+        None where that depends on more than the magnitude, such as the row or the block in which it stands.
+        """
+        return None
+
+    def state_words(self, state: list[float]) -> Numbers:
+        """What the memory says to people."""
+        return {}
+
+    def rescaled(self, state: Tensor, factor: float) -> Tensor:
+        """The memory after the loss scale, and with it the gradients, were multiplied by a factor."""
+        return state
 
     @abstractmethod
     def __str__(self) -> str:
         """A few words for tables."""
 
     def to_json(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain = {name: value if isinstance(value, float | int) else str(value) for name, value in values.items()}
-        return {"kind": self.kind, **plain}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        silent = {one.name for one in fields(self) if one.metadata.get("rare") and values[one.name] == one.default}
+        return {"kind": self.kind, **{name: _plain(value) for name, value in values.items() if name not in silent}}
 
     @staticmethod
     def from_json(data: Any) -> Treatment:
@@ -75,13 +125,19 @@ class Treatment(ABC):
                 + nearest_name(str(kind), kinds)
             )
         arguments = {name: value for name, value in data.items() if name != "kind"}
-        valid = [field.name for field in fields(kinds[kind])]
+        valid = [one.name for one in fields(kinds[kind])]
         for name in arguments:
             if name not in valid:
                 raise InvalidValue(
                     f"treatment {kind!r} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}"
                 )
-        for field in fields(kinds[kind]):
-            if field.default is MISSING and field.name not in arguments:
-                raise InvalidValue(f"treatment {kind!r} needs its field {field.name!r}; got {sorted(arguments)}.")
+        for one in fields(kinds[kind]):
+            if one.default is MISSING and one.name not in arguments:
+                raise InvalidValue(f"treatment {kind!r} needs its field {one.name!r}; got {sorted(arguments)}.")
         return kinds[kind](**arguments)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Treatment):
+        return value.to_json()
+    return value if isinstance(value, float | int) else str(value)

@@ -1,0 +1,33 @@
+"""Checks of the fields that treatments share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValue, nearest_name, sentence
+from ..theory.pruning import check_sparsity
+
+
+def checked_sparsity(value: Any) -> float:
+    """A target share of zeros."""
+    if isinstance(value, bool) or not isinstance(value, float | int | np.floating):
+        raise InvalidValue(sentence("sparsity", value, "above 0 and below 1, such as 0.85"))
+    return float(check_sparsity(value))
+
+
+def checked_number(what: str, value: Any, low: float, high: float) -> float:
+    """A number above `low` and at most `high`."""
+    if isinstance(value, bool) or not isinstance(value, float | int | np.floating) or not low < value <= high:
+        raise InvalidValue(sentence(what, value, f"above {low:g} and at most {high:g}"))
+    return float(value)
+
+
+def check_choice(what: str, value: Any, valid: Sequence[str]) -> None:
+    """One of a few words."""
+    if value not in valid:
+        raise InvalidValue(
+            sentence(what, value, "one of " + ", ".join(map(repr, valid))) + nearest_name(str(value), valid)
+        )

@@ -1,0 +1,83 @@
+"""A random Hadamard transform around another treatment, which spreads outliers before they are rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+
+from .. import ops
+from ..errors import InvalidValue, sentence
+from .tensors import contracted_last, counted
+from .treatment import Numbers, Setting, Treatment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Hadamard(Treatment):
+    """H^-1 T(H g), block by block along the dimension that the product sums over [tseng2025].
+
+    On hardware both operands of the product are transformed and neither is transformed back, as H is orthogonal:
+    (H g)^T (H x) = g^T x.  To transform one of them there and back gives the same product.  It is what is simulated, to
+    the rounding of float32.  Zeros are counted at the end, saturated elements inside.
+
+    Args:
+        inner: the treatment T; one that looks at the tensor itself.
+        block: 16, 32, 64 or 128 neighbours; a shorter end is filled up with zeros.
+        random: random signs before the transform, new ones in each step.
+    """
+
+    inner: Treatment
+    block: int = 64
+    random: bool = True
+    kind: ClassVar[str] = "hadamard"
+    per_product: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        inner: Any = self.inner
+        if isinstance(inner, dict):
+            object.__setattr__(self, "inner", Treatment.from_json(inner))
+        if not isinstance(self.inner, Treatment):
+            raise InvalidValue(sentence("inner of a Hadamard transform", inner, "a treatment"))
+        if self.inner.number_names:
+            raise InvalidValue(
+                f"a Hadamard transform changes the law of a gradient, so it cannot hold {self.inner}, whose numbers "
+                "follow from that law; use a treatment that looks at the tensor itself, such as mxfp4 or int4-ptq."
+            )
+        if self.block not in (16, 32, 64, 128):
+            raise InvalidValue(sentence("block", self.block, "one of 16, 32, 64, 128"))
+
+    @property
+    def state_size(self) -> int:
+        return self.inner.state_size
+
+    @property
+    def unbiased(self) -> bool:
+        return self.inner.unbiased
+
+    @property
+    def element_bits(self) -> float | None:
+        return self.inner.element_bits
+
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        matrix, back = contracted_last(g, setting.contracted)
+        columns = matrix.shape[1]
+        padded = torch.nn.functional.pad(matrix, (0, -columns % self.block))
+        seed = setting.key[:1] if self.random else None
+        spread = ops.hadamard(padded, self.block, seed)
+        treated = self.inner.apply(spread, setting._replace(contracted=(1,)))
+        result = back(ops.hadamard_inverse(treated.result, self.block, seed)[:, :columns])
+        return counted(result, treated.counts[2])
+
+    def state_words(self, state: list[float]) -> Numbers:
+        return self.inner.state_words(state)
+
+    def rescaled(self, state: Tensor, factor: float) -> Tensor:
+        return self.inner.rescaled(state, factor)
+
+    def __str__(self) -> str:
+        return f"{self.inner} under {'a random' if self.random else 'a'} Hadamard transform"

@@ -1,0 +1,60 @@
+"""Logarithmic unbiased quantization: powers of two below the largest magnitude."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+from .. import ops
+from ..formats import FloatFormat
+from ..formats.values import check_width
+from ..laws.law import Values
+from .quantize import rounded
+from .statistics import Statistics
+from .tensors import counted
+from .treatment import Numbers, Outcomes, Setting, Treatment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Luq(Treatment):
+    """LUQ of [chmiel2023]: 2^(bits - 1) - 1 powers of two up to max |g|, and zero, by stochastic rounding throughout.
+
+    The largest magnitude is that of the gradient itself.  The paper's "hindsight" estimate from earlier gradients, its
+    averaging of several samples for dW and its INT4 forward pass are not part of it.  See `ops.luq` for how many powers
+    of two its formula and its code have.
+    """
+
+    bits: int = 4
+    kind: ClassVar[str] = "luq"
+
+    def __post_init__(self) -> None:
+        check_width("bits", self.bits, 2, 8)
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    @property
+    def element_bits(self) -> float:
+        return self.bits
+
+    def numbers(self, statistics: Statistics) -> Numbers:
+        return {"scale": self._format.max / float(statistics.law.maximum)}
+
+    @property
+    def _format(self) -> FloatFormat:
+        return FloatFormat(self.bits - 1, 0)
+
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        result = ops.luq(g, self.bits, setting.key).result
+        return counted(result, g.isinf().sum())
+
+    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
+        return rounded(x, self._format, numbers["scale"], "stochastic")
+
+    def __str__(self) -> str:
+        return f"fp{self.bits} LUQ"

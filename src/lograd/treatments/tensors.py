@@ -1,0 +1,51 @@
+"""What treatments compute of a tensor itself: sums that no number of threads changes, counts, and a matrix view."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..ops import Counted
+from ..ops.library import dense
+
+CHUNK = 1024
+
+
+def steady_sum(x: Tensor) -> Tensor:
+    """The sum over the last dimension in float64, in an order that depends on its length alone."""
+    x = x.double()
+    while x.shape[-1] > CHUNK:
+        x = torch.nn.functional.pad(x, (0, -x.shape[-1] % CHUNK)).reshape(*x.shape[:-1], -1, CHUNK).sum(-1)
+    return x.sum(-1)
+
+
+def finite_part(g: Tensor) -> Tensor:
+    """All elements in one dimension, as float32, zero in place of NaN and infinity."""
+    return torch.nan_to_num(dense(g).detach().float(), nan=0.0, posinf=0.0, neginf=0.0).flatten()
+
+
+def counted(result: Tensor, saturated: Tensor | int = 0) -> Counted:
+    """A result with the numbers of its zeros and NaN, and of what was saturated on the way."""
+    zeros, nan = (result == 0).sum(), result.isnan().sum()
+    return Counted(result, torch.stack([zeros, nan, torch.as_tensor(saturated, device=result.device).to(torch.int64)]))
+
+
+def contracted_last(g: Tensor, contracted: tuple[int, ...]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A matrix whose columns are what a product sums over, and the way back to the layout of g.
+
+    Without contracted dimensions the last one is taken.
+    """
+    sums = contracted or (g.dim() - 1,)
+    order = [dim for dim in range(g.dim()) if dim not in sums] + list(sums)
+    moved = g.permute(order) if g.dim() else g
+    columns = math.prod(g.shape[dim] for dim in sums) if g.dim() else 1
+
+    def back(matrix: Tensor) -> Tensor:
+        placed = matrix.reshape(moved.shape)
+        inverse = [order.index(dim) for dim in range(g.dim())]
+        return torch.empty_like(dense(g)).copy_(placed.permute(inverse) if g.dim() else placed)
+
+    return moved.reshape(-1 if columns else 0, columns).contiguous(), back
