@@ -15,7 +15,7 @@ from ..laws import Exponential, HalfNormal, Law, LogNormal
 from ..plan import Plan
 from ..profiling import LayerProfile, Profile
 from ..profiling.whatif import measure
-from ..treatments import Prediction, Prune, Quantize, Statistics, numbers_of, predict
+from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from ..treatments.prune import PruningLaw
 from .racing import DENSE, Progress, Run, race, scout
 from .tasks import Task
@@ -283,8 +283,10 @@ def _errors(treatment: Quantize, profile: LayerProfile) -> tuple[Prediction, Pre
     statistics = _statistics(profile)
     numbers = numbers_of((treatment,), statistics)
     measured = measure(treatment, numbers[0]["scale"], profile.sample)
+    predicted = predict((treatment,), statistics, numbers)
+    assert predicted is not None
     assert measured is not None
-    return predict((treatment,), statistics, numbers), measured
+    return predicted, measured
 
 
 def _statistics(profile: LayerProfile) -> Statistics:
@@ -294,7 +296,8 @@ def _statistics(profile: LayerProfile) -> Statistics:
 
 def _zeros_by(law: PruningLaw, profile: LayerProfile) -> float:
     """The share of zeros that pruning really leaves in the captured gradient."""
-    treatment = Prune(TARGET, law)
-    values = {name: torch.tensor(value) for name, value in treatment.numbers(_statistics(profile)).items()}
-    result = treatment.apply(torch.from_numpy(profile.sample), values, torch.tensor([0, 0])).result
+    treatment = (Prune(TARGET, law),)
+    result = apply(
+        treatment, torch.from_numpy(profile.sample), numbers=numbers_of(treatment, _statistics(profile))
+    ).result
     return float((result == 0).double().mean())
