@@ -102,7 +102,8 @@ def _plan(page: Page, findings: Sequence[Finding]) -> None:
         f"its own histogram: {words.format_counts(findings)}, written 1-exponent-mantissa. "
         f'`profile.plan(sparsity={TARGET}, allocation="cosine")` asks for {PERCENT} zeros over all layers, and splits '
         "them so that the layers keep the same cosine between a gradient and its pruned copy: "
-        f"{words.cosines(findings)}. The last layer is kept as it is. Nothing is tuned by training."
+        f"{words.cosines(findings)}. The last layer is kept as it is. No format or share is tuned by "
+        "training; learning rates were chosen by hand."
     )
     page.charts(*(drawing.splits(finding) for finding in findings))
     for finding in findings:

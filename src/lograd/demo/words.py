@@ -89,7 +89,9 @@ def exceptions(findings: Sequence[Finding]) -> str:
 
 def formats(findings: Sequence[Finding]) -> str:
     gap = max(layer.rounding.gap for layer in _layers(findings) if layer.rounding)
-    return f"Each layer gets its own {LOW_BITS}, and the predicted error is within {gap:.1%} of the measured one"
+    return (
+        f"Each layer gets its own {LOW_BITS}, and the error predicted for rounding to nearest is {gap:.1%} off at most"
+    )
 
 
 def format_counts(findings: Sequence[Finding]) -> str:
