@@ -149,19 +149,3 @@ def test_reproduced_figures_agree_with_simulation():
         assert abs(cells["simulated"] - cells["sparsity asked"]) <= cells["± 4 s.e."]
         if cells["threshold"] < np.exp(CUT * cells["sigma (ln)"]):
             assert cells["cosine, truncated"] == pytest.approx(cells["released code"], rel=1e-9)
-
-
-def test_demo_ends_in_a_page(tmp_path):
-    done = run("demo", "--json", "-o", "page.html", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    rows = data["Laws and formats of real gradients"]
-    assert len(rows) == 5
-    for row in rows:
-        assert float(row["error predicted"]) == pytest.approx(float(row["error measured"]), rel=0.05)
-    for row in data["Asked for 85% zeros"]:
-        assert float(row["got, empirical law"].rstrip("%")) == pytest.approx(85, abs=2)  # 256 to 262,144 elements
-        assert float(row["cosine predicted"]) == pytest.approx(float(row["cosine measured"]), rel=0.05)
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") >= 8
-    assert "near-lognormal" in page
