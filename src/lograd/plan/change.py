@@ -66,7 +66,7 @@ class Change:
         return (Prune(**given),)
 
     def _rounding(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
-        given = _given(format=self._format(name, statistics), scale=self.scale, rounding=self.rounding)
+        given = _given(format=self._format(name, treatments, statistics), scale=self.scale, rounding=self.rounding)
         found = [one for one in treatments if isinstance(one, Quantize)]
         if not given or found:
             return tuple(replace(one, **given) for one in found)
@@ -77,14 +77,18 @@ class Change:
             )
         return (Quantize(**given),)
 
-    def _format(self, name: str, statistics: Statistics | None) -> Any:
+    def _scale(self, treatments: Sentence) -> str:
+        """The rule that will hold."""
+        return self.scale or next((one.scale for one in treatments if isinstance(one, Quantize)), "max")
+
+    def _format(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Any:
         if self.bits is not None:
             if statistics is None:
                 raise InvalidValue(
                     f"bits= needs the law of layer {name!r}, which only a plan straight from a profile has; "
                     "give format=, such as '1-4-1'."
                 )
-            return best_format(statistics.law, self.bits)
+            return best_format(statistics.law, self.bits, scale=self._scale(treatments))
         return parse_format(self.format) if isinstance(self.format, str) else self.format
 
 
