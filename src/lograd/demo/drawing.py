@@ -142,7 +142,7 @@ def splits(finding: Finding) -> Chart:
         x = x[x > 0]
         predicted, measured = [], []
         for format in float_formats(BITS):
-            factor = float(scale(data, format))
+            factor = float(scale(data, format, "max"))
             predicted.append(float(relative_error(data, format, factor)))
             measured.append(float(np.mean(np.abs(simulate.quantize(x, format, factor) - x) / x)))
         exponents = [format.exponent for format in float_formats(BITS)]
@@ -151,7 +151,7 @@ def splits(finding: Finding) -> Chart:
     return Chart(
         f"{finding.task.name}: error of each {BITS}-bit split", f"exponent bits; {BITS - 1} with the mantissa",
         "mean of |Q(g) − g| / |g|, log axis", marks, y_scale="log10", x_whole=True,
-        note="Lines: predicted. Points: measured. The mean of log2|g| is put at 0; the lowest is chosen.",
+        note="Lines: predicted. Points: measured. The largest magnitude is at the top of each range; the lowest is chosen.",
     )  # fmt: skip
 
 

@@ -35,12 +35,10 @@ CREDITS = (
 
 def build(findings: Sequence[Finding], seconds: float) -> Page:
     names = " and ".join(f"a {finding.task.model_name} on {finding.task.name}" for finding in findings)
-    count = torch.get_num_threads()
-    threads = "1 thread" if count == 1 else f"{count} threads"
     page = Page(
         f"Training with {BITS}-bit gradients, and with {PERCENT} zeros",
         f"Two small networks on real data, {names}: the law of their gradients, what follows, and how they train.",
-        f"lograd {__version__}, torch {torch.__version__}, {threads}, {platform.machine()}; "
+        f"lograd {__version__}, torch {torch.__version__}, one thread, {platform.machine()}; "
         f"{seconds:.0f} s. Made by `lograd demo`. {CREDITS}",
     )
     page.metrics(_tiles(findings))
