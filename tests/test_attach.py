@@ -263,7 +263,7 @@ def test_a_shared_module_is_treated_at_both_uses():
     handle = ready(model, Plan({"2": LayerPlan.of(recipe("prune80"))}), x)
     gradients_of(model, x)
     assert handle.counters().layers["0"].treated == 4
-    assert handle.layers["0"].products["both"].key[1] == 2 * 32 * 6
+    assert handle.layers["0"].products["both"].key[1] >= 2 * 32 * 6, "each pass has its own numbers"
     handle.remove()
 
 

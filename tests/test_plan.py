@@ -13,8 +13,10 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import Plan, theory
+from lograd.data import digits
 from lograd.errors import InvalidValue
 from lograd.plan import LayerPlan
+from lograd.theory import float_formats
 from lograd.treatments import Prune, Quantize, Statistics, apply, numbers_of, predict
 
 
@@ -51,7 +53,11 @@ def test_bits_choose_the_best_split_for_each_law(profile):
     assert list(plan.layers) == ["0", "3"]
     assert dict(plan.kept) == {"7": "the last layer"}
     for name, layer in plan.layers.items():
-        best = theory.best_format(profile[name].law, 6)
+        best = theory.best_format(profile[name].law, 6, scale="max")
+        errors = [predict((Quantize(one),), Statistics(profile[name].law)).relative_error for one in float_formats(6)]
+        assert layer.predicted_input.relative_error == pytest.approx(min(errors), rel=1e-2), (
+            "for the scale that is used"
+        )
         assert layer.input == layer.weight == (Quantize(best, "max", "stochastic"),)
         assert layer.elements == profile[name].elements
         assert layer.masked == pytest.approx(profile[name].masked, abs=1e-6)
@@ -167,24 +173,22 @@ def test_profile_plan_attach_and_observe_what_is_attached(profile):
 
 
 def trained_gradients():
-    """Real gradients: every layer's, after some steps of training on bars in noise."""
-    from lograd.demo import _bars
-
-    generator = torch.Generator().manual_seed(0)
+    """Real gradients: every layer's, after some steps of training on handwritten digits."""
+    images, labels, _, _ = digits()
+    batches = list(zip(images.split(64), labels.split(64), strict=True))
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
         nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
-        nn.Flatten(), nn.Linear(32 * 64, 64), nn.ReLU(inplace=True), nn.Linear(64, 8),
+        nn.Flatten(), nn.Linear(32 * 16, 64), nn.ReLU(inplace=True), nn.Linear(64, 10),
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(20):
-        images, labels = _bars(generator)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for x, y in batches[:10]:
         optimizer.zero_grad()
-        cross_entropy(model(images), labels).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
     # With room for every element, the sample is the gradient.
-    return lograd.profile(model, [_bars(generator)], cross_entropy, sample=2**20)
+    return lograd.profile(model, batches[10:11], cross_entropy, sample=2**20)
 
 
 SENTENCES = {
@@ -237,7 +241,7 @@ def test_override_changes_what_is_given_and_predicts_anew(profile):
     assert plan.layers["0"].input[0] == Prune(0.85), "the plan itself must not change"
 
     assert treatments(plan.override("*", format="int8"), "3")[1].format == lograd.IntFormat(8)
-    assert treatments(plan.override("3", bits=8), "3")[1].format == theory.best_format(profile["3"].law, 8)
+    assert treatments(plan.override("3", bits=8), "3")[1].format == theory.best_format(profile["3"].law, 8, scale="max")
     other = plan.override("3", scale="mean", rounding="nearest", law="normal", products="weight")
     assert treatments(other, "3", "input") == treatments(plan, "3")
     prune, quantize = treatments(other, "3", "weight")

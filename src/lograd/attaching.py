@@ -22,10 +22,12 @@ from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_du
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
-def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10) -> Handle:
+def attach(
+    model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10, loss_scale: float | None = None
+) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
     Call `handle.step()` after each optimizer step.  The first step only takes statistics; from the second on gradients
@@ -39,6 +41,7 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
         refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
             often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
             (`Drift`).  The last two take them in each of the first twenty steps as well.
+        loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
@@ -55,7 +58,7 @@ def attach(model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10
                 f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
                 f"{nearest_name(name, modules)}"
             )
-    handle = Handle(model, plan, seed, check_refresh(refresh), modules)
+    handle = Handle(model, plan, seed, check_refresh(refresh), modules, check_loss_scale(loss_scale))
     _say_what_is_missing(plan, handle)
     return handle
 
@@ -65,7 +68,13 @@ class Handle:
     """An attached plan.  `with attach(...) as handle:` removes it at the end."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, seed: int, refresh: Refresh, modules: dict[str, nn.Module]
+        self,
+        model: nn.Module,
+        plan: Plan,
+        seed: int,
+        refresh: Refresh,
+        modules: dict[str, nn.Module],
+        loss_scale: float | None,
     ) -> None:
         self.model, self.plan, self.seed, self.refresh = model, plan, seed, refresh
         self.steps = 0
@@ -76,7 +85,7 @@ class Handle:
         self.layers: dict[str, TreatedLayer] = {}
         self._modules: dict[str, nn.Module] = {}
         self._statistics: dict[str, LayerStatistics] = {}
-        self._loss_scale: float | None = None
+        self._loss_scale = loss_scale
         self._last_collected = 0
         self._copy_was_said = False
         for name, module, layer in self._chosen(modules):
@@ -119,8 +128,7 @@ class Handle:
             loss_scale: under loss scaling, the scale of the next step (`scaler.get_scale()` after `scaler.update()`).
                 Thresholds and scales then follow it; without it they lag until the next refresh.
         """
-        if loss_scale is not None and not 0 < loss_scale < float("inf"):
-            raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
+        check_loss_scale(loss_scale)
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
@@ -209,6 +217,9 @@ class Handle:
                     f"the state has a layer {name!r}, and the model has none of that name that is treated."
                     f"{nearest_name(name, self.layers)}"
                 )
+        for name, tensors in state["layers"].items():
+            if missing := self.layers[name].tensors().keys() - tensors.keys():
+                raise InvalidValue(f"the state of layer {name!r} is not whole; it lacks {', '.join(sorted(missing))}.")
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
@@ -262,6 +273,12 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def check_loss_scale(loss_scale: float | None) -> float | None:
+    if loss_scale is not None and not 0 < loss_scale < float("inf"):
+        raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
+    return loss_scale
 
 
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:

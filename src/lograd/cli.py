@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from . import __version__
+from .commands import COMMANDS
+from .commands.console import Json, out, print_json, print_table
 from .errors import InvalidValue, LogradError, nearest_name
 
 app = typer.Typer(
@@ -25,18 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:  # `lograd formats | head`: the reader has seen enough
-        sys.stderr.close()
-        raise SystemExit(0)
-
-
-# A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
-out = _Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def main() -> None:
@@ -57,40 +41,23 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
+for command in COMMANDS:
+    app.command()(command)
+
+
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("lograd-demo.html"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only: shows that everything works.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small network, look at its gradients, and show what their law predicts; ends in a page."""
-    from . import demo as story
+    """Profile two small networks on real data, plan, train dense, with 6 bits and with 85 % zeros; ends in a page."""
     from .report import check_folder
 
-    check_folder(output)  # before the work, not after it
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
-        task = progress.add_task(f"training a small network, {story.STEPS} steps", total=story.STEPS)
-        layers = story.train_and_capture(progress=lambda step: progress.update(task, completed=step))
-        task = progress.add_task("fitting laws, rounding and pruning", total=len(layers))
-        findings = []
-        for layer in layers:
-            findings.append(story.examine(layer))
-            progress.advance(task)
-    simulated = story.simulated_table()
-    tables = {
-        "Laws and formats of real gradients": (story.LAYER_COLUMNS, story.layer_rows(findings)),
-        f"Asked for {story.TARGET:.0%} zeros": (story.SPARSITY_COLUMNS, story.sparsity_rows(findings)),
-        "Predicted beside simulated, exact lognormal": (story.SIMULATED_COLUMNS, simulated),
-    }
-    page = story.build_page(findings, simulated, f"lograd {__version__}. Made by: lograd demo").save(output)
-    if as_json:
-        _print_json(
-            {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, (columns, rows) in tables.items()}
-            | {"page": str(page)}
-        )
-        return
-    for title, (columns, rows) in tables.items():
-        _print_table(title, columns, rows)
-    out.print(f"\nThe page: {page} (open it in a browser)")
+    check_folder(output)  # before the work and before torch, which takes a second to import
+    from .demo.command import run
+
+    run(output, quick, as_json, out)
 
 
 @app.command()
@@ -104,9 +71,9 @@ def formats(
     if format is None:
         rows = [_summary(name, entry) for name, entry in CATALOGUE.items()]
         if as_json:
-            _print_json(rows)
+            print_json(rows)
         else:
-            _print_table("Formats with a name", list(rows[0]), [list(map(_cell, row.values())) for row in rows])
+            print_table("Formats with a name", list(rows[0]), [list(map(_cell, row.values())) for row in rows])
             out.print("\nAny other: 1-EXPONENT-MANTISSA (lograd formats 1-4-1), intBITS, ELEMENT/SIZE/SCALE.")
         return
     chosen = parse_format(format)
@@ -114,9 +81,9 @@ def formats(
     element = chosen.element if isinstance(chosen, BlockFormat) else chosen
     codes = _codes(element)
     if as_json:
-        _print_json(summary | {"codes": codes})
+        print_json(summary | {"codes": codes})
         return
-    _print_table(str(chosen), ["property", "value"], [[key, _cell(value)] for key, value in summary.items()])
+    print_table(str(chosen), ["property", "value"], [[key, _cell(value)] for key, value in summary.items()])
     if not codes:
         out.print(f"\n{element} is too wide to list, or has no codes; formats of up to 8 bits list theirs.")
         return
@@ -125,7 +92,7 @@ def formats(
     pairs = [
         [*codes[i].values(), *(codes[i + half].values() if i + half < len(codes) else ("", ""))] for i in range(half)
     ]
-    _print_table(title, ["code", "value", "code", "value"], [[_cell(cell) for cell in row] for row in pairs])
+    print_table(title, ["code", "value", "code", "value"], [[_cell(cell) for cell in row] for row in pairs])
 
 
 @app.command()
@@ -141,17 +108,17 @@ def recipes(
         found = recipe(name)
         tensors = ("gradient for dX", "gradient for dW", "weights that it meets", "activations that it meets")
         if as_json:
-            _print_json({place: to_json(part) for place, part in zip(found._fields, found, strict=True)})
+            print_json({place: to_json(part) for place, part in zip(found._fields, found, strict=True)})
             return
         rows = [[tensor, describe(part)] for tensor, part in zip(tensors, found, strict=True)]
-        _print_table(name, ["tensor of a backward product", "treatment"], rows)
+        print_table(name, ["tensor of a backward product", "treatment"], rows)
         return
     if as_json:
         columns = ("name", "example", "words", "reference")
-        _print_json([{column: getattr(entry, column) for column in columns} for entry in RECIPES])
+        print_json([{column: getattr(entry, column) for column in columns} for entry in RECIPES])
         return
     rows = [[entry.name, entry.example, entry.words, entry.reference] for entry in RECIPES]
-    _print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
+    print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
     out.print("\nEndings: " + "; ".join(f"-{ending}, {words}" for ending, (words, _) in MODIFIERS.items()) + ".")
     out.print("A+B applies B after A.  A/B treats the gradient by A for dX and by B for dW.")
     out.print("References: lograd cite.")
@@ -184,10 +151,10 @@ def reproduce(
         result.add_to(page)
     saved = page.save(output) if output is not None else None
     if as_json:
-        _print_json([result.to_json() for result in results])
+        print_json([result.to_json() for result in results])
         return
     for result in results:
-        _print_table(result.title, result.columns, [[text(cell) for cell in row] for row in result.rows])
+        print_table(result.title, result.columns, [[text(cell) for cell in row] for row in result.rows])
         out.print(result.claim)
         for note in result.notes:
             out.print(f"  {note}", style="dim")
@@ -201,10 +168,10 @@ def env(as_json: Json = False) -> None:
 
     sections = describe()
     if as_json:
-        _print_json(sections)
+        print_json(sections)
         return
     for title, section in sections.items():
-        _print_table(title, ["", ""], [[key, _cell(value)] for key, value in section.items()], header=False)
+        print_table(title, ["", ""], [[key, _cell(value)] for key, value in section.items()], header=False)
 
 
 @app.command()
@@ -214,7 +181,7 @@ def cite(as_json: Json = False) -> None:
 
     found = citations()
     if as_json:
-        _print_json([{"key": entry.key, "bibtex": entry.bibtex, "used_by": entry.used_by} for entry in found])
+        print_json([{"key": entry.key, "bibtex": entry.bibtex, "used_by": entry.used_by} for entry in found])
     else:
         print("\n\n".join(f"% {', '.join(entry.used_by)}\n{entry.bibtex}" for entry in found))
 
@@ -256,19 +223,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    out.print(f"\n{title}", style="bold")
-    table = Table(show_header=header, box=SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        # Names and texts are folded and never cut off: they are there to be copied.
-        left = index == 0 or not header or column.startswith("<")
-        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(str, row))
-    out.print(table)

@@ -25,9 +25,12 @@ class Count:
     zeros_before: int = 0
     zeros_after: int = 0
     clipped: int = 0
-    """Elements beyond the largest value of a format."""
+    """Elements beyond the largest value of a format; under a Hadamard transform, of the transformed and padded rows."""
     underflowed: int = 0
-    """Elements that were not zero, and are."""
+    """Zeros in the result beyond those that were there: elements that were not zero, and are.
+
+    Treatments of rows and blocks may fill zeros in as well; then it is the difference, and never below 0.
+    """
     nan: int = 0
     """NaN in the result."""
 

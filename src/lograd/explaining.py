@@ -90,10 +90,9 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
 
 
 def _product(product: Product, ready: bool) -> str:
-    numbers = product.current_numbers() if ready else [{} for _ in product.treatments]
+    numbers = product.numbers_and_memory() if ready else product.remembered()
     return ", then ".join(
-        _treatment(treatment, values | memory)
-        for treatment, values, memory in zip(product.treatments, numbers, product.remembered(), strict=True)
+        _treatment(treatment, values) for treatment, values in zip(product.treatments, numbers, strict=True)
     )
 
 

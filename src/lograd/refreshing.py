@@ -145,7 +145,7 @@ class LayerStatistics:
         """By product, from the histogram and the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
-            name: predict(product.treatments, statistics, product.current_numbers())
+            name: predict(product.treatments, statistics, product.numbers_and_memory())
             for name, product in self.layer.products.items()
         }
 

@@ -27,6 +27,8 @@ COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treate
 """In the order of the operators' own counts, so that those are added at once."""
 
 
+LONGEST_ROW = 128
+"""A row of one element may be padded to so many, each with its own random number."""
 TENSORS = ("both", "input", "weight", "weights", "activations")
 """What a layer may treat: its gradient for both products, for dX or for dW, and the operands that it meets there."""
 
@@ -77,6 +79,10 @@ class Product:
         """What the memory of each treatment says to people."""
         states = _split_state(self.treatments, self.state)
         return [one.state_words(state.tolist()) for one, state in zip(self.treatments, states, strict=True)]
+
+    def numbers_and_memory(self) -> list[Numbers]:
+        """All that is in force."""
+        return [a | b for a, b in zip(self.current_numbers(), self.remembered(), strict=True)]
 
 
 class TreatedLayer:
@@ -179,7 +185,7 @@ def _treat(
     result, total = treat(treatments, g, named, key, state, tuple(contracted))
     counters[:4] += total
     counters[4:] += _constant((g.numel(), 1, 0), counters.device)
-    key += _constant((0, g.numel()), key.device)
+    key += _constant((0, LONGEST_ROW * g.numel()), key.device)
     return result
 
 

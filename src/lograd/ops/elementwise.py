@@ -120,10 +120,18 @@ class Logarithmic(NamedTuple):
     result: Tensor
     largest: Tensor
     """max |x| of the finite elements."""
+    counts: Tensor | None = None
+    """As in `Counted`, if asked for."""
 
 
 def luq(
-    x: Tensor, bits: int = 4, seed: int | Tensor = 0, offset: int | Tensor = 0, *, out: Tensor | None = None
+    x: Tensor,
+    bits: int = 4,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    out: Tensor | None = None,
+    counted: bool = False,
 ) -> Logarithmic:
     """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
 
@@ -145,7 +153,8 @@ def luq(
     _scalar("scale", 1.0, x, 0.0)
     format = _POWERS_OF_TWO[bits]
     largest, scale = call("largest_and_scale", x, format.max).unbind()
-    return Logarithmic(quantize(x, format, scale, "stochastic", seed, offset, out=out), largest)
+    result = quantize(x, format, scale, "stochastic", seed, offset, out=out, counted=counted)
+    return Logarithmic(result.result, largest, result.counts) if counted else Logarithmic(result, largest)
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:

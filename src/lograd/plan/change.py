@@ -8,9 +8,12 @@ from typing import Any, Literal, final
 from ..errors import InvalidValue
 from ..formats import Format, parse_format
 from ..theory import best_format
-from ..treatments import Prune, Quantize, Sentence, Statistics, describe
+from ..treatments import Atp, Dithered, Prune, Quantize, Sentence, Statistics, TopK, TopKStochastic, describe
 from ..treatments.prune import PruningLaw
 from .layer import OPERANDS, PRODUCTS, LayerPlan, predicted
+
+Pruning = Prune | TopK | TopKStochastic
+"""What has a sparsity that can be changed."""
 
 
 @final
@@ -44,12 +47,18 @@ class Change:
 
     def _sentence(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
         prune, quantize = self._pruning(name, treatments), self._rounding(name, treatments, statistics)
-        others = tuple(one for one in treatments if not isinstance(one, Prune | Quantize))
+        others = tuple(one for one in treatments if not isinstance(one, Pruning | Quantize))
         return (*prune, *others, *quantize)
 
     def _pruning(self, name: str, treatments: Sentence) -> Sentence:
         given = _given(sparsity=self.sparsity, law=self.law)
-        found = [one for one in treatments if isinstance(one, Prune)]
+        found = [one for one in treatments if isinstance(one, Pruning)]
+        if given and any("law" in given and not isinstance(one, Prune) for one in found):
+            raise InvalidValue(f"layer {name!r} is pruned without a law ({describe(tuple(found))}); leave law= out.")
+        if given and any(isinstance(one, Atp | Dithered) for one in treatments):
+            raise InvalidValue(
+                f"layer {name!r} has a threshold of its own ({describe(treatments)}), so sparsity= cannot change it."
+            )
         if not given or found:
             return tuple(replace(one, **given) for one in found)
         if "sparsity" not in given:
@@ -57,7 +66,7 @@ class Change:
         return (Prune(**given),)
 
     def _rounding(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
-        given = _given(format=self._format(name, statistics), scale=self.scale, rounding=self.rounding)
+        given = _given(format=self._format(name, treatments, statistics), scale=self.scale, rounding=self.rounding)
         found = [one for one in treatments if isinstance(one, Quantize)]
         if not given or found:
             return tuple(replace(one, **given) for one in found)
@@ -68,14 +77,18 @@ class Change:
             )
         return (Quantize(**given),)
 
-    def _format(self, name: str, statistics: Statistics | None) -> Any:
+    def _scale(self, treatments: Sentence) -> str:
+        """The rule that will hold."""
+        return self.scale or next((one.scale for one in treatments if isinstance(one, Quantize)), "max")
+
+    def _format(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Any:
         if self.bits is not None:
             if statistics is None:
                 raise InvalidValue(
                     f"bits= needs the law of layer {name!r}, which only a plan straight from a profile has; "
                     "give format=, such as '1-4-1'."
                 )
-            return best_format(statistics.law, self.bits)
+            return best_format(statistics.law, self.bits, scale=self._scale(treatments))
         return parse_format(self.format) if isinstance(self.format, str) else self.format
 
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
-from ..treatments import Prediction, Sentence, Statistics, Treated, Treatment, describe, from_json, predict, to_json
+from ..treatments import (
+    Prediction,
+    Prune,
+    Sentence,
+    Statistics,
+    Treated,
+    Treatment,
+    describe,
+    from_json,
+    predict,
+    to_json,
+)
 
 PRODUCTS = ("input", "weight")
 """The products that a gradient enters: dX, the gradient of the layer's input, and dW, that of its weight."""
@@ -44,6 +55,9 @@ class LayerPlan:
             treatments = getattr(self, name)
             if not isinstance(treatments, tuple) or not all(isinstance(one, Treatment) for one in treatments):
                 raise InvalidType(sentence(f"{name} of a LayerPlan", treatments, "a tuple of treatments"))
+        for one in (*self.input[1:], *self.weight[1:]):
+            if isinstance(one, Prune) and one.allocation != "uniform":
+                raise InvalidValue(f"{one} is solved for the gradients as they arrive, so nothing may stand before it.")
         for name in OPERANDS:
             for one in getattr(self, name):
                 if one.number_names:

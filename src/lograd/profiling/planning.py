@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from .. import theory
 from ..errors import InvalidValue, nearest_name, sentence
-from ..laws import Empirical, Law, LogNormal
+from ..formats import FloatFormat
+from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
 from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
@@ -62,9 +63,8 @@ def build(
         for name, share in zip(treated, shares, strict=True):
             parts[name].append(Prune(share, law))
     if bits is not None:
-        formats = theory.best_format([_law_for_format(statistics[name].law, law) for name in treated], bits)
-        for name, chosen in zip(treated, formats, strict=True):
-            parts[name].append(Quantize(chosen, scale, rounding))
+        for name in treated:
+            parts[name].append(Quantize(_format(statistics[name].law, bits, law, scale), scale, rounding))
     plans = {}
     for name in treated:
         treatments: Sentence = tuple(parts[name])
@@ -130,6 +130,7 @@ def _allocate(
     return [min(max(round(float(share), 4), 0.0001), 0.9999) for share in shares]
 
 
-def _law_for_format(data: Empirical, law: PruningLaw) -> Law:
+def _format(data: Empirical, bits: int, law: PruningLaw, scale: str) -> FloatFormat:
+    """For the histogram, at the scale at which it will be rounded; for a fitted lognormal law as the paper does it."""
     fitted = try_binned(LogNormal, data).law if law == "lognormal" else None
-    return data if fitted is None else fitted
+    return theory.best_format(data, bits, scale=scale) if fitted is None else theory.best_format(fitted, bits)

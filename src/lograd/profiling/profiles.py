@@ -107,8 +107,8 @@ class Profile:
         """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
 
         Args:
-            bits: round to the float of so many bits whose split has the least relative error for the layer's law
-                (`theory.best_format`).
+            bits: round to the float of so many bits whose split has the least relative error for the layer's histogram
+                at the given scale (`theory.best_format`).
             sparsity: prune stochastically to this share of zeros; before rounding, if both are asked for.
             allocation: "uniform" asks it of each layer; "cosine" of all pruned layers together, and splits it so that
                 the smallest cosine between a gradient and its pruned copy is as large as can be; "floors" likewise,
@@ -116,7 +116,7 @@ class Profile:
                 reaches it, and the others make up for it.
             floors: for that rule, the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}.
             law: of what the threshold is solved, "empirical", "lognormal" or "normal" (`treatments.Prune`).
-                "lognormal" also chooses formats for the fitted lognormal law instead of the histogram.
+                "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
             keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  The
                 last one is small and its gradient has a narrow law, so that pruning it costs much and gains little.
             scale: the rule of `theory.scale` by which a gradient is put into the format's range.

@@ -14,7 +14,7 @@ from ..laws.law import Values
 from .fields import checked_sparsity
 from .prune import pruned
 from .statistics import Statistics
-from .tensors import finite_part, steady_sum
+from .tensors import finite_part, is_finite, steady_sum
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Atp(Treatment):
 
     A gradient is pruned with the mean of the last `depth` thresholds, then its own joins them.  Reconstructed from
     third-party code and memory of the paper: the depth is not confirmed, and the very first gradient, which has none
-    before it, is pruned with its own.
+    before it, is pruned with its own.  A gradient of zeros, or one that is not finite, leaves the queue alone.
     """
 
     share: float
@@ -64,8 +64,9 @@ class Atp(Treatment):
         own = self._factor * steady_sum(finite_part(g).abs()) / max(g.numel(), 1)
         before = setting.state[1 : 1 + min(pushed, self.depth)]
         threshold = before.mean() if pushed else own
-        setting.state[1 + pushed % self.depth] = own
-        setting.state[0] += 1
+        if own > 0 and is_finite(g):
+            setting.state[1 + pushed % self.depth] = own
+            setting.state[0] += 1
         largest = torch.finfo(torch.float32).max
         return cast(
             ops.Counted, ops.stochastic_prune(g, threshold.clamp(max=largest).float(), setting.key, counted=True)

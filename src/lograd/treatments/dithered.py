@@ -10,10 +10,11 @@ import torch
 
 from .. import ops
 from ..laws.law import Values
+from ..ops.library import dense
 from .fields import checked_number
 from .quantize import stepped
 from .statistics import Statistics
-from .tensors import finite_part, steady_sum
+from .tensors import counted, finite_part, steady_square_sum, steady_sum
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Dithered(Treatment):
     """Non-subtractive dither of [wiedemann2020]: g rounded stochastically to multiples of `factor` times std(g).
 
     Below one step that is Eq. 5 of [chmiel2021] with the step as threshold; there are no multiples beyond which it
-    saturates.  Reconstructed: that the step is a multiple of the standard deviation is from memory of the paper.
+    saturates.  A gradient whose elements are all the same stays as it is.  Reconstructed: that the step is a multiple
+    of the standard deviation is from memory of the paper.
 
     @inproceedings{wiedemann2020,
       title     = {Dithered Backprop: A Sparse and Quantized Backpropagation Algorithm for More Efficient Deep Neural
@@ -53,7 +55,9 @@ class Dithered(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         values, n = finite_part(g), max(g.numel(), 1)
         mean = steady_sum(values) / n
-        step = self.factor * (steady_sum((values.double() - mean) ** 2) / n).sqrt()
+        step = self.factor * (steady_square_sum(values) / n - mean**2).clamp(min=0).sqrt()
+        if step <= 2.0**-20 * mean.abs():  # all the same, to the rounding of their squares
+            return counted(dense(g).clone())
         numbers = torch.finfo(torch.float32)
         step = step.clamp(numbers.smallest_normal, numbers.max).float()
         return cast(ops.Counted, ops.dither(g, step, setting.key, counted=True))

@@ -12,7 +12,7 @@ from ..laws.law import Values
 from .fields import checked_number
 from .quantize import Rounding, stepped
 from .statistics import Statistics
-from .tensors import finite_part
+from .tensors import finite_part, is_finite
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Interval(Treatment):
     The paper bounds the error of the large gradients, the share `alpha` of the largest magnitudes.  The bound is least
     where a share alpha / (2^bits - 1) of all elements is clipped.  So gamma starts as the first of 1, 1 - beta,
     1 - 2 beta, ... that clips more than that, in the first gradient, and afterwards moves by `beta` towards it with
-    each gradient, within [0.001, 1].
+    each gradient that is finite and not zero, within [0.001, 1].
 
     The paper makes no optimizer step on the first batch and averages the share in that search; here it is a step like
     any other, and the share is that of the one gradient.
@@ -68,7 +68,7 @@ class Interval(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         gamma = float(setting.state[0]) or self._search(g)
         clipped = ops.quantize_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
-        if gamma:
+        if gamma and clipped.largest > 0 and is_finite(g):
             excess = float(clipped.share) - self.clipped_share
             setting.state[0] = min(max(gamma + self.beta * float((excess > 0) - (excess < 0)), SMALLEST), 1.0)
         return ops.Counted(clipped.result, clipped.counts)

@@ -11,7 +11,6 @@ from ..formats.values import check_width
 from ..laws.law import Values
 from .quantize import rounded
 from .statistics import Statistics
-from .tensors import counted
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
@@ -50,8 +49,9 @@ class Luq(Treatment):
         return FloatFormat(self.bits - 1, 0)
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        result = ops.luq(g, self.bits, setting.key).result
-        return counted(result, g.isinf().sum())
+        found = ops.luq(g, self.bits, setting.key, counted=True)
+        assert found.counts is not None
+        return ops.Counted(found.result, found.counts)
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         return rounded(x, self._format, numbers["scale"], "stochastic")

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import ops, theory
 from ..errors import InvalidValue
-from ..formats import Format, parse_format
+from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
@@ -102,7 +102,7 @@ class Quantize(Treatment):
         scale = setting.numbers.get("scale", self.fixed_scale)
         assert scale is not None
         result = cast(ops.Counted, ops.quantize(g, self.format, scale, self.rounding, setting.key, counted=True))
-        return result if self.overflow == "saturate" else self._overflowing(g, scale, result)
+        return self._overflowing(g, scale, result) if self.overflow == "infinity" and result.counts[2] else result
 
     def _overflowing(self, g: Tensor, scale: Tensor | float, rounded: ops.Counted) -> ops.Counted:
         beyond = (g.float().abs() * scale) > self._limit
@@ -113,12 +113,11 @@ class Quantize(Treatment):
 
     @property
     def _limit(self) -> float:
-        """The largest magnitude that is not rounded beyond the format: a tie at its end would go there."""
+        """The largest magnitude that is not rounded beyond the format; stochastically, all beyond its end are."""
         if self.rounding == "stochastic":
             return self.format.max
-        top = self.format.values()[-2:]
-        half = self.format.max + (top[1] - top[0]) / 2
-        return float(np.nextafter(np.float32(half), np.float32(0)))
+        spacing = 2.0 ** (self.format.emax - self.format.mantissa) if isinstance(self.format, FloatFormat) else 1.0
+        return float(np.nextafter(np.float32(self.format.max + spacing / 2), np.float32(0)))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         return None if self.overflow == "infinity" else rounded(x, self.format, numbers["scale"], self.rounding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ..errors import InvalidValue, nearest_name
@@ -25,6 +26,9 @@ from .treatment import Treatment
 
 EXPONENTS = {4: 3, 5: 4, 6: 4, 7: 4, 8: 5}
 """Exponent bits of FP4 to FP8: the Cifar100 row of Table 2 of [chmiel2021]."""
+
+
+PERCENT = r"(\d\d(?:\.\d+)?)"
 
 
 class Treated(NamedTuple):
@@ -66,12 +70,12 @@ def _float(bits: str) -> FloatFormat:
 
 
 def _float_by_rule(bits: str, rule: str) -> Treated:
-    quantile = re.fullmatch(r"quantile(\d+)", rule)
-    return both(Quantize(_float(bits), f"quantile(0.{quantile[1]})" if quantile else rule))
+    percent = rule.removeprefix("quantile")
+    return both(Quantize(_float(bits), rule if percent == rule else f"quantile({_fraction(percent)})"))
 
 
 def _fraction(percent: str) -> float:
-    return float(f"0.{percent}")
+    return float(Decimal(percent) / 100)
 
 
 def _pruned(percent: str, variant: str | None) -> Treated:
@@ -140,8 +144,8 @@ RECIPES: tuple[Recipe, ...] = (
         "chmiel2021", r"fp([4-8])-lognormal", lambda bits: both(Quantize(_float(bits), "mean-3", "nearest")),
     ),
     Recipe(
-        "fpN-RULE", "fp6-expected_max", "with another scale: max, mean, mean-3, expected_max or quantile999",
-        "chmiel2021", r"fp([4-8])-(max|mean|mean-3|expected_max|quantile\d+)", _float_by_rule,
+        "fpN-RULE", "fp6-expected_max", "with another scale: max, mean, mean-3, expected_max or quantile99.9",
+        "chmiel2021", r"fp([4-8])-(max|mean|mean-3|expected_max|quantile\d\d(?:\.\d+)?)", _float_by_rule,
     ),
     Recipe(
         "fpN-staticK", "fp4-static16", "one loss scale 2^K for all layers, to nearest, saturating", "chmiel2021",
@@ -178,7 +182,8 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "mxfp4, mxfp6, mxfp8", "mxfp4", "blocks of 32 with a power-of-two scale; also mxfp6-e2m3, mxfp8-e5m2",
-        "tseng2025", r"(mxfp4|mxfp6|mxfp8|mxfp6-e2m3|mxfp8-e5m2)", lambda name: both(Blocks(name)),
+        "tseng2025", r"(mxfp[468])|(mxfp4)-e2m1|(mxfp6)-e3m2|(mxfp8)-e4m3|(mxfp6-e2m3|mxfp8-e5m2)",
+        lambda *names: both(Blocks(next(filter(None, names)))),
     ),
     Recipe(
         "nvfp4", "nvfp4", "blocks of 16 with an E4M3 scale, and one scale per tensor", "nvidia2025", "nvfp4",
@@ -192,42 +197,42 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "pruneNN", "prune85", "stochastic pruning to NN % zeros by the gradient's own histogram", "chmiel2021",
-        r"prune(\d\d+)()", lambda percent, _: _pruned(percent, None),
+        rf"prune{PERCENT}()", lambda percent, _: _pruned(percent, None),
     ),
     Recipe(
         "pruneNN-LAW", "prune85-lognormal", "with the threshold of a lognormal or a normal law", "chmiel2021",
-        r"prune(\d\d+)-(lognormal|normal)", _pruned,
+        rf"prune{PERCENT}-(lognormal|normal)", _pruned,
     ),
     Recipe(
         "pruneNN-cosine", "prune85-cosine", "NN % over all layers, split so that all have the same cosine", "lograd",
-        r"prune(\d\d+)-(cosine)", _pruned,
+        rf"prune{PERCENT}-(cosine)", _pruned,
     ),
     Recipe(
-        "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", r"topk(\d\d+)()",
+        "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", rf"topk{PERCENT}()",
         lambda percent, _: _largest(percent, None),
     ),
     Recipe(
-        "topkNN-sample", "topk85-sample", "meProp: of each sample", "sun2017", r"topk(\d\d+)-(sample)", _largest
+        "topkNN-sample", "topk85-sample", "meProp: of each sample", "sun2017", rf"topk{PERCENT}-(sample)", _largest
     ),
     Recipe(
         "topkNN-batch", "topk85-batch", "unified meProp: the same positions in all samples", "sun2017",
-        r"topk(\d\d+)-(batch)", _largest,
+        rf"topk{PERCENT}-(batch)", _largest,
     ),
     Recipe(
         "topkNN-stochastic", "topk85-stochastic", "stochastic pruning at the top-k threshold: fewer zeros than asked",
-        "chmiel2021", r"topk(\d\d+)-(stochastic)", _largest,
+        "chmiel2021", rf"topk{PERCENT}-(stochastic)", _largest,
     ),
     Recipe(
-        "atpNN", "atp85", "threshold of a normal law, mean of the last five batches", "ye2020", r"atp(\d\d+)",
+        "atpNN", "atp85", "threshold of a normal law, mean of the last five batches", "ye2020", rf"atp{PERCENT}",
         lambda percent: both(Atp(_fraction(percent))),
     ),
     Recipe(
         "sawNN", "saw80", "weights and activations top-k pruned in the backward products, gradients dense",
-        "raihan2020", r"saw(\d\d+)", saw,
+        "raihan2020", rf"saw{PERCENT}", saw,
     ),
     Recipe(
-        "dithered, ditheredS", "dithered", "multiples of S standard deviations, stochastic; S is 1", "wiedemann2020",
-        r"dithered(\d*\.?\d*)", lambda factor: both(Dithered(float(factor or 1))),
+        "dithered, ditheredS", "dithered", "multiples of S standard deviations, or of one, stochastic", "wiedemann2020",
+        r"dithered(\d(?:\.\d+)?)?", lambda factor: both(Dithered(float(factor or 1))),
     ),
 )  # fmt: skip
 """All families of names."""
@@ -245,7 +250,8 @@ def recipe(name: str) -> Treated:
     """The treatments that a name stands for.
 
     Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
-    prunes for dW alone.  Endings: -nearest, -stochastic, -rht, -ht.
+    prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
+    Endings: -nearest or -stochastic, and -rht or -ht.
 
     >>> [str(treatment) for treatment in recipe("prune85+fp6").input]
     ['prune 0.85', '1-4-1 scale max']
@@ -266,13 +272,17 @@ def _sentence(side: str, name: str) -> Treated:
     return Treated(*(tuple(one for part in parts for one in part[place]) for place in range(4)))
 
 
-def _part(part: str, name: str) -> Treated:
+def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
     for entry in RECIPES:
-        if match := re.fullmatch(entry.pattern, part):
+        if match := re.fullmatch(entry.pattern, part, re.ASCII):
             return entry.build(*match.groups())
     start, _, ending = part.rpartition("-")
     if start and ending in MODIFIERS:
-        found = _part(start, name)
+        if any(ending.endswith("ht") == other.endswith("ht") for other in endings):
+            raise InvalidValue(f"{name!r} has the endings -{ending} and -{endings[0]}; one of them will do.")
+        found = _part(start, name, (ending, *endings))
+        if not any(found):
+            raise InvalidValue(f"{name!r} treats nothing, so '-{ending}' says nothing about it; leave it out.")
         return Treated(*(tuple(map(MODIFIERS[ending][1], treatments)) for treatments in found))
     examples = [entry.example for entry in RECIPES]
     raise InvalidValue(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -11,6 +12,7 @@ import torch
 from .. import ops
 from ..formats import FloatFormat
 from ..laws.law import Values
+from ..ops.library import dense
 from .quantize import rounded
 from .statistics import Statistics
 from .tensors import counted, finite_part, steady_sum
@@ -54,18 +56,23 @@ class S2fp8(Treatment):
         return {"alpha": alpha, "beta": -alpha * mean}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        """The map is monotone, so each value of the format has an interval of magnitudes: two short tables."""
         size = finite_part(g).abs()
-        present = size > 0
-        logs = torch.where(present, size.double().log2(), 0.0)
-        mean = steady_sum(logs) / present.sum().clamp(min=1)
-        largest = size.double().max().log2() if size.numel() else mean
-        alpha = torch.where(largest > mean, TOP / (largest - mean), 1.0)
-        squeezed = g.sign() * torch.exp2(alpha * (g.double().abs().log2() - mean))
-        values = ops.quantize(squeezed.float(), FORMAT, counted=True)
-        back = torch.exp2(values.result.double().abs().log2() / alpha + mean)
-        limit = torch.finfo(g.dtype).max
-        result = (values.result.sign() * back).clamp(-limit, limit).to(g.dtype)
-        return counted(torch.where(g.isnan(), g, result), values.counts[2])
+        present = int((size > 0).sum())
+        if not present:
+            return counted(dense(g).clone())
+        mean = float(steady_sum(torch.where(size > 0, size.log2(), 0.0))) / present
+        largest = math.log2(float(size.max()))
+        alpha = TOP / (largest - mean) if largest > mean else 1.0
+        (cells,) = FORMAT.cells("nearest")[:1]
+        with np.errstate(divide="ignore", over="ignore"):
+            edges, points = (np.exp2(np.log2(part) / alpha + mean) for part in (cells.edges[1:-1], cells.points))
+        limit = float(torch.finfo(g.dtype).max)
+        table = torch.from_numpy(np.minimum(points, limit)).to(g.device, g.dtype)
+        magnitudes, ends = g.float().abs().contiguous(), torch.from_numpy(edges).to(g.device, torch.float32)
+        place = torch.bucketize(magnitudes, ends, right=True)
+        result = torch.where(g.isnan(), g, table[place].copysign(g))
+        return counted(torch.empty_like(dense(g)).copy_(result), g.isinf().sum())
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         alpha, beta = numbers["alpha"], numbers["beta"]

@@ -75,6 +75,10 @@ def treat(
     if total is None:
         zeros = (g == 0).sum()
         total = torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
+    if result is not g and int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
+        swallowed = g.isinf() & result.isfinite()
+        if bool(swallowed.any()):
+            result = result.masked_scatter(swallowed, g[swallowed])
     if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
         total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
     return ops.Counted(result, total)

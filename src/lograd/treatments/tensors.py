@@ -16,15 +16,28 @@ CHUNK = 1024
 
 def steady_sum(x: Tensor) -> Tensor:
     """The sum over the last dimension in float64, in an order that depends on its length alone."""
-    x = x.double()
     while x.shape[-1] > CHUNK:
-        x = torch.nn.functional.pad(x, (0, -x.shape[-1] % CHUNK)).reshape(*x.shape[:-1], -1, CHUNK).sum(-1)
-    return x.sum(-1)
+        x = _in_chunks(x).sum(-1, dtype=torch.float64)
+    return x.sum(-1, dtype=torch.float64)
+
+
+def steady_square_sum(x: Tensor) -> Tensor:
+    """The same of the squares, of all elements in one dimension."""
+    return steady_sum(torch.linalg.vector_norm(_in_chunks(x), dim=-1, dtype=torch.float64) ** 2)
+
+
+def _in_chunks(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % CHUNK
+    return (torch.nn.functional.pad(x, (0, missing)) if missing else x).reshape(*x.shape[:-1], -1, CHUNK)
 
 
 def finite_part(g: Tensor) -> Tensor:
     """All elements in one dimension, as float32, zero in place of NaN and infinity."""
     return torch.nan_to_num(dense(g).detach().float(), nan=0.0, posinf=0.0, neginf=0.0).flatten()
+
+
+def is_finite(g: Tensor) -> bool:
+    return bool(g.isfinite().all())
 
 
 def counted(result: Tensor, saturated: Tensor | int = 0) -> Counted:

@@ -30,7 +30,7 @@ class TopK(Treatment):
 
     Over the whole "tensor"; over each "sample", as meProp [sun2017] does (rows of a linear layer, images of a
     convolution); or over the "batch", its unified variant: one set of positions for all samples, those with the largest
-    sum of magnitudes.  Elements that tie with the last one to go go with it; the largest of all stays.
+    sum of magnitudes.  Elements that tie with the last one to go go with it, but the largest stay.
 
     In meProp the bias takes the dense gradient; here the pruned one.
 
@@ -63,7 +63,8 @@ class TopK(Treatment):
         if not dropped or not g.numel():
             return counted(dense(g).clone())
         last = size.kthvalue(dropped, dim=1, keepdim=True).values
-        goes = (size <= last).expand(g.shape[0], -1).reshape(g.shape) & ~g.isnan()  # NaN stays
+        below = (size <= last) & (size < size.amax(1, keepdim=True))
+        goes = below.expand(g.shape[0], -1).reshape(g.shape) & ~g.isnan()  # NaN stays
         return counted(dense(g).clone().masked_fill_(goes, 0.0))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
@@ -113,7 +114,8 @@ def _threshold(g: Tensor, sparsity: float) -> Tensor:
     dropped = _dropped(sparsity, g.numel())
     if not dropped:
         return torch.zeros((), device=g.device)
-    found = ops.kth_magnitude(g, g.numel() + 1 - dropped)
+    found, largest = ops.kth_magnitude(g, g.numel() + 1 - dropped), ops.kth_magnitude(g, 1)
+    found = torch.where(found == largest, torch.nextafter(found, torch.zeros_like(found)), found)
     return torch.nan_to_num(found, nan=torch.finfo(torch.float32).max, posinf=torch.finfo(torch.float32).max)
 
 

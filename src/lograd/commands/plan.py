@@ -1,0 +1,76 @@
+"""`lograd plan`: from a profile to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from .console import Json, out, print_json, show
+
+
+def plan(
+    profile: Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")],
+    bits: Annotated[int | None, typer.Option(help="Round to the best float of so many bits.")] = None,
+    sparsity: Annotated[float | None, typer.Option(help="Prune to this share of zeros, such as 0.85.")] = None,
+    allocation: Annotated[
+        str, typer.Option(help="uniform: the sparsity in each layer; cosine or floors: over all, split by theory.")
+    ] = "uniform",
+    floor: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=COSINE", help="For floors: least cosine of layers; repeat it.")
+    ] = None,
+    law: Annotated[str, typer.Option(help="Of the threshold: empirical, lognormal or normal.")] = "empirical",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last"),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="Rule by which a gradient is put into a format's range.")] = "max",
+    rounding: Annotated[str, typer.Option(help="stochastic or nearest.")] = "stochastic",
+    products: Annotated[
+        list[str] | None, typer.Option(help="Treat the gradient for dX (input), dW (weight).", show_default="both")
+    ] = None,
+    diff: Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose formats and sparsities for each layer of a profile, and save them as a plan."""
+    from .. import InvalidValue, Plan, Profile
+    from ..files import check_folder
+    from ..treatments import Prune
+
+    if bits is None and sparsity is None:
+        raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
+    Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
+    source = profile / "profile.npz" if profile.is_dir() else profile
+    target = check_folder(output if output is not None else source.parent / "plan.json")
+    other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
+    choices: dict[str, Any] = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
+    if keep:
+        choices["keep"] = [] if keep == ["none"] else keep
+    if floor:
+        choices["floors"] = dict(map(_floor, floor))
+    if products:
+        choices["products"] = products
+    made = Profile.load(source).plan(bits, sparsity, **choices)
+    made.save(target)
+    changes = None if other is None else other.diff(made).splitlines()
+    if as_json:
+        print_json({"path": str(target), "hash": made.hash(), "plan": made.to_json(), "diff": changes})
+        return
+    show(made.table())
+    if changes is not None:
+        out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
+    out.print(f"\nThe plan: {target}")
+
+
+def _floor(text: str) -> tuple[str, float]:
+    from .. import InvalidValue
+
+    pattern, _, cosine = text.rpartition("=")
+    try:
+        return pattern, float(cosine)
+    except ValueError:
+        raise InvalidValue(f"--floor must be PATTERN=COSINE, such as 'blocks.2.*=0.98'; got {text!r}.") from None

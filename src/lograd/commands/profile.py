@@ -1,0 +1,97 @@
+"""`lograd profile`: look at the gradients of a model of the user's, or of a built-in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import Json, out, print_json, show, warnings_as_sentences
+
+
+def profile(
+    make: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss function)."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a step of the built-in model.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the built-in model.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the built-in model and its data.", show_default="0")] = None,
+    steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
+    every: Annotated[int, typer.Option(help="Of so many steps one is observed.")] = 1,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")
+    ] = Path("run"),
+    as_json: Json = False,
+) -> None:
+    """Look at the gradients of a model: their laws, zeros and formats, layer by layer.
+
+    MODULE:FUNCTION names a function without arguments, such as mypkg.train:make; the current folder is searched first.
+    """
+    from .. import InvalidValue, LogradError
+    from .. import profile as observe
+    from ..training.folder import make_folder
+    from .loading import call_make, own_words
+
+    given = {"data": data, "batch": batch, "width": width, "seed": seed}
+    if (make is None) == (model is None):
+        raise InvalidValue("profile needs MODULE:FUNCTION or --model NAME, one of them.")
+    if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise InvalidValue(f"{', '.join(extra)} belongs to --model; {make} brings its own model and data.")
+    network, batches, loss = call_make(make) if make is not None else _built_in(str(model), given)
+    fresh = not output.exists()
+    folder = make_folder(output)  # before the work, not after it
+    try:
+        with warnings_as_sentences(), own_words("a step of the model"):
+            found = observe(network, batches, loss, steps, every=every)
+    except LogradError:
+        if fresh:
+            folder.rmdir()
+        raise
+    found.save(folder / "profile.npz")
+    found.to_html(folder / "profile.html", f"Gradients of {make or model}")
+    if as_json:
+        layers = [_row(layer) for layer in found.layers.values()]
+        print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed})
+        return
+    show(found.table())
+    out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
+
+
+def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Model, endless batches and loss of a built-in model, with its initial weights."""
+    from itertools import count
+
+    from .. import InvalidValue
+    from ..training import Config, build_model, load_data
+    from ..training.measuring import loss_of
+
+    if given["data"] is None:
+        raise InvalidValue(f"--model {name} needs --data with the file or folder to take batches from.")
+    config = Config(name, **{key: value for key, value in given.items() if value is not None})
+    data = load_data(config)
+    places = (divmod(step, data.steps_per_epoch) for step in count())
+    return build_model(config, data).train(), (data.batch(*place) for place in places), loss_of
+
+
+def _row(layer: Any) -> dict[str, Any]:
+    from ..laws import HalfNormal, LogNormal
+
+    numbers = {
+        "zeros": layer.zero_share,
+        "masked": layer.masked,
+        "sigma": layer.sigma,
+        "ks_lognormal": layer.ks(LogNormal),
+        "ks_normal": layer.ks(HalfNormal),
+    }
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "weight": list(layer.weight_shape or ()),
+        "elements": layer.elements,
+        **{key: None if value is None or value != value else float(value) for key, value in numbers.items()},
+        "nearest_law": layer.nearest_law,
+    }

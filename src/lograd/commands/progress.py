@@ -1,0 +1,94 @@
+"""Progress of training on standard error: a bar on a terminal, a plain line for each evaluation elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ..training import Status
+
+Show = Callable[[Status], None]
+
+
+@contextmanager
+def display(title: str, quiet: bool) -> Iterator[Show | None]:
+    """What `train` calls after each step; nothing where the output is for a program."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield Lines(time.perf_counter)
+    else:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.completed}/{task.total}"),
+            _Rate(), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield Bar(progress, title)
+
+
+class Bar:
+    """Step, rate, remaining time, and the newest numbers."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self.progress = progress
+        self.task = progress.add_task(title, total=None, numbers="")
+        self.started = False
+        self.train = self.test = ""
+
+    def __call__(self, status: Status) -> None:
+        if not self.started:  # a resumed run does not start at 0, and its rate is that of this process
+            self.started = True
+            self.progress.reset(self.task, total=status.total, completed=status.step)
+        for line in status.lines:
+            setattr(self, line["kind"], words(line))
+        numbers = "; ".join(part for part in (self.train or f"loss {status.loss:.3f}", self.test) if part)
+        self.progress.update(self.task, completed=status.step, numbers=numbers)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if not task.speed else f"{task.speed:.1f} steps/s")
+
+
+class Lines:
+    """One line for each evaluation, for logs."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.start: tuple[int, float] | None = None
+
+    def __call__(self, status: Status) -> None:
+        now = self.clock()
+        if self.start is None:
+            self.start = status.step, now
+        for line in status.lines:
+            if line["kind"] == "test":
+                rate = (status.step - self.start[0]) / max(now - self.start[1], 1e-9)
+                left = f", {rate:.1f} steps/s, {_duration((status.total - status.step) / rate)} left" if rate else ""
+                text = f"step {status.step}/{status.total}, epoch {line['epoch']:g}: {words(line)}{left}"
+                print(text, file=sys.stderr, flush=True)
+
+
+def words(line: dict[str, Any]) -> str:
+    """The numbers of a line of metrics, for people."""
+    parts = [f"{'test ' if line['kind'] == 'test' else ''}loss {line['loss']:.3f}"]
+    if "accuracy" in line:
+        parts.append(f"accuracy {line['accuracy']:.1%}")
+    if "bits_per_character" in line:
+        parts.append(f"{line['bits_per_character']:.3f} bits per character")
+    if line["sparsity"] is not None:
+        parts.append(f"zeros {line['sparsity']:.1%}")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

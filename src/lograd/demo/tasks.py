@@ -1,0 +1,189 @@
+"""What is trained: a small convolutional network on digits and a small transformer on a play, both real data.
+
+A task is a model, its batches, its optimizer and its score.  Everything random follows from the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from .. import data
+from ..models import CharTransformer
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Task(ABC):
+    """A model with its data.
+
+    Args:
+        steps: of each run.
+        scout: steps of the run whose gradients are looked at first.
+        seeds: runs of each way, with weights, batches and noise of their own.
+        checkpoints: how often the score is taken along a run, the end included.
+    """
+
+    name: ClassVar[str]
+    """What it is called in tables, such as "digits"."""
+    model_name: ClassVar[str]
+    data_name: ClassVar[str]
+    score_name: ClassVar[str]
+    score_unit: ClassVar[str]
+    """Of the score in tables, "%" or ""."""
+    difference_unit: ClassVar[str]
+    """Of a difference of two scores in a sentence, such as "points"."""
+    difference_name: ClassVar[str]
+    """The same at more length."""
+    score_digits: ClassVar[int]
+    higher_is_better: ClassVar[bool]
+    batch: ClassVar[int]
+
+    def __init__(self, steps: int, scout: int, seeds: int, checkpoints: int = 8) -> None:
+        self.steps, self.scout, self.seeds, self.checkpoints = steps, scout, seeds, checkpoints
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """With weights from torch's random numbers."""
+
+    @abstractmethod
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Without end."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def score(self, model: nn.Module) -> float:
+        """On data that is not trained on."""
+
+    def fresh_model(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.model()
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Up in the first tenth, then down to a twentieth in a straight line."""
+        rise = max(self.steps // 10, 1)
+        fall = max(self.steps - rise, 1)
+        return LambdaLR(optimizer, lambda step: min((step + 1) / rise, 0.05 + 0.95 * (self.steps - step) / fall))
+
+
+class DigitsNet(nn.Module):
+    """Four 3x3 convolutions with BatchNorm and ReLU, the third with stride 2, and a linear layer."""
+
+    def __init__(self, width: int = 32, classes: int = 10) -> None:
+        super().__init__()
+        shapes = [(1, width, 1), (width, width, 1), (width, 2 * width, 2), (2 * width, 2 * width, 1)]
+        for number, (inputs, outputs, stride) in enumerate(shapes, start=1):
+            setattr(self, f"conv{number}", nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False))
+            setattr(self, f"bn{number}", nn.BatchNorm2d(outputs, momentum=0.3))
+        self.depth = len(shapes)
+        self.fc = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(1, self.depth + 1):
+            x = F.relu(getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)))
+        result: Tensor = self.fc(x.mean((2, 3)))
+        return result
+
+
+@final
+class DigitsTask(Task):
+    name = "digits"
+    model_name = "CNN"
+    data_name = "UCI digits, 8x8 pixels: 1,297 images to train, 500 to test"
+    score_name, score_unit, score_digits = "test accuracy", "%", 2
+    difference_unit, difference_name = "points", "points of accuracy"
+    higher_is_better = True
+    batch = 64
+
+    @cached_property
+    def data(self) -> data.Digits:
+        return data.digits()
+
+    def model(self) -> nn.Module:
+        return DigitsNet()
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Shuffled, each batch shifted by at most one pixel; the last, short batch of an epoch is left out."""
+        generator = torch.Generator().manual_seed(seed)
+        images, labels = self.data.train_images, self.data.train_labels
+        while True:
+            order = torch.randperm(len(labels), generator=generator)
+            for chosen in torch.split(order, self.batch)[: len(order) // self.batch]:
+                top, left = torch.randint(3, (2,), generator=generator).tolist()
+                shifted = F.pad(images[chosen], (1, 1, 1, 1))[:, :, top : top + 8, left : left + 8]
+                yield shifted.contiguous(), labels[chosen]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target)
+
+    def score(self, model: nn.Module) -> float:
+        """Share of the test images that are recognised, in percent."""
+        with torch.no_grad():
+            found = model(self.data.test_images).argmax(1)
+        return 100.0 * float((found == self.data.test_labels).double().mean())
+
+
+@final
+class PlayTask(Task):
+    name = "Shakespeare"
+    model_name = "transformer"
+    data_name = "Romeo and Juliet: the first 90 % to train, the rest to test"
+    score_name, score_unit, score_digits = "test bits per character", "", 3
+    difference_unit, difference_name = "bits", "bits per character"
+    higher_is_better = False
+    batch = 16
+    context = 64
+    width = 128
+    depth = 2
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor, int]:
+        """Training and test text as numbers of characters, and how many characters there are."""
+        text = data.shakespeare()
+        characters = {character: number for number, character in enumerate(sorted(set(text)))}
+        tokens = torch.tensor([characters[character] for character in text])
+        cut = len(tokens) * 9 // 10
+        return tokens[:cut], tokens[cut:], len(characters)
+
+    def model(self) -> nn.Module:
+        return CharTransformer(self.parts[2], self.width, self.depth, heads=4, context=self.context)
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        text = self.parts[0]
+        while True:
+            starts = torch.randint(len(text) - self.context, (self.batch, 1), generator=generator)
+            windows = text[starts + torch.arange(self.context + 1)]
+            yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def score(self, model: nn.Module) -> float:
+        """Mean cross-entropy over the test text in bits, in windows of the model's context."""
+        text = self.parts[1]
+        count = (len(text) - 1) // self.context
+        inputs = text[: count * self.context].view(count, self.context)
+        targets = text[1 : count * self.context + 1].view(count, self.context)
+        with torch.no_grad():
+            return float(self.loss(model(inputs), targets)) / math.log(2)

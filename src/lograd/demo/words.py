@@ -1,0 +1,138 @@
+"""Findings as sentences: every number is computed, and every sentence stays true whatever the numbers are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, Layer, Result
+from .racing import DENSE
+from .tasks import Task
+
+TODAY = (
+    "What is simulated: rounding gives values of few bits in float32, and the products for dX and dW are dense. So the "
+    "times here show what treating a gradient costs, not what fewer bits or more zeros gain."
+)
+"""To be changed here, once products leave zeros out."""
+
+
+def signed(value: float, digits: int) -> str:
+    text = f"{value:+.{digits}f}".replace("-", "−")
+    return text if float(f"{value:.{digits}f}") else f"{0:.{digits}f}"
+
+
+def score(task: Task, value: float) -> str:
+    return f"{value:.{task.score_digits}f}" + (f" {task.score_unit}" if task.score_unit else "")
+
+
+def compared(task: Task, result: Result) -> str:
+    """How a way ended, against dense."""
+    size = f"{abs(result.difference):.{task.score_digits}f}"
+    if not float(size):
+        return "level"
+    better = (result.difference > 0) == task.higher_is_better
+    return f"{size} {task.difference_unit} {'better' if better else 'worse'}"
+
+
+def spread(task: Task, values: Sequence[float]) -> str:
+    return f"{signed(min(values), task.score_digits)} to {signed(max(values), task.score_digits)}"
+
+
+def training(findings: Sequence[Finding]) -> str:
+    parts = []
+    for way in (LOW_BITS, SPARSE):
+        ends = " and ".join(
+            f"{compared(finding.task, finding.result(way))} on {finding.task.name}" for finding in findings
+        )
+        parts.append(f"with {way} {ends}")
+    return f"Against dense, training ends {'; '.join(parts)}"
+
+
+def seeds(finding: Finding) -> str:
+    task, dense = finding.task, finding.result(DENSE)
+    text = f"On {task.name} the dense {task.model_name} ends at {score(task, dense.score)} {task.score_name}"
+    if len(dense.scores) > 1:
+        text += (
+            f"; its {len(dense.scores)} runs alone differ by up to "
+            f"{max(dense.scores) - min(dense.scores):.{task.score_digits}f} {task.difference_unit} from seed to seed"
+        )
+    return text + "."
+
+
+def median_distances(findings: Sequence[Finding]) -> dict[str, float]:
+    return {law: median(layer.distances[law] for layer in _layers(findings)) for law in LAWS}
+
+
+def laws(findings: Sequence[Finding]) -> str:
+    middle = median_distances(findings)
+    best = min(middle, key=lambda law: middle[law])
+    others = " and ".join(f"{value:.2f} to {law}" for law, value in middle.items() if law != best)
+    near = "are near-lognormal" if best == "lognormal" else f"are nearest to the {best} law here"
+    return f"Neural gradients {near}: a median KS distance of {middle[best]:.2f}, against {others}"
+
+
+def exceptions(findings: Sequence[Finding]) -> str:
+    """Which layers are nearer to another law than to lognormal."""
+    layers = list(_layers(findings))
+    others = [layer for layer in layers if layer.nearest != "lognormal"]
+    text = f"Of the three, lognormal is the nearest in {len(layers) - len(others)} of {len(layers)} layers."
+    if others:
+        sigmas = [layer.profile.sigma for layer in others]
+        names = ", ".join(f"`{layer.name}` ({layer.nearest})" for layer in others)
+        text += (
+            f" Nearer to another law are {names}, with σ, the standard deviation of ln|g|, from {min(sigmas):.2f} to "
+            f"{max(sigmas):.2f}; a normal law has 1.11."
+        )
+    return text
+
+
+def formats(findings: Sequence[Finding]) -> str:
+    gap = max(layer.rounding.gap for layer in _layers(findings) if layer.rounding)
+    return (
+        f"Each layer gets its own {LOW_BITS}, and the error predicted for rounding to nearest is {gap:.1%} off at most"
+    )
+
+
+def format_counts(findings: Sequence[Finding]) -> str:
+    counts = Counter(str(layer.rounding.format) for layer in _layers(findings) if layer.rounding)
+    return ", ".join(f"{name} in {count} layers" for name, count in counts.most_common())
+
+
+def cosines(findings: Sequence[Finding]) -> str:
+    found = []
+    for finding in findings:
+        least = min(layer.zeros.cosine for layer in finding.layers if layer.zeros)
+        found.append(f"{least:.2f} on {finding.task.name}")
+    return " and ".join(found)
+
+
+def zeros(findings: Sequence[Finding]) -> str:
+    miss = max(finding.trained_miss() for finding in findings)
+    return f"While training, every layer has its share of zeros to within {100 * miss:.1f} points"
+
+
+def law_misses(findings: Sequence[Finding]) -> str:
+    misses = {law: 100 * max(finding.law_miss(law) for finding in findings) for law in PRUNING_LAWS}
+    parts = ", ".join(f"{miss:.1f} from the {law} law" for law, miss in misses.items())
+    return f"With {PERCENT} asked of each layer, thresholds miss by up to so many points: {parts}."
+
+
+def costs(findings: Sequence[Finding]) -> str:
+    ratios = {way: [_slower(finding, way) for finding in findings] for way in (LOW_BITS, SPARSE)}
+    steps = " and ".join(f"{_range(values)} times (with {way})" for way, values in ratios.items())
+    bits = [value for finding in findings if (value := finding.result(LOW_BITS).bits) is not None]
+    return f"Today a step takes {steps} as long as dense; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
+
+
+def _slower(finding: Finding, way: str) -> float:
+    return finding.result(way).milliseconds / finding.result(DENSE).milliseconds
+
+
+def _range(values: Sequence[float], digits: int = 2) -> str:
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _layers(findings: Sequence[Finding]) -> Iterable[Layer]:
+    return (layer for finding in findings for layer in finding.layers)

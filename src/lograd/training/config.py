@@ -1,0 +1,186 @@
+"""The settings of a training run: a frozen value that is checked when it is made, with an exact inverse in JSON.
+
+A setting that is not given gets the usual value of the model at once, so a config never depends on defaults that may
+change after the run was started.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal, cast, final, get_args
+
+from .. import InvalidType, InvalidValue, Plan
+from ..errors import nearest_name, sentence
+from .tasks import TASKS, Task
+
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["cosine", "step", "constant"]
+LARGEST_SEED = 2**63 - 1
+
+USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
+"""Learning rate and weight decay of an optimizer that is not the model's own."""
+
+
+@final
+@dataclass(frozen=True)
+class Config:
+    """How to train a built-in model; None means the usual value of the model.
+
+    Args:
+        model: a name in `TASKS`.
+        data: the file or folder to train on.
+        plan: the file of a plan; recipe: the name of one for all layers.  Neither means dense.
+        seed: of the initial weights, the order of the data, its augmentation, and the noise of the treatments.
+        epochs, steps: how long; one of them.
+        batch: examples of a step.  What an epoch has beyond a multiple of it is left out, so that all steps are alike.
+        lr: the largest learning rate.
+        optimizer: "sgd", with momentum 0.9, or "adamw".
+        schedule: "cosine" to zero, "step" (a tenth at half and at three quarters of the run) or "constant".
+        warmup: first steps over which the learning rate rises linearly.
+        width: channels of the first convolution, or the width of a transformer.
+        augment: random crops, by up to 4 pixels, and flips; images only.
+        threads: of torch; None leaves its own number.
+        log_every: steps to a line of metrics.
+        evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
+        checkpoint_every: steps to a checkpoint.
+        tensorboard: write events for TensorBoard as well.
+    """
+
+    model: str
+    data: str
+    plan: str | None = None
+    recipe: str | None = None
+    seed: int = 0
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int | None = None
+    lr: float | None = None
+    optimizer: Optimizer | None = None
+    weight_decay: float | None = None
+    schedule: Schedule = "cosine"
+    warmup: int = 0
+    width: int | None = None
+    augment: bool | None = None
+    threads: int | None = None
+    log_every: int = 10
+    evaluate_every: int | None = None
+    checkpoint_every: int = 100
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data", "plan"):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+        _one_of("model", self.model, TASKS)
+        if not isinstance(self.data, str) or not self.data:
+            raise InvalidType(sentence("data", self.data, "the path of a file or folder"))
+        self._fill()
+        for name in ("batch", "width", "log_every", "checkpoint_every"):
+            self._whole(name, 1)
+        for name in ("epochs", "steps", "threads", "evaluate_every"):
+            if getattr(self, name) is not None:
+                self._whole(name, 1)
+        self._whole("warmup", 0)
+        self._whole("seed", 0, LARGEST_SEED)
+        self._number("lr", above=True)
+        self._number("weight_decay", above=False)
+        _one_of("optimizer", self.optimizer, get_args(Optimizer))
+        _one_of("schedule", self.schedule, get_args(Schedule))
+        for name in ("augment", "tensorboard"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidType(sentence(name, getattr(self, name), "true or false"))
+        self._check_together()
+
+    def _fill(self) -> None:
+        task = self.task
+        optimizer = task.optimizer if self.optimizer is None else self.optimizer
+        lr, decay = USUAL.get(str(optimizer), USUAL["sgd"])
+        usual = {
+            "optimizer": optimizer,
+            "lr": task.lr if optimizer == task.optimizer else lr,
+            "weight_decay": decay,
+            "batch": task.batch,
+            "width": task.width,
+            "augment": task.kind == "images",
+            "epochs": task.epochs if self.steps is None else None,
+        }
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _check_together(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise InvalidValue("the length of a run is given by epochs or by steps; got both.")
+        if self.plan is not None and self.recipe is not None:
+            raise InvalidValue("a run has a plan or a recipe; got both.")
+        if self.recipe is not None:
+            Plan.uniform(self.recipe)  # refuses a name that nobody knows
+        if self.augment and self.task.kind != "images":
+            raise InvalidValue(f"augment is for images, and {self.model} is trained on {self.task.kind}.")
+        if self.settled("width") % self.task.multiple:
+            raise InvalidValue(sentence(f"width of {self.model}", self.width, f"a multiple of {self.task.multiple}"))
+
+    def _whole(self, name: str, least: int, most: int = 2**31) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InvalidValue(sentence(name, value, f"a whole number from {least} to {most}"))
+
+    def _number(self, name: str, *, above: bool) -> None:
+        value = getattr(self, name)
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not valid or not (value > 0 if above else value >= 0):
+            raise InvalidValue(sentence(name, value, "finite and above 0" if above else "finite and not below 0"))
+        object.__setattr__(self, name, float(value))
+
+    def settled(self, name: str) -> Any:
+        """A setting that has a value by now, whatever its annotation says about the constructor."""
+        value = getattr(self, name)
+        assert value is not None
+        return value
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.model]
+
+    @property
+    def treatment(self) -> str:
+        """The recipe, the name of the plan's file, or "dense"."""
+        return self.recipe or (os.path.basename(self.plan) if self.plan else "dense")
+
+    def load_plan(self) -> Plan | None:
+        if self.recipe is not None:
+            return Plan.uniform(self.recipe)
+        return None if self.plan is None else Plan.load(self.plan)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        return self.steps if self.steps is not None else cast(int, self.epochs) * steps_per_epoch
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Config:
+        """The exact inverse of `to_json`."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(data, Mapping):
+            raise InvalidValue(sentence("settings of a run", data, "an object with " + ", ".join(names)))
+        for name in data:
+            if name not in names:
+                raise InvalidValue(f"a run has no setting {name!r}.{nearest_name(str(name), names)}")
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in data:
+                raise InvalidValue(f"a run needs the setting {field.name!r}; got {sorted(data)}.")
+        return cls(**data)
+
+    def with_data(self, data: str) -> Config:
+        """The same run on data that have moved."""
+        return replace(self, data=data)
+
+
+def _one_of(what: str, value: Any, valid: Any) -> None:
+    if not isinstance(value, str) or value not in valid:
+        hint = nearest_name(str(value), valid)
+        raise InvalidValue(sentence(what, value, "one of " + ", ".join(valid)) + hint)

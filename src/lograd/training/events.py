@@ -1,0 +1,56 @@
+"""Metrics for TensorBoard, where it is asked for and installed."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from .. import InvalidValue
+from .config import Config
+from .folder import RunFolder
+from .journal import Line
+
+PLACE = ("kind", "step", "epoch", "seconds")
+"""Fields of a line that say where it stands; the others are scalars."""
+
+
+class Events:
+    """Nobody asked: nothing is written."""
+
+    def write(self, line: Line) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class TensorBoardEvents(Events):
+    """The writer of torch, made with the first line: a run that is refused leaves no folder."""
+
+    def __init__(self, writer_class: Any, folder: RunFolder) -> None:
+        self.writer_class, self.folder = writer_class, folder
+        self.writer: Any = None
+
+    def write(self, line: Line) -> None:
+        if self.writer is None:
+            # A resumed run writes some steps again; TensorBoard is told to forget the first version of them.
+            self.writer = self.writer_class(str(self.folder.tensorboard), purge_step=line["step"])
+        for name, value in line.items():
+            if name not in PLACE and value is not None:
+                self.writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def open_events(config: Config, folder: RunFolder) -> Events:
+    if not config.tensorboard:
+        return Events()
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InvalidValue(
+            "TensorBoard was asked for and is not installed; pip install tensorboard, or leave --tensorboard out."
+        ) from None
+    return TensorBoardEvents(SummaryWriter, folder)

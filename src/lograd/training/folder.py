@@ -1,0 +1,108 @@
+"""The folder of a run: its settings, its metrics, its plan, its checkpoint, and at the end its summary.
+
+config.json     settings, versions, plan hash, fingerprint of the data; written first, so it marks a run
+metrics.jsonl   a line for each log interval and evaluation
+plan.json       the plan, if there is one
+checkpoint.pt   all that a resumed run needs; replaced whole
+summary.json    final metrics, counters, time; written last, so it marks the end
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, final
+
+from .. import InvalidValue, Plan
+from ..files import CannotRead, CannotWrite, read_file, replace_file
+
+VERSION = 1
+
+
+@final
+class RunFolder:
+    """Paths, and files that are written whole."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.plan = self.path / "plan.json"
+        self.checkpoint = self.path / "checkpoint.pt"
+        self.summary = self.path / "summary.json"
+        self.tensorboard = self.path / "tensorboard"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def has_run(self) -> bool:
+        return self.config.exists()
+
+    def prepare(self, *, overwrite: bool) -> None:
+        """Make the folder, and refuse one that has a run; or remove that run, and nothing else."""
+        if self.has_run and not overwrite:
+            raise InvalidValue(
+                f"the folder {self} has a run already; go on with it by --resume, or replace it by --overwrite."
+            )
+        make_folder(self.path)
+        try:
+            for file in (self.summary, self.checkpoint, self.metrics, self.config):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotWrite(f"Cannot replace the run {self}: {error.strerror}.") from error
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    def write_config(self, record: dict[str, Any]) -> None:
+        replace_file(self.config, _pretty({"lograd_run": VERSION} | record))
+
+    def read_config(self) -> dict[str, Any]:
+        if not self.has_run:
+            raise CannotRead(f"Cannot read the run {self}: it has no config.json, so it is not the folder of a run.")
+        record = read_json(self.config)
+        if record.get("lograd_run") != VERSION or "settings" not in record:
+            raise InvalidValue(
+                f"Cannot read the run {self}: its config.json is not of version {VERSION}, which this lograd reads."
+            )
+        return record
+
+    def load_plan(self, record: dict[str, Any]) -> Plan | None:
+        """The plan that the run was started with."""
+        if record["plan"] is None:
+            return None
+        plan = Plan.load(self.plan)
+        if plan.hash() != record["plan"]:
+            raise InvalidValue(
+                f"{self.plan} was changed after the run was started ({record['plan']}, now {plan.hash()}); put the "
+                "plan of the run back, or start anew."
+            )
+        return plan
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        replace_file(self.summary, _pretty(summary))
+
+    def read_summary(self) -> dict[str, Any] | None:
+        return read_json(self.summary) if self.summary.exists() else None
+
+
+def make_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"Cannot make the folder {path}: {error.strerror}.") from error
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_file(path))
+    except ValueError as error:
+        raise CannotRead(f"Cannot read {path}: it is not JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise CannotRead(f"Cannot read {path}: an object is needed, and it holds a {type(data).__name__}.")
+    return data
+
+
+def _pretty(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

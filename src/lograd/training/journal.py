@@ -1,0 +1,76 @@
+"""metrics.jsonl: lines are appended while a run goes on, and cut back to the checkpoint when it is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, final
+
+from .. import InvalidValue
+from ..files import CannotRead, CannotWrite, read_file
+
+Line = dict[str, Any]
+
+
+@final
+class Journal:
+    """The open file.  It is locked, so that two processes do not train in one folder; a lock ends with its process."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.file: BinaryIO = open(path, "ab")  # noqa: SIM115  closed by `close`
+        except OSError as error:
+            raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
+        if not _lock(self.file):
+            self.file.close()
+            raise InvalidValue(f"another process is training in {path.parent}; wait for it, or use another folder.")
+
+    def write(self, line: Line) -> None:
+        try:
+            self.file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+            self.file.flush()
+        except OSError as error:
+            raise CannotWrite(f"Cannot write {self.file.name}: {error.strerror}.") from error
+
+    def settle(self) -> int:
+        """Bring the lines to the disk, before a checkpoint counts on them, and return the bytes so far."""
+        os.fsync(self.file.fileno())
+        return os.fstat(self.file.fileno()).st_size
+
+    def cut(self, size: int) -> None:
+        """Forget lines after a checkpoint: the resumed run writes them again."""
+        if os.fstat(self.file.fileno()).st_size < size:
+            raise CannotRead(
+                f"{self.file.name} has lost lines that its checkpoint counts on; start anew with --overwrite."
+            )
+        self.file.truncate(size)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All whole lines; one that a killed process left half-written is not one."""
+    lines = []
+    for number, text in enumerate(read_file(path).split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise CannotRead(f"Cannot read {path}, line {number}: it is not JSON ({error}).") from None
+        if not isinstance(line, dict) or not {"kind", "step", "loss", "seconds"} <= line.keys():
+            raise CannotRead(f"Cannot read {path}, line {number}: it is not a line of metrics.")
+        lines.append(line)
+    return lines
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

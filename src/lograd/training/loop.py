@@ -1,0 +1,222 @@
+"""Training: `train` starts a run in a folder, `resume` goes on with one after any kind of end, to the same bits."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+
+from .. import InvalidValue, Plan, __version__
+from ..errors import LogradWarning
+from .config import Config
+from .data import Dataset
+from .events import Events, open_events
+from .folder import RunFolder
+from .interrupting import Interrupted, stop_request
+from .journal import Journal, Line
+from .measuring import evaluate
+from .runs import Run
+from .session import Diverged, Session, load_data
+from .summary import summarise
+
+
+@final
+@dataclass(frozen=True)
+class Status:
+    """What a progress display is told after each step."""
+
+    step: int
+    total: int
+    loss: float
+    seconds: float
+    """Of training so far, without evaluations and checkpoints."""
+    lines: tuple[Line, ...] = ()
+    """Metrics that were written at this step."""
+
+
+Progress = Callable[[Status], None]
+
+
+def train(config: Config, folder: str | Path, *, progress: Progress | None = None, overwrite: bool = False) -> Run:
+    """Train a built-in model, and leave the run in a folder.
+
+    Everything that a run needs is read and checked before the folder is touched.  A loss that is not finite raises
+    `Diverged`, Ctrl-C `Interrupted` after a checkpoint; in both cases all files are whole.
+
+    Args:
+        config: the settings.
+        folder: where to; it is made, and one that has a run is refused unless `overwrite` is given.
+        progress: called after each step.
+    """
+    target = RunFolder(folder)
+    if target.has_run and not overwrite:
+        target.prepare(overwrite=False)  # says what to do
+    plan, data = config.load_plan(), load_data(config)
+    events = open_events(config, target)
+    with _torch_settings(config.threads):
+        session = Session(config, data, plan)  # a plan that does not fit the model is refused here
+        record = _record(session, plan)
+        if target.metrics.exists():
+            Journal(target.metrics).close()  # refuses to remove a run that another process is training
+        target.prepare(overwrite=overwrite)
+        if plan is not None:
+            plan.save(target.plan)
+        target.write_config(record)
+        with closing(Journal(target.metrics)) as journal, closing(events):
+            _run(session, target, journal, events, progress)
+    return Run.load(target.path)
+
+
+def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, progress: Progress | None = None) -> Run:
+    """Go on with a run from its last checkpoint, or from the start if it had none; a finished one is just returned.
+
+    Args:
+        expected: settings that the run must have; another value is refused.  Only the path of the data may change.
+        progress: as for `train`.
+    """
+    target = RunFolder(folder)
+    record = target.read_config()
+    config = _agreed(Config.from_json(record["settings"]), dict(expected or {}), record)
+    summary = target.read_summary()
+    if summary is not None:
+        if summary["status"] == "diverged":
+            raise InvalidValue(f"the run {target} diverged ({summary['reason']}); start anew with other settings.")
+        return Run.load(target.path)
+    plan, data = target.load_plan(record), load_data(config)
+    if data.fingerprint != record["data"]["fingerprint"]:
+        raise InvalidValue(
+            f"{config.data} has other content ({data.fingerprint}) than the data that the run {target} was started "
+            f"with ({record['data']['fingerprint']})."
+        )
+    _warn_of_versions(record["versions"])
+    events = open_events(config, target)
+    with _torch_settings(record["threads"]), closing(Journal(target.metrics)) as journal:
+        session = Session(config, data, plan)
+        journal.cut(session.load(target.checkpoint) if target.checkpoint.exists() else 0)
+        with closing(events):
+            _run(session, target, journal, events, progress)
+    return Run.load(target.path)
+
+
+def _run(session: Session, target: RunFolder, journal: Journal, events: Events, progress: Progress | None) -> None:
+    with stop_request() as stop:
+        while session.steps < session.total:
+            try:
+                loss = session.step()
+                lines = tuple(_due_lines(session))
+            except Diverged as error:
+                _end_diverged(session, target, str(error))
+            for line in lines:
+                journal.write(line)
+                events.write(line)
+            if progress is not None:
+                progress(Status(session.steps, session.total, loss, session.seconds, lines))
+            last, number = session.steps == session.total, stop.number
+            if last or number or session.steps % session.config.checkpoint_every == 0:
+                session.save(target.checkpoint, journal.settle())
+            if number and not last:
+                raise Interrupted(
+                    f"stopped after step {session.steps} of {session.total}; go on with: lograd train --resume "
+                    f"-o {target}",
+                    number,
+                )
+    target.write_summary(summarise(session, target.metrics, "finished"))
+
+
+def _due_lines(session: Session) -> Iterator[Line]:
+    config, step, last = session.config, session.steps, session.steps == session.total
+    if last or step % config.log_every == 0:
+        yield session.line()
+    if last or step % (config.evaluate_every or session.data.steps_per_epoch) == 0:
+        judged = evaluate(session.model, session.data, session.metric)
+        if not math.isfinite(judged["loss"]):
+            raise Diverged(f"the loss of the evaluation is {judged['loss']} after step {step} of {session.total}")
+        yield session.test_line(judged)
+
+
+def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
+    target.write_summary(summarise(session, target.metrics, "diverged", reason))
+    raise Diverged(f"{reason}; a lower learning rate than {session.config.lr:g}, or a warm-up, may help.")
+
+
+# -- the record of a run --
+
+
+def _record(session: Session, plan: Plan | None) -> dict[str, Any]:
+    data: Dataset = session.data
+    return {
+        "settings": session.config.to_json(),
+        "plan": None if plan is None else plan.hash(),
+        "data": {
+            "fingerprint": data.fingerprint,
+            "train": data.train_size,
+            "test": data.test_size,
+            **data.sizes,
+        },
+        "metric": session.metric.name,
+        "parameters": sum(parameter.numel() for parameter in session.model.parameters()),
+        "steps_per_epoch": data.steps_per_epoch,
+        "total_steps": session.total,
+        "threads": torch.get_num_threads(),
+        "versions": _versions(),
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"lograd": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {"python": platform.python_version()} | {name: str(version) for name, version in found.items()}
+
+
+def _warn_of_versions(recorded: Mapping[str, str]) -> None:
+    changed = [f"{name} {recorded.get(name)} is now {now}" for name, now in _versions().items()
+               if recorded.get(name) != now]  # fmt: skip
+    if changed:
+        warnings.warn(
+            f"the run was started with other versions ({', '.join(changed)}), so its bits may differ from an "
+            "uninterrupted one.",
+            LogradWarning,
+            stacklevel=3,
+        )
+
+
+def _agreed(config: Config, expected: dict[str, Any], record: Mapping[str, Any]) -> Config:
+    """The run's settings; a given one that is another is refused by name, except for where the data are."""
+    names = [field.name for field in fields(Config)]
+    data = expected.pop("data", None)
+    different = []
+    if (plan := expected.pop("plan", None)) is not None and Plan.load(plan).hash() != record["plan"]:
+        different.append(f"plan (the run has {record['plan'] or 'none'}, {plan} is {Plan.load(plan).hash()})")
+    for name, value in expected.items():
+        if name not in names:
+            raise InvalidValue(f"a run has no setting {name!r}.")
+        if value != getattr(config, name):
+            different.append(f"{name} (the run has {getattr(config, name)}, given is {value})")
+    if different:
+        raise InvalidValue(
+            f"a run is resumed with its own settings, and these differ: {', '.join(different)}; leave them out, or "
+            "start anew in another folder."
+        )
+    return config if data is None else config.with_data(str(data))
+
+
+@contextmanager
+def _torch_settings(threads: int | None) -> Iterator[None]:
+    """The number of threads of a run, and a random state of its own; both as before at the end."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            yield
+        finally:
+            torch.set_num_threads(before)

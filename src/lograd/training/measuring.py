@@ -1,0 +1,120 @@
+"""What a run reports of itself: means over an interval, an evaluation, zeros and bits of the treated gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import Handle
+from ..treatments import Sentence
+from .data import Dataset
+from .tasks import Kind
+
+FULL_BITS = 32
+"""Of a gradient that is not rounded: float32."""
+
+
+class Metric(NamedTuple):
+    """The number that a task is judged by."""
+
+    name: str
+    words: str
+    higher_is_better: bool
+
+
+ACCURACY = Metric("accuracy", "accuracy", True)
+BITS_PER_CHARACTER = Metric("bits_per_character", "bits per character", False)
+
+
+def metric_of(kind: Kind) -> Metric:
+    return BITS_PER_CHARACTER if kind == "text" else ACCURACY
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy over all targets, in nats."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+@final
+@dataclass
+class Interval:
+    """Sums since the last line of metrics.  Plain numbers, since a checkpoint may fall inside an interval."""
+
+    loss: float = 0.0
+    correct: int = 0
+    targets: int = 0
+    elements: int = 0
+    zeros: int = 0
+    bits: float = 0.0
+    """Like elements and zeros, what `treated` said when the interval began: the counters are never reset."""
+
+    def add(self, loss: float, logits: Tensor, targets: Tensor) -> None:
+        self.loss += loss * targets.numel()
+        self.correct += int((logits.argmax(-1) == targets).sum())
+        self.targets += targets.numel()
+
+    def judged(self, metric: Metric) -> dict[str, float]:
+        loss = self.loss / max(self.targets, 1)
+        value = self.correct / max(self.targets, 1) if metric is ACCURACY else loss / math.log(2)
+        return {"loss": loss, metric.name: value}
+
+    def restart(self, treated: Treated) -> None:
+        self.loss, self.correct, self.targets = 0.0, 0, 0
+        self.elements, self.zeros, self.bits = treated
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, metric: Metric) -> dict[str, float]:
+    """Loss and metric over the test part; the model is in training mode again afterwards."""
+    sums = Interval()
+    model.eval()
+    for inputs, targets in data.test_batches():
+        logits = model(inputs)
+        sums.add(float(loss_of(logits, targets)), logits, targets)
+    model.train()
+    return sums.judged(metric)
+
+
+class Treated(NamedTuple):
+    """Sums over the gradients that were treated since the start."""
+
+    elements: int = 0
+    zeros: int = 0
+    bits: float = 0.0
+
+    def since(self, earlier: Interval | Treated) -> dict[str, float | None]:
+        """The share of zeros and the mean width, of what was treated in between."""
+        elements = self.elements - earlier.elements
+        if not elements:
+            return {"sparsity": None, "bits": float(FULL_BITS)}
+        return {
+            "sparsity": (self.zeros - earlier.zeros) / elements,
+            "bits": (self.bits - earlier.bits) / elements,
+        }
+
+
+def treated(handle: Handle | None) -> Treated:
+    if handle is None:
+        return Treated()
+    elements, zeros, bits = 0, 0, 0.0
+    for name, products in handle.counters().products.items():
+        layer = handle.plan.layers.get(name) or handle.plan.every
+        assert layer is not None, "an attached layer has a plan"
+        for side, count in products.items():
+            elements, zeros = elements + count.elements, zeros + count.zeros_after
+            bits += count.elements * width_of(layer.weight if side == "weight" else layer.input)
+    return Treated(elements, zeros, bits)
+
+
+def width_of(treatments: Sentence) -> float:
+    """Bits of an element after the treatments: those of the narrowest format in the sentence."""
+    widths = [one.element_bits for one in treatments]
+    return float(min((width for width in widths if width is not None), default=FULL_BITS))

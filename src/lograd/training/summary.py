@@ -1,0 +1,52 @@
+"""The end of a run in one object: final and best metrics, counters, time of a step."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from .journal import Line, read_lines
+from .measuring import Metric
+from .session import Session
+
+
+def summarise(
+    session: Session, metrics: Path, status: Literal["finished", "diverged"], reason: str = ""
+) -> dict[str, Any]:
+    lines = read_lines(metrics)
+    tests = [line for line in lines if line["kind"] == "test"]
+    counters = None if session.handle is None else session.handle.counters()
+    return {
+        "status": status,
+        "reason": reason,
+        "steps": session.steps,
+        "epochs": session.epoch,
+        "final": tests[-1] if tests else None,
+        "best": best_of(tests, session.metric),
+        "seconds": round(session.seconds, 3),
+        "seconds_per_step": seconds_per_step(lines),
+        "counters": None
+        if counters is None
+        else {
+            "total": counters.total.to_json(),
+            "sparsity": {name: count.sparsity for name, count in counters.layers.items()},
+        },
+    }
+
+
+def best_of(tests: list[Line], metric: Metric) -> Line | None:
+    """The best evaluation, the first of equals."""
+    sign = 1 if metric.higher_is_better else -1
+    return max(tests, key=lambda line: sign * float(line[metric.name]), default=None)
+
+
+def seconds_per_step(lines: list[Line]) -> float | None:
+    """The median over the log intervals of a step's mean time: a machine that was busy for a while does not show.
+
+    The first interval is left out where there are others: the first steps of a process are slow.
+    """
+    places = [(0, 0.0)] + [(line["step"], line["seconds"]) for line in lines if line["kind"] == "train"]
+    times = [(t1 - t0) / (s1 - s0) for (s0, t0), (s1, t1) in pairwise(places) if s1 > s0]
+    return round(statistics.median(times[1:] or times), 6) if times else None
