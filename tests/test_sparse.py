@@ -155,7 +155,7 @@ def test_modules_learn_when_compiled() -> None:
         loss = F.cross_entropy(compiled(x), labels)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
     assert int(model[0].passes) == 30
     assert float(model[0].threshold) > 0
