@@ -8,6 +8,7 @@ benchmarks/results/sparse.json, sparse.md and sparse.svg.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +78,7 @@ class Linear:
     def csr(self, sparsity: float) -> Call | None:
         g, x, weight = self.tensors
         pruned = ops.stochastic_prune(g, threshold_for(g, sparsity), KEY)
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return lambda: (pruned.to_sparse_csr() @ weight, pruned.t().contiguous().to_sparse_csr() @ x)
 
 
@@ -205,7 +207,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             if None not in ratios:
                 line[f"{sparsity:.0%}"] = " / ".join(f"{ratio:.1f}" for ratio in ratios)
         line["CSR 90%"] = f"{row['speed-up by minima'].get('CSR 0.9', float('nan')):.2f}".replace("nan", "")
-        line["break-even"] = "" if even is None else f"{'<= ' * (even == SPARSITIES[0])}{even:.0%}"
+        line["break-even"] = "" if even is None else f"{'<= ' * (even == curve(row)[0][0])}{even:.0%}"
         lines.append(line)
     columns = ["layer", "threads", "dense ms", *(f"{sparsity:.0%}" for sparsity in SHOWN), "CSR 90%", "break-even"]
     return markdown(lines, columns)

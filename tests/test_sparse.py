@@ -147,7 +147,7 @@ def test_modules_learn_when_compiled() -> None:
         lograd.sparse.Linear(16 * 36, 4, sparsity=0.5),
     )  # fmt: skip
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, labels = torch.randn(32, 8, 6, 6), torch.randint(4, (32,))
     losses = []
     for _ in range(30):

@@ -124,6 +124,7 @@ public:
 
     bool run() {
         if (with_x_) pack_weight();
+        if (!finite_) return false;
         if (with_x_ && plan_.zero_first) clear_input_gradient();
         if (with_w_) clear_weight_gradient();
         if (with_bias_) work_->sums.get<float>(plan_.blocks.size() * layer_.outputs);
@@ -159,7 +160,8 @@ private:
             const std::size_t pixels = plan_.bands[band].pixels(), count = pixels * layer_.outputs * sizeof(Entry);
             std::size_t bytes = 0;
             if (with_x_) bytes += count + plan_.output_blocks.size() * (pixels * sizeof(List) + kPadding);
-            if (with_w_) bytes += count + plan_.band_blocks[band].size() * (layer_.outputs * sizeof(List) + plan_.runs.size() * kPadding);
+            const std::size_t of_block = layer_.outputs * sizeof(List) + plan_.runs.size() * kPadding;
+            if (with_w_) bytes += count + plan_.band_blocks[band].size() * of_block;
             most = std::max(most, bytes);
         }
         return most;
@@ -173,30 +175,36 @@ private:
         used_ = 0;
         std::fill(failed_.begin(), failed_.end(), 0);
         parallel_tasks(bands.size() * strips, threads_, [&](std::size_t worker, std::size_t task) {
-            const std::size_t band = bands.begin + task / strips, strip = task % strips;
+            const std::size_t band = bands.begin + task / strips, strip = task % strips, place = band * strips + strip;
             Worker& own = *work_->workers[worker];
             if (used_ > capacity_) own.failed = true;
-            else if (layer_.gradient_last) compress_pixels(own, band, plan_.strips[strip], tallies_[band * strips + strip], lists);
-            else compress_planes(own, band, plan_.strips[strip], tallies_[band * strips + strip], lists);
-            failed_[band * strips + strip] = own.failed;
+            else if (layer_.gradient_last) compress_pixels(own, band, plan_.strips[strip], tallies_[place], lists);
+            else compress_planes(own, band, plan_.strips[strip], tallies_[place], lists);
+            failed_[place] = own.failed;
             own.failed = false;
         });
         const auto failure = std::find(failed_.begin(), failed_.end(), 1);
         return failure == failed_.end() ? bands.end : static_cast<std::size_t>(failure - failed_.begin()) / strips;
     }
 
-    // Elements of G from a place in memory on, pruned if they are to be.
-    const float* fetch(std::size_t start, std::size_t count, float* to, Counts& counts) const {
-        if (!prunes_) return task_.g + start;
-        kernels().stochastic_prune(Piece{Type::kFloat32, task_.g + start, to, count, task_.key[1] + start, task_.key[0]},
-                                   *task_.threshold, counts);
-        return to;
+    struct Found {
+        std::size_t elements = 0, zeros_before = 0, nonzero = 0, nans = 0;
+    };
+    Tally tally_of(const Found& found) const {
+        const auto zeros = static_cast<std::int64_t>(found.elements - found.nonzero);
+        const auto before = static_cast<std::int64_t>(found.zeros_before);
+        return {zeros, static_cast<std::int64_t>(found.nans), 0, prunes_ ? before : zeros};
     }
 
-    Tally tally_of(const Counts& counts, std::size_t total, std::size_t nonzero, std::size_t nans) const {
-        if (prunes_) return {counts.zeros, counts.nans, 0, counts.zeros_before};
-        const auto zeros = static_cast<std::int64_t>(total - nonzero);
-        return {zeros, static_cast<std::int64_t>(nans), 0, zeros};
+    // Elements of G from a place in memory on, pruned if they are to be.
+    const float* fetch(std::size_t start, std::size_t count, float* to, Found& found) const {
+        found.elements += count;
+        if (!prunes_) return task_.g + start;
+        found.zeros_before += kernels_.count_zeros(task_.g + start, count);
+        Counts none{false};
+        kernels().stochastic_prune(Piece{Type::kFloat32, task_.g + start, to, count, task_.key[1] + start, task_.key[0]},
+                                   *task_.threshold, none);
+        return to;
     }
 
     static std::size_t count_nans(const Entry* entries, std::size_t count) {
@@ -262,7 +270,7 @@ private:
     void output_places(const Outputs& run, std::uint32_t* out) const {
         std::size_t start = 0;
         for (const Outputs& set : plan_.sets)
-            if (set.channels.begin <= run.channels.begin && run.channels.begin < set.channels.end) start = set.channels.begin;
+            if (set.channels.begin <= run.channels.begin) start = set.channels.begin;
         for (std::size_t o = run.channels.begin; o < run.channels.end; ++o)
             *out++ = static_cast<std::uint32_t>((o - start) * row_floats_);
     }
@@ -296,8 +304,8 @@ private:
             begin[k] = next[k] =
                 (plan_.output_blocks[parts.begin + k].channels.begin - channels.begin) * band_pixels + k * kOverrun;
 
-        Counts counts{true};
-        std::size_t nonzero = 0, nans = 0, pixel = 0;
+        Found total;
+        std::size_t pixel = 0;
         // Whole pixels in a row are pruned together.
         const std::size_t together = width == layer_.outputs ? std::max<std::size_t>(kPiece / width, 1) : 1;
         for (std::size_t b = plan_.band_blocks[band].begin; b < plan_.band_blocks[band].end; ++b) {
@@ -316,15 +324,15 @@ private:
                     // The next pixel's part of the strip lies far off, where the hardware does not look ahead.
                     if (together == 1)
                         for (std::size_t o = 0; o < width; o += 16) __builtin_prefetch(task_.g + start + layer_.outputs + o);
-                    const float* g = fetch(start, count == 1 ? width : count * width, pruned, counts);
+                    const float* g = fetch(start, count == 1 ? width : count * width, pruned, total);
                     for (std::size_t k = 0; k < count; ++k, g += width, ++pixel, ++in_block) {
                         for (std::size_t part = 0; part < parts.size(); ++part) {
                             const Span& of = plan_.output_blocks[parts.begin + part].channels;
                             const std::size_t first = of.begin - channels.begin;
                             Entry* out = appended + next[part];
                             const std::size_t found = kernels_.compress(g + first, of.size(), offsets, out, places);
-                            nonzero += found;
-                            if (!prunes_) nans += count_nans(out, found);
+                            total.nonzero += found;
+                            total.nans += count_nans(out, found);
                             if (with_w_)
                                 kernels_.scatter(out, places, found, block_offsets[in_block], slots + first * pitch, pitch,
                                                  output_lengths + first);
@@ -348,7 +356,7 @@ private:
             if (with_bias_)
                 std::memcpy(work_->sums.get<float>(0) + b * layer_.outputs + channels.begin, sums, width * sizeof(float));
         }
-        tally = tally_of(counts, band_pixels * width, nonzero, nans);
+        tally = tally_of(total);
         if (!with_x_) return;
         pixel_places(plan_.bands[band], 1, where);
         for (std::size_t part = 0; part < parts.size(); ++part)
@@ -359,7 +367,7 @@ private:
 
     // G with channels first: lists of an output channel lie in memory as they are made, those of a pixel are scattered.
     void compress_planes(Worker& own, std::size_t band, Span strip, Tally& tally, char* memory) {
-        const Span channels = channels_of(strip), blocks = plan_.band_blocks[band];
+        const Span blocks = plan_.band_blocks[band];
         const std::size_t band_pixels = plan_.bands[band].pixels();
         const std::size_t pitch = plan_.most_outputs + 3;
         auto* appended = own.appended.get<Entry>(plan_.most_run * band_pixels + kOverrun * (blocks.size() + 1));
@@ -368,7 +376,8 @@ private:
         // By block and output channel, then by pixel.
         auto* lengths = own.lengths.get<std::uint32_t>(blocks.size() * plan_.most_run + band_pixels);
         auto* starts = own.starts.get<std::uint32_t>(blocks.size() * plan_.most_run + band_pixels);
-        auto *pixel_lengths = lengths + blocks.size() * plan_.most_run, *pixel_starts = starts + blocks.size() * plan_.most_run;
+        auto* pixel_lengths = lengths + blocks.size() * plan_.most_run;
+        auto* pixel_starts = starts + blocks.size() * plan_.most_run;
         auto* where = own.where.get<std::uint32_t>(2 * band_pixels + plan_.most_run);
         auto *block_offsets = where + band_pixels, *rows = block_offsets + band_pixels;
         auto* pruned = own.pruned.get<float>(std::max(kPiece, plan_.most_block_pixels));
@@ -383,8 +392,7 @@ private:
             pixel += plan_.blocks[blocks.begin + k].pixels();
         }
 
-        Counts counts{true};
-        std::size_t nonzero = 0, nans = 0;
+        Found total;
         for (std::size_t run = strip.begin; run < strip.end; ++run) {
             const Outputs& of_run = plan_.runs[run];
             for (std::size_t k = 0; k < blocks.size(); ++k)
@@ -403,7 +411,7 @@ private:
                         for (std::size_t i = 0; i < images; ++i) {
                             const std::size_t start = ((block.image.begin + i) * layer_.outputs + o) * pixels_ +
                                                       block.y.begin * layer_.x.output + block.x.begin;
-                            planes.push_back(fetch(start, count * plane, pruned + i * count * plane, counts));
+                            planes.push_back(fetch(start, count * plane, pruned + i * count * plane, total));
                         }
                         for (std::size_t j = 0; j < count; ++j) {
                             const std::size_t place = k * plan_.most_run + (o + j - of_run.channels.begin), start = next[k];
@@ -413,8 +421,8 @@ private:
                                 const float* g = planes[i] + j * plane;
                                 Entry* out = appended + next[k];
                                 const std::size_t found = kernels_.compress(g, plane, block_offsets + pixel, out, places);
-                                nonzero += found;
-                                if (!prunes_) nans += count_nans(out, found);
+                                total.nonzero += found;
+                                total.nans += count_nans(out, found);
                                 if (with_bias_)
                                     for (std::size_t e = 0; e < found; ++e) sum += out[e].value;
                                 if (with_x_)
@@ -439,7 +447,7 @@ private:
                     store(own, of_run.channels.size(), appended + begin[k], starts + k * plan_.most_run,
                           lengths + k * plan_.most_run, rows, memory);
         }
-        tally = tally_of(counts, band_pixels * channels.size(), nonzero, nans);
+        tally = tally_of(total);
     }
 
     // -------------------------------------------------------------------------------------------------------------- dX
@@ -465,9 +473,11 @@ private:
             bool bad = false;
             for (std::size_t y = 0; y < layer_.y.kernel; ++y)
                 for (const Span& taps : plan_.taps) {
-                    const float* from = task_.weight + outputs.begin * s.output + channels.begin * s.channel + y * s.y + taps.begin * s.x;
+                    const float* from = task_.weight + outputs.begin * s.output + channels.begin * s.channel + y * s.y +
+                                        taps.begin * s.x;
                     if (taps.size() == 1)
-                        bad |= kernels_.pack(from, {outputs.size(), 1, channels.size(), s.output, s.channel}, plan_.panel_row, panel);
+                        bad |= kernels_.pack(from, {outputs.size(), 1, channels.size(), s.output, s.channel},
+                                             plan_.panel_row, panel);
                     else
                         for (std::size_t o = 0; o < outputs.size(); ++o)
                             bad |= kernels_.pack(from + o * s.output, {taps.size(), 1, channels.size(), s.x, s.channel},
@@ -485,15 +495,17 @@ private:
         });
     }
 
-    // Calls go(rows, data, pixels) for each line of the input that belongs to a rectangle, from row `from` up to `to` of it;
-    // `x` and `x_end` are the columns of it that the input has, `y` is its row there.  Rows outside the input have no data.
+    // Calls go(place, columns, inside, data, pixels, y) for each of these rows of the input that belongs to a rectangle:
+    // its place in the tile, in floats; its columns, and those inside the input, at `data`; its row in the input.  A row
+    // outside the input has no data.
     template <class T, class Go>
     void over_lines(const Rectangle& r, Span rows, std::size_t tile, std::size_t group, T* data, Go go) const {
         const std::size_t columns = plan_.columns_of(r), plane = layer_.y.input * layer_.x.input;
         const Span channels = channels_of_tile(tile);
         const std::size_t channel = group * plan_.group_channels + channels.begin;
         const std::size_t step_y = Plan::step(layer_.y), step_x = Plan::step(layer_.x);
-        const auto left = static_cast<std::ptrdiff_t>(r.x.begin * layer_.x.stride) - static_cast<std::ptrdiff_t>(layer_.x.padding);
+        const auto left = static_cast<std::ptrdiff_t>(r.x.begin * layer_.x.stride) -
+                          static_cast<std::ptrdiff_t>(layer_.x.padding);
         const auto width = static_cast<std::ptrdiff_t>(layer_.x.input), step = static_cast<std::ptrdiff_t>(step_x);
         const std::size_t before = left >= 0 ? 0 : static_cast<std::size_t>((-left + step - 1) / step);
         const std::size_t after = left >= width ? 0 : static_cast<std::size_t>((width - left + step - 1) / step);
@@ -504,7 +516,8 @@ private:
             for (std::size_t row = rows.begin; row < rows.end; ++row) {
                 const auto y = static_cast<std::ptrdiff_t>(r.y.begin * layer_.y.stride + row * step_y) -
                                static_cast<std::ptrdiff_t>(layer_.y.padding);
-                const std::size_t line = ((i - r.image.begin) * plan_.rows_of(r) + (row - rows.begin)) * columns * plan_.tile;
+                const std::size_t number = (i - r.image.begin) * plan_.rows_of(r) + (row - rows.begin);
+                const std::size_t line = number * columns * plan_.tile;
                 const bool exists = y >= 0 && y < static_cast<std::ptrdiff_t>(layer_.y.input) && inside.size() > 0;
                 if (!exists) {
                     go(line, columns, Span{0, 0}, static_cast<T*>(nullptr), pixels, y);
@@ -556,8 +569,8 @@ private:
         std::ptrdiff_t written = 0;
         if (band > 0 && plan_.bands[band - 1].image.begin == r.image.begin) {
             const Rectangle& before = plan_.bands[band - 1];
-            written = static_cast<std::ptrdiff_t>(before.y.begin * layer_.y.stride + plan_.rows_of(before) * Plan::step(layer_.y)) -
-                      static_cast<std::ptrdiff_t>(layer_.y.padding);
+            const std::size_t end = before.y.begin * layer_.y.stride + plan_.rows_of(before) * Plan::step(layer_.y);
+            written = static_cast<std::ptrdiff_t>(end) - static_cast<std::ptrdiff_t>(layer_.y.padding);
         }
         over_lines(r, {0, plan_.rows_of(r)}, tile, group, task_.d_x,
                    [&](std::size_t line, std::size_t, Span inside, float* data, const Pixels& pixels, std::ptrdiff_t y) {
@@ -587,7 +600,8 @@ private:
         while (rows > 1 && tiles * ((layer_.y.kernel + rows - 1) / rows) < static_cast<std::size_t>(threads_)) --rows;
         const std::size_t passes = (layer_.y.kernel + rows - 1) / rows;
         parallel_tasks(tiles * passes, threads_, [&](std::size_t worker, std::size_t task) {
-            const std::size_t first = task % passes * rows, tile = task / passes % plan_.tiles, set = task / passes / plan_.tiles;
+            const std::size_t first = task % passes * rows, tile = task / passes % plan_.tiles;
+            const std::size_t set = task / passes / plan_.tiles;
             weight_product(*work_->workers[worker], blocks, set, tile, {first, std::min(first + rows, layer_.y.kernel)});
         });
     }
@@ -603,19 +617,22 @@ private:
             const std::size_t first = kernel.begin * layer_.y.dilation;
             bool bad = false;
             over_lines(r, {first, first + seen}, tile, outputs.group, task_.x,
-                       [&](std::size_t line, std::size_t count, Span inside, const float* data, const Pixels& pixels, std::ptrdiff_t) {
+                       [&](std::size_t line, std::size_t count, Span inside, const float* data, const Pixels& pixels,
+                           std::ptrdiff_t) {
                            float* to = panel + line;
                            std::memset(to, 0, inside.begin * plan_.tile * sizeof(float));
-                           if (data != nullptr) bad |= kernels_.pack(data, pixels, plan_.tile, to + inside.begin * plan_.tile);
+                           if (data != nullptr)
+                               bad |= kernels_.pack(data, pixels, plan_.tile, to + inside.begin * plan_.tile);
                            std::memset(to + inside.end * plan_.tile, 0, (count - inside.end) * plan_.tile * sizeof(float));
                        });
             if (bad) finite_ = false;
             for (std::size_t y = kernel.begin; y < kernel.end; ++y)
                 for (std::size_t run = outputs.parts.begin; run < outputs.parts.end; ++run)
                     for (const Span& taps : plan_.taps) {
-                        const std::size_t shift = (y - kernel.begin) * layer_.y.dilation * columns + taps.begin * layer_.x.dilation;
+                        const std::size_t down = (y - kernel.begin) * layer_.y.dilation * columns;
+                        const float* from = panel + (down + taps.begin * layer_.x.dilation) * plan_.tile;
                         kernels_.multiply[taps.size() * plan_.tile_vectors](
-                            output_lists_[b * plan_.runs.size() + run], reinterpret_cast<const char*>(panel + shift * plan_.tile),
+                            output_lists_[b * plan_.runs.size() + run], reinterpret_cast<const char*>(from),
                             sums_at(set, tile, y) + taps.begin * plan_.tile);
                     }
         }

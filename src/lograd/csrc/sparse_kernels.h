@@ -77,7 +77,8 @@ inline std::size_t compress(const float* x, std::size_t n, const std::uint32_t* 
         const __m512i offset = _mm512_maskz_compress_epi32(mask, _mm512_loadu_si512(offsets + i));
         _mm512_storeu_si512(out + found, _mm512_permutex2var_epi32(value, first, offset));
         _mm512_storeu_si512(out + found + 8, _mm512_permutex2var_epi32(value, last, offset));
-        const __m512i place = _mm512_add_epi32(_mm512_maskz_compress_epi32(mask, lanes), _mm512_set1_epi32(static_cast<int>(i)));
+        const __m512i start = _mm512_set1_epi32(static_cast<int>(i));
+        const __m512i place = _mm512_add_epi32(_mm512_maskz_compress_epi32(mask, lanes), start);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(places + found), _mm512_cvtepi32_epi16(place));
         found += static_cast<std::size_t>(__builtin_popcount(mask));
     }
@@ -116,6 +117,15 @@ inline void add(const float* x, std::size_t n, float* sums) {
     std::size_t i = 0;
     for (; i + W <= n; i += W) store(sums + i, load<F>(sums + i) + load<F>(x + i));
     for (; i < n; ++i) sums[i] += x[i];
+}
+
+inline std::size_t count_zeros(const float* x, std::size_t n) {
+    std::size_t i = 0, count = 0;
+    I zeros{};
+    for (; i + W <= n; i += W) zeros -= load<F>(x + i) == 0.0f;
+    for (std::size_t lane = 0; lane < W; ++lane) count += static_cast<std::size_t>(zeros[lane]);
+    for (; i < n; ++i) count += x[i] == 0.0f;
+    return count;
 }
 
 // Whether all bits of the exponent are set.
@@ -190,8 +200,8 @@ inline bool pack(const float* data, const Pixels& p, std::size_t width, float* r
         for (; i + 8 <= p.count; i += 8) {
             std::size_t c = 0;
             for (; c + 8 <= p.channels; c += 8) {
-                const __m256i one = transpose(data + i + c * p.channel_stride, p.channel_stride, rows + i * width + c, width, false);
-                found = _mm256_or_si256(found, one);
+                const float* from = data + i + c * p.channel_stride;
+                found = _mm256_or_si256(found, transpose(from, p.channel_stride, rows + i * width + c, width, false));
             }
             for (std::size_t k = i; k < i + 8; ++k) {
                 for (std::size_t rest = c; rest < p.channels; ++rest) {
@@ -252,7 +262,7 @@ inline const SparseKernels& sparse_table() {
         W,
         {nullptr, multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>, multiply<7>, multiply<8>,
          multiply<9>, multiply<10>, multiply<11>, multiply<12>, multiply<13>, multiply<14>},
-        compress, scatter, pack, unpack, add};
+        compress, scatter, pack, unpack, add, count_zeros};
     return kernels;
 }
 

@@ -51,6 +51,7 @@ struct SparseKernels {
     // Back, added to what is there or in its place.
     void (*unpack)(const float* rows, std::size_t width, const Pixels&, bool add, float* data);
     void (*add)(const float* x, std::size_t n, float* sums);
+    std::size_t (*count_zeros)(const float* x, std::size_t n);
 };
 
 const SparseKernels& generic_sparse_kernels();

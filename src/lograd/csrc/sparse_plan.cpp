@@ -5,7 +5,8 @@
 namespace lograd {
 namespace {
 
-// Measured on Zen 3 with 32 KB of L1 and 512 KB of L2: a panel leaves room for the lists that stream through.
+// Measured on Zen 3 with 32 KB of L1 and 512 KB of L2: a panel leaves room for the lists that stream through.  Strips are
+// wide, as packing X for dW serves a whole one: sums of dW that leave the L2 cache cost less than that.
 constexpr std::size_t kPanelBytes = 28 << 10, kTileBytes = 256 << 10;
 constexpr std::size_t kBandPixels = 512, kStripColumns = 4096, kMostBlockPixels = 512, kMostOutputs = 256;
 constexpr std::size_t kMostTaps = 7;
@@ -30,7 +31,8 @@ bool covers(const Axis& a) {
 }  // namespace
 
 Plan::Plan(const Convolution& convolution, std::size_t lanes) : layer(convolution) {
-    if (one_tap(layer.y) && one_tap(layer.x) && layer.gradient_last && layer.input_last) {  // pixels in a row, whatever image they belong to
+    // Pixels in a row, whatever image they belong to.
+    if (one_tap(layer.y) && one_tap(layer.x) && layer.gradient_last && layer.input_last) {
         const std::size_t pixels = layer.batch * layer.y.output * layer.x.output;
         layer.batch = 1;
         layer.y.input = layer.y.output = pixels;
@@ -128,10 +130,11 @@ void Plan::cut_outputs() {
         const std::size_t end = (group + 1) * group_outputs;
         for (std::size_t o = group * group_outputs; o < end; o += most_outputs) {
             const Span channels{o, std::min(o + most_outputs, end)};
-            const auto joins = [&](const std::vector<Outputs>& parts, std::size_t most) {
-                return !parts.empty() && parts.back().group == group && channels.end - parts.back().channels.begin <= most;
+            const auto in_group = [&](const std::vector<Outputs>& parts) {
+                return !parts.empty() && parts.back().group == group;
             };
-            const bool new_run = !joins(runs, kStripColumns), new_set = new_run && (sets.empty() || sets.back().group != group || sets.back().parts.size() >= runs_in_tile);
+            const bool new_run = !in_group(runs) || channels.end - runs.back().channels.begin > kStripColumns;
+            const bool new_set = new_run && (!in_group(sets) || sets.back().parts.size() >= runs_in_tile);
             if (new_run) runs.push_back({channels, {output_blocks.size(), 0}, group});
             if (new_set) sets.push_back({channels, {runs.size() - 1, 0}, group});
             output_blocks.push_back({channels, {}, group});
@@ -142,8 +145,8 @@ void Plan::cut_outputs() {
     }
     for (std::size_t run = 0; run < runs.size(); ++run) {
         most_run = std::max(most_run, runs[run].channels.size());
-        const bool joins = !strips.empty() && runs[run].channels.end - runs[strips.back().begin].channels.begin <= kStripColumns;
-        if (!joins) strips.push_back({run, run});
+        const std::size_t end = runs[run].channels.end;
+        if (strips.empty() || end - runs[strips.back().begin].channels.begin > kStripColumns) strips.push_back({run, run});
         strips.back().end = run + 1;
         most_strip = std::max(most_strip, runs[run].channels.end - runs[strips.back().begin].channels.begin);
     }

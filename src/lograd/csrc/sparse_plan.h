@@ -2,7 +2,7 @@
 //
 // Pixels: a block is what a panel of X in the L1 cache serves (dW); a band is some blocks in a row, whose dX lies in the L2
 // cache.  Output channels: a panel of W in the L1 cache serves a block of them (dX); a run is some of these, whose lists
-// are made together; a set is some runs, whose dW lies in the L2 cache; a strip is the runs that one pass of compression
+// are made together; a set is the runs whose dW a pass over X sums; a strip is the runs that one pass of compression
 // covers.  Input channels: tiles, of as many vectors as there are registers for.
 //
 // Nothing here depends on the number of threads.
