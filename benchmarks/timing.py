@@ -19,6 +19,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def medians(cases: Mapping[str, Callable[[], object]], repeats: int, shortest: float = 0.0) -> dict[str, float]:
+    """Milliseconds of a call of each case, the median of its `turns`."""
+    return {name: median(values) for name, values in turns(cases, repeats, shortest).items()}
+
+
+def turns(cases: Mapping[str, Callable[[], object]], repeats: int, shortest: float = 0.0) -> dict[str, list[float]]:
     """Milliseconds of a call of each case, taken in turns so that a disturbance hits all of them.
 
     A turn repeats its call until it has taken about `shortest` seconds, so that the clock's own cost does not show.
@@ -28,7 +33,7 @@ def medians(cases: Mapping[str, Callable[[], object]], repeats: int, shortest: f
     for _ in range(repeats):
         for name, case in cases.items():
             times[name].append(1e3 * _seconds(case, calls[name]) / calls[name])
-    return {name: median(values) for name, values in times.items()}
+    return times
 
 
 def _seconds(case: Callable[[], object], calls: int) -> float:

@@ -13,7 +13,7 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if TYPE_CHECKING:
-    from . import ops, treatments
+    from . import ops, sparse, treatments
     from .attaching import Handle, attach
     from .plan import LayerPlan, Plan
     from .profiling import Profile, observe, profile
@@ -41,6 +41,7 @@ __all__ = [
     "ops",
     "parse_format",
     "profile",
+    "sparse",
     "theory",
     "treatments",
 ]
@@ -60,7 +61,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("ops", "treatments"):
+    if name in ("ops", "sparse", "treatments"):
         return importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)

@@ -22,7 +22,7 @@ from .errors import LogradWarning, sentence
 BINS_PER_OCTAVE = 16
 """Bins of one octave of |x|, one for each value of the four leading mantissa bits."""
 
-INTERFACE = 2
+INTERFACE = 3
 """What the extension's functions take and write, as a number; csrc/module.cpp has it, too."""
 
 EXTRA_SLOTS = ("zeros", "nans", "infinities")

@@ -18,6 +18,7 @@ namespace nb = nanobind;
 
 void bind_rows(nb::module_&);
 void bind_select(nb::module_& m);
+void bind_sparse(nb::module_&);
 namespace lograd {
 void bind_blocks(nb::module_&);
 }  // namespace lograd
@@ -74,12 +75,12 @@ NB_MODULE(_native, m) {
     using N = std::size_t;
 
     // Counts up with every change of what these functions take or write; native.py knows the number, too.
-    m.attr("INTERFACE") = 2;
+    m.attr("INTERFACE") = 3;
     m.attr("KERNELS") = nb::make_tuple(
         "log_histogram", "kth_magnitude", "stochastic_prune", "threshold_prune", "dither", "quantize", "row_ranges",
         "largest_and_scale", "quantize_tensor", "quantize_interval", "quantize_samples", "dequantize_rows", "reflect_rows",
         "quantize_codes", "dequantize_codes", "pack_nibbles", "unpack_nibbles", "quantize_blocks", "dequantize_blocks",
-        "hadamard");
+        "hadamard", "sparse_backward");
     m.def("compiler", &lograd::compiler);
     m.def("cpu_features", &lograd::cpu_features);
     m.def("isa_level", [] { return std::string(kernels().name); });
@@ -109,5 +110,6 @@ NB_MODULE(_native, m) {
                     });
     }, without_gil);
     bind_rows(m);
+    bind_sparse(m);
     lograd::bind_blocks(m);
 }

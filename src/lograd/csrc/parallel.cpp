@@ -1,6 +1,7 @@
 #include "parallel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -103,6 +104,16 @@ public:
 std::mutex pool_mutex;
 Pool* pool = nullptr;
 
+// Calls job(piece) for each piece, on as many threads as there are pieces; false, and no call, if the pool is busy.
+bool on_pool(std::size_t pieces, const std::function<void(std::size_t)>& job) {
+    std::unique_lock<std::mutex> lock(pool_mutex, std::try_to_lock);
+    if (!lock) return false;
+    // Threads do not survive a fork.  The parent's pool is left alone: it cannot be joined from here.
+    if (pool == nullptr || pool->owner != process_id()) pool = new Pool;
+    pool->run(pieces, job);
+    return true;
+}
+
 }  // namespace
 
 void parallel_for(std::size_t count, std::size_t grain, int threads,
@@ -113,21 +124,26 @@ void parallel_for(std::size_t count, std::size_t grain, int threads,
     const std::size_t grains = (count + grain - 1) / grain;
     std::size_t pieces = std::min<std::size_t>(threads < 1 ? 1 : threads, count / kWorthAThread);
     pieces = std::min(std::max<std::size_t>(pieces, 1), grains);
-    std::unique_lock<std::mutex> lock(pool_mutex, std::defer_lock);
-    // Two callers at once: the second one works alone rather than wait.
-    if (pieces == 1 || !lock.try_lock()) {
-        const PlainArithmetic plain;
-        body(0, count);
-        return;
-    }
-    // Threads do not survive a fork.  The parent's pool is left alone: it cannot be joined from here.
-    if (pool == nullptr || pool->owner != process_id()) pool = new Pool;
-    pool->run(pieces, [&](std::size_t piece) {
+    const bool shared = pieces > 1 && on_pool(pieces, [&](std::size_t piece) {
         const std::size_t begin = grains * piece / pieces * grain;
         const std::size_t end = std::min(count, grains * (piece + 1) / pieces * grain);
         const PlainArithmetic plain;
         if (begin < end) body(begin, end);
     });
+    // Two callers at once: the second one works alone rather than wait.
+    if (shared) return;
+    const PlainArithmetic plain;
+    body(0, count);
+}
+
+void parallel_tasks(std::size_t tasks, int threads, const std::function<void(std::size_t, std::size_t)>& body) {
+    const std::size_t workers = std::min<std::size_t>(threads < 1 ? 1 : threads, tasks);
+    std::atomic<std::size_t> next{0};
+    const std::function<void(std::size_t)> work = [&](std::size_t worker) {
+        const PlainArithmetic plain;
+        for (std::size_t task = next++; task < tasks; task = next++) body(worker, task);
+    };
+    if (workers <= 1 || !on_pool(workers, work)) work(0);
 }
 
 }  // namespace lograd

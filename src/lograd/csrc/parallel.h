@@ -14,4 +14,8 @@ namespace lograd {
 void parallel_for(std::size_t count, std::size_t grain, int threads,
                   const std::function<void(std::size_t, std::size_t)>& body);
 
+// Calls body(worker, task) once for each of `tasks` tasks of unequal length, whoever is free taking the next; `worker` is
+// below `threads`, and no two calls at a time have the same.
+void parallel_tasks(std::size_t tasks, int threads, const std::function<void(std::size_t, std::size_t)>& body);
+
 }  // namespace lograd

@@ -42,6 +42,7 @@ from .rows import (
     quantize_per_tensor,
 )
 from .select import kth_magnitude
+from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 
 __all__ = [
     "Counted", "LogHistogram", "dither", "dither_", "kth_magnitude", "library", "log_histogram", "quantize",
@@ -51,4 +52,5 @@ __all__ = [
     "quantize_block_householder", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
     "BlockCodes", "dequantize_block_codes", "dequantize_codes", "hadamard", "hadamard_inverse", "pack_nibbles",
     "quantize_block_codes", "quantize_blocks", "quantize_codes", "tensor_scale_of", "unpack_nibbles",
+    "sparse_convolution_backward", "sparse_linear_backward",
 ]  # fmt: skip

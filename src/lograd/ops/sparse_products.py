@@ -1,0 +1,224 @@
+"""The two products of a layer's backward with a gradient that is mostly zeros, pruned on the way if wanted.
+
+`lograd::sparse_linear_backward` and `lograd::sparse_convolution_backward` return (dX, dW, dbias, counts): the dense
+products of the gradient as `stochastic_prune` leaves it, bit for bit, and its counts.  What is not needed has no
+elements.  Without a threshold the gradient is taken as it is, and its zeros are skipped.
+
+The native kernels sum in an order of their own, fixed by the shapes, so results are equal for any number of threads and
+differ from a dense product by rounding.  They work in float32; 16-bit tensors are converted, pruned first in their own
+type.  Zero times infinity: a gradient element that is not finite reaches all that it multiplies, as in a dense product;
+where x or the weight is not finite, the dense products are computed.
+
+Memory: lists of 16 bytes for each nonzero element, in no more than the size of the gradient (or 16 bytes for each
+element of 512 pixels, if that is more; what does not fit is done in turns), the weight and its gradient once more, and
+buffers of each thread for 512 pixels.  It is kept for the next call; `release_workspace` gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from .library import FLOAT_TYPES, call, dense, register
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def sparse_linear_backward(
+    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, need: tuple[bool, bool, bool]
+) -> Results:
+    """dX, dW, dbias and counts of x @ weight.T + bias for the gradient g of its result.
+
+    `threshold` and `key` are those of `stochastic_prune`; `need` says which of the three are wanted.
+    """
+    result: Results = call("sparse_linear_backward", g, x, weight, threshold, key, *need)
+    return result
+
+
+def sparse_convolution_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    threshold: Tensor | None,
+    key: Tensor,
+    geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
+    need: tuple[bool, bool, bool],
+) -> Results:
+    """The same for a convolution over one or two dimensions; `geometry` is stride, padding, dilation and groups."""
+    stride, padding, dilation, groups = geometry
+    result: Results = call(
+        "sparse_convolution_backward", g, x, weight, threshold, key, list(stride), list(padding), list(dilation),
+        groups, *need,
+    )  # fmt: skip
+    return result
+
+
+def release_workspace() -> None:
+    """Give the memory back that the native kernels keep between calls."""
+    if _release is not None:
+        _release()
+
+
+# ------------------------------------------------------------------------------------------------ dense, for any device
+
+
+def _pruned(g: Tensor, threshold: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor]:
+    if threshold is not None:
+        pruned: tuple[Tensor, Tensor] = torch.ops.lograd.stochastic_prune.default(g, threshold, key, True)
+        return pruned
+    zeros = (g == 0).sum()
+    return g, torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
+
+
+def _plain_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
+    pruned, counts = _pruned(g, threshold, key)
+    rows = pruned.reshape(-1, weight.shape[0])
+    d_x, d_weight, d_bias = _empty_linear(x, weight, need)
+    if need[0]:
+        d_x.view(-1, weight.shape[1]).copy_(rows.mm(weight))
+    if need[1]:
+        d_weight.copy_(rows.t().mm(x.reshape(-1, weight.shape[1])))
+    if need[2]:
+        d_bias = rows.sum(0)
+    return d_x, d_weight, d_bias, counts
+
+
+def _plain_convolution(
+    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], groups: int, *need: bool,
+) -> Results:  # fmt: skip
+    pruned, counts = _pruned(g, threshold, key)
+    results = list(_empty_convolution(x, weight, need))
+    found = torch.ops.aten.convolution_backward.default(
+        pruned, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
+    )
+    for place, (wanted, result) in enumerate(zip(need, found, strict=True)):
+        if wanted:
+            results[place].copy_(result)
+    return results[0], results[1], results[2], counts
+
+
+def _empty_linear(x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape if need[0] else 0),
+        torch.empty_like(dense(weight)) if need[1] else weight.new_empty(0),
+        weight.new_empty(weight.shape[0] if need[2] else 0),
+    )
+
+
+def _empty_convolution(x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    _, d_weight, d_bias = _empty_linear(x, weight, (False, *need[1:]))
+    return _input_gradient(x) if need[0] else x.new_empty(0), d_weight, d_bias
+
+
+def _input_gradient(x: Tensor) -> Tensor:
+    """Channels last where x has them last, else contiguous."""
+    image = _image(x)
+    last = not x.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+    format = torch.channels_last if last else torch.contiguous_format
+    return torch.empty_like(image, memory_format=format).view(x.shape) if last else x.new_empty(x.shape)
+
+
+def _image(x: Tensor) -> Tensor:
+    """One dimension as an image of height one."""
+    return x.unsqueeze(2) if x.dim() == 3 else x
+
+
+# --------------------------------------------------------------------------------------------------------------- native
+
+
+def _native_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
+    """As a convolution of images of one pixel."""
+    arguments = (g, x, weight, threshold, key)
+    found = _products(*arguments, _empty_linear(x, weight, need), ((1, 1), (0, 0), (1, 1), 1), need)
+    return _plain_linear(*arguments, *need) if found is None else found
+
+
+def _native_convolution(
+    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], groups: int, *need: bool,
+) -> Results:  # fmt: skip
+    arguments = (g, x, weight, threshold, key)
+    one = [1] * (x.dim() == 3)
+    geometry = ([*one, *stride], [0] * len(one) + list(padding), [*one, *dilation], groups)
+    found = _products(*arguments, _empty_convolution(x, weight, need), geometry, need)
+    return _plain_convolution(*arguments, stride, padding, dilation, groups, *need) if found is None else found
+
+
+def _products(
+    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, results: tuple[Tensor, ...],
+    geometry: Any, need: tuple[bool, ...],
+) -> Results | None:  # fmt: skip
+    """By the native kernel; None where it does not serve."""
+    types = {g.dtype, x.dtype, weight.dtype}
+    if not types <= set(FLOAT_TYPES) or len(types) > 1 or 0 in (g.numel(), x.numel(), weight.numel()):
+        return None
+    counts = None
+    g = dense(g)
+    if g.dtype != torch.float32 or not (_as_images(g, weight).is_contiguous() or _channels_last(_as_images(g, weight))):
+        if threshold is not None:  # positions of random numbers are those in the memory of g, values those of its type
+            g, counts = call("stochastic_prune", g, threshold, key, True)
+        g, threshold = g.float().contiguous(), None
+    gradient, image, kernel = _as_images(g, weight), _as_images(x, weight).float(), _as_kernel(dense(weight)).float()
+    if not (image.is_contiguous() or _channels_last(image)):
+        image = image.contiguous()
+    wide = [result if result.dtype == torch.float32 else result.float() for result in results]
+    counted = torch.zeros(4, dtype=torch.int64)
+    axes = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
+    finite = _kernel(
+        image.shape[0], image.shape[1], kernel.shape[0], geometry[3], *axes, _channels_last(gradient),
+        _channels_last(image), gradient.data_ptr(), 0 if threshold is None else threshold.data_ptr(), key.data_ptr(),
+        image.data_ptr(), kernel.data_ptr(), kernel.stride(),
+        *(result.data_ptr() if wanted else 0 for result, wanted in zip(wide, need, strict=True)),
+        counted.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    if not finite:
+        return None
+    d_x, d_weight, d_bias = (result.to(x.dtype) for result in wide)
+    return d_x, d_weight, d_bias, counted if counts is None else counts
+
+
+def _as_images(x: Tensor, weight: Tensor) -> Tensor:
+    """(batch, channels, height, width); a row of a linear layer is an image of one pixel."""
+    return x.reshape(-1, x.shape[-1], 1, 1) if weight.dim() == 2 else _image(x)
+
+
+def _as_kernel(weight: Tensor) -> Tensor:
+    return weight[:, :, None, None] if weight.dim() == 2 else _image(weight)
+
+
+def _channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+# --------------------------------------------------------------------------------------------------------- registration
+
+
+def _fake(empty: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Results]:
+    def fake(g: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Results:
+        return *empty(x, weight, rest[-3:]), g.new_empty(4, dtype=torch.int64)
+
+    return fake
+
+
+_kernel: Any = native.kernel("sparse_backward")
+_release: Any = native.kernel("release_sparse_workspace")
+_GRADIENT = "Tensor g, Tensor x, Tensor weight, Tensor? threshold, Tensor key"
+_NEED = "bool need_x, bool need_weight, bool need_bias"
+register(
+    f"sparse_linear_backward({_GRADIENT}, {_NEED}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _plain_linear,
+    _native_linear if _kernel is not None else None,
+    _fake(_empty_linear),
+)
+register(
+    f"sparse_convolution_backward({_GRADIENT}, int[] stride, int[] padding, int[] dilation, int groups, {_NEED}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _plain_convolution,
+    _native_convolution if _kernel is not None else None,
+    _fake(_empty_convolution),
+)

@@ -1,0 +1,71 @@
+"""Linear, Conv1d and Conv2d of torch.nn with a sparse backward.
+
+A share `sparsity` of each gradient becomes zero, by a threshold from a sample of these gradients.  What is kept between
+steps is not part of the state_dict, which is that of torch's own layer.  `sparsity=0` skips only the zeros that are
+there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..treatments import Prune
+from . import functional
+from .threshold import Pruning
+
+
+class _Sparse(nn.Module):
+    """The sparsity of a layer, and its pruning as buffers that move with it."""
+
+    weight: Tensor
+    threshold: Tensor
+    key: Tensor
+    passes: Tensor
+
+    def __init__(self, *arguments: Any, sparsity: float = 0.85, seed: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sparsity = Prune(sparsity).sparsity if sparsity else 0.0
+        device = self.weight.device
+        self.register_buffer("threshold", torch.zeros((), device=device), persistent=False)
+        self.register_buffer("key", torch.tensor([seed, 0], device=device), persistent=False)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
+
+    @property
+    def _pruning(self) -> Pruning:
+        if not self.sparsity:
+            return Pruning(None, self.key)
+        return Pruning(self.threshold, self.key, self.sparsity, self.passes)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, sparsity={self.sparsity:g}"
+
+
+class Linear(_Sparse, nn.Linear):
+    """nn.Linear(..., sparsity=0.85, seed=0)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.apply_linear(input, self.weight, self.bias, self._pruning)
+
+
+class _Convolution(_Sparse, nn.modules.conv._ConvNd):
+    def forward(self, input: Tensor) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros" or isinstance(padding, str):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=mode)
+            padding = (0,) * len(self.stride)
+        assert not isinstance(padding, str)
+        geometry = (self.stride, padding, self.dilation, self.groups)
+        return functional.apply_convolution(input, self.weight, self.bias, geometry, self._pruning)
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """nn.Conv1d(..., sparsity=0.85, seed=0)."""
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """nn.Conv2d(..., sparsity=0.85, seed=0)."""

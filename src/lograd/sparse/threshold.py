@@ -1,0 +1,61 @@
+"""A threshold that follows the gradient of a layer, for a sparsity: small tensors, and the operator that changes them.
+
+Everything that changes is a tensor, so that nothing is compiled again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValue
+from ..ops import log_histogram
+from ..ops.library import register
+from ..treatments import Prune, Statistics
+
+SAMPLE = 65536
+"""Elements of a gradient that are counted: the sparsity that results is then within half a percent of the target."""
+EARLY, EVERY = 20, 10
+"""The threshold follows each of the first gradients, then each tenth."""
+
+
+class Pruning(NamedTuple):
+    """How a backward prunes: by a threshold that is given, or by one that follows its gradients."""
+
+    threshold: Tensor | None
+    key: Tensor
+    sparsity: float = 0.0
+    passes: Tensor | None = None
+    """Gradients that came by; None where the threshold is given."""
+
+    def ready_for(self, g: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Threshold and key for this gradient."""
+        if self.passes is not None:
+            torch.ops.lograd.follow_gradient.default(g, self.sparsity, self.threshold, self.key, self.passes)
+        return self.threshold, self.key
+
+
+def _follow(g: Tensor, sparsity: float, threshold: Tensor, key: Tensor, passes: Tensor) -> None:
+    """New random numbers, and, where it is due, the threshold that gives this gradient its sparsity."""
+    passes += 1
+    key[1] += g.numel()
+    count = int(passes)
+    if g.numel() == 0 or (count > EARLY and count % EVERY):
+        return
+    try:
+        law = log_histogram(g, min(1.0, SAMPLE / g.numel())).law()
+    except InvalidValue:  # nothing but zeros, or not all finite: the next gradient will do
+        return
+    threshold.fill_(Prune(sparsity).numbers(Statistics(law))["threshold"])
+    if g.dtype != torch.float32:  # it becomes a value of the pruned gradient
+        threshold.copy_(threshold.to(g.dtype))
+
+
+register(
+    "follow_gradient(Tensor g, float sparsity, Tensor(a!) threshold, Tensor(b!) key, Tensor(c!) passes) -> ()",
+    _follow,
+    None,
+    lambda g, *rest: None,
+)
