@@ -17,6 +17,7 @@ from . import explaining
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
+from .multiplying import Way, check_way, why_dense
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
@@ -26,7 +27,13 @@ STATE_VERSION = 2
 
 
 def attach(
-    model: nn.Module, plan: Plan, seed: int = 0, *, refresh: Refresh = 10, loss_scale: float | None = None
+    model: nn.Module,
+    plan: Plan,
+    seed: int = 0,
+    *,
+    refresh: Refresh = 10,
+    products: Way = "auto",
+    loss_scale: float | None = None,
 ) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
@@ -41,6 +48,9 @@ def attach(
         refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
             often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
             (`Drift`).  The last two take them in each of the first twenty steps as well.
+        products: of gradients that are pruned: "auto" times dense and sparse products of each layer once, on its own
+            shapes and zeros, takes the faster, and times again when the share of zeros has changed by a tenth.  The two
+            sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense" are repeatable.
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
     """
     if not isinstance(model, nn.Module):
@@ -58,7 +68,9 @@ def attach(
                 f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
                 f"{nearest_name(name, modules)}"
             )
-    handle = Handle(model, plan, seed, check_refresh(refresh), modules, check_loss_scale(loss_scale))
+    handle = Handle(
+        model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale)
+    )
     _say_what_is_missing(plan, handle)
     return handle
 
@@ -74,6 +86,7 @@ class Handle:
         seed: int,
         refresh: Refresh,
         modules: dict[str, nn.Module],
+        products: Way,
         loss_scale: float | None,
     ) -> None:
         self.model, self.plan, self.seed, self.refresh = model, plan, seed, refresh
@@ -91,6 +104,7 @@ class Handle:
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
+            self.layers[name].choose(products, why_dense(module))
             if layer.input or layer.weight:
                 self._statistics[name] = LayerStatistics(self.layers[name], layer.masked)
                 self._statistics[name].collect()
@@ -139,6 +153,8 @@ class Handle:
         if self.cost.refreshes > refreshes:
             self.cost.steps += 1
             share_out(list(self._statistics.values()), after)
+            for layer in self.layers.values():
+                layer.reconsider()
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if sample := sample_due(self.refresh, self.steps, self._last_collected):

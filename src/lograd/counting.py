@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import final
 
-from .treating import COUNTERS, PASSES, Product, TreatedLayer
+from .slots import COUNTERS, PASSES
+from .treating import Product, TreatedLayer
 
 
 @final

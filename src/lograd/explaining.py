@@ -9,8 +9,9 @@ from torch import nn
 
 from .counting import Count, read_counters
 from .refreshing import Cost, LayerStatistics
+from .slots import NANOSECONDS, READY
 from .swapping import plain_name, unwrapped
-from .treating import NANOSECONDS, READY, Product, TreatedLayer
+from .treating import Product, TreatedLayer
 from .treatments import Numbers, Treatment
 
 
@@ -82,6 +83,8 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     if not layer.control[READY]:
         return f"{text}; passes through until handle.step() has statistics"
     text += f"; {count.sparsity:.1%} zeros so far"
+    if layer.why_dense:
+        text += f", dense products: {layer.why_dense}"
     if statistics.table is None:
         return text
     predicted = statistics.predictions(loss_scale)
@@ -91,9 +94,10 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
 
 def _product(product: Product, ready: bool) -> str:
     numbers = product.numbers_and_memory() if ready else product.remembered()
-    return ", then ".join(
+    text = ", then ".join(
         _treatment(treatment, values) for treatment, values in zip(product.treatments, numbers, strict=True)
     )
+    return text if product.choice is None else f"{text}, {product.choice.words()}"
 
 
 def _treatment(treatment: Treatment, numbers: Numbers) -> str:

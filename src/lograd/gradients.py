@@ -32,6 +32,18 @@ class Catcher(Protocol):
         The latter sums over the dimensions `weight_sums` of the weight.
         """
 
+    @property
+    def sparse(self) -> bool:
+        """Whether `products_of` computes the products; else they are dense, of what `split` gives."""
+
+    def products_of(
+        self, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], need: tuple[bool, bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dX, dW and dbias of a linear layer, or of a convolution with stride, padding, dilation and groups in a list.
+
+        What is not needed has no elements, and an operand that is then not read may be any tensor of its shape.
+        """
+
     def tensors(self) -> dict[str, Tensor]:
         """All that changes as gradients pass, by name."""
 
@@ -83,13 +95,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fused: bool, catcher: Catcher) -> Tensor:
         ctx.save_for_backward(*_needed(ctx, x, weight))
-        ctx.by_column, ctx.catcher = _by_column(x), catcher
+        ctx.by_column, ctx.catcher, ctx.inputs = _by_column(x), catcher, weight.shape[1]
         if bias is None:
             return x.mm(weight.t())
         return torch.addmm(bias, x, weight.t()) if fused else x.mm(weight.t()).add_(bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
+        if ctx.catcher.sparse:
+            x, weight = ctx.saved_tensors
+            x = g.new_empty(()).expand(g.shape[0], ctx.inputs) if x is None else x
+            weight = g.new_empty(()).expand(g.shape[1], ctx.inputs) if weight is None else weight
+            return *_sparse(ctx, g, x, weight, ()), None, None
         g_x, g_w = _caught(ctx, g)
         x, weight = ctx.catcher.operands(*ctx.saved_tensors, (0,))
         d_x = d_weight = None
@@ -131,6 +148,10 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
+        if ctx.catcher.sparse:
+            x, weight = ctx.saved_tensors
+            stride, padding, dilation, _, _, groups = ctx.geometry
+            return *_sparse(ctx, g, x, weight, (*stride, *padding, *dilation, groups)), None, None
         g_x, g_w = _caught(ctx, g)
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         # Each product reads one of the two; of the other it needs the shape only.
@@ -154,12 +175,23 @@ class _Convolution(torch.autograd.Function):
         return d_x, d_weight, d_bias, None, None
 
 
-def _caught(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+def _sparse(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...]) -> Gradients:
+    _refuse_second_derivatives()
+    need = tuple(ctx.needs_input_grad[:3])
+    found = ctx.catcher.products_of(g, x, weight, geometry, need)
+    return tuple(one if wanted else None for one, wanted in zip(found, need, strict=True))
+
+
+def _refuse_second_derivatives() -> None:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise DoubleBackward(
             "a treated gradient cannot be differentiated again (create_graph=True); "
             "take second derivatives after handle.remove()."
         )
+
+
+def _caught(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    _refuse_second_derivatives()
     result: tuple[Tensor, Tensor] = ctx.catcher.split(
         g, ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
     )

@@ -16,8 +16,9 @@ from torch import Tensor
 from .errors import InvalidValue, nearest_name, sentence
 from .ops import LogHistogram
 from .ops.histogram import BINS
+from .slots import READY, STRIDE
 from .theory import allocate
-from .treating import READY, STRIDE, TreatedLayer
+from .treating import TreatedLayer
 from .treatments import Prediction, Prune, Statistics, numbers_of, predict
 
 EARLY_STEPS = 20

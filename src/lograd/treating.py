@@ -1,7 +1,7 @@
 """A treated layer: small tensors that compiled code reads and writes, and the two operators that do the work.
 
-Everything that changes during training is a tensor, so that nothing is compiled again: the numbers of the treatments,
-the random key, whether statistics are due.  The operators are opaque to torch.compile and count as they go.
+The tensors are the numbers of the treatments, the random key, whether statistics are due.  The operators are opaque to
+torch.compile and count as they go.
 """
 
 from __future__ import annotations
@@ -14,21 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .multiplying import Choice, Way, multiply
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, dense, register
 from .plan import LayerPlan
-from .treatments import Numbers, Sentence, from_json, to_json, treat
+from .slots import COUNTERS, READY, STRIDE, constant, count_passed_through, count_treated
+from .treatments import Numbers, Prune, Sentence, from_json, to_json, treat
 
-READY, STRIDE = range(2)
-"""Slots of `control`: treat or pass through; take the histogram of one cache line in STRIDE, or none if 0."""
-PASSES, ELEMENTS, NANOSECONDS = range(3)
-"""Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
-COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through")
-"""In the order of the operators' own counts, so that those are added at once."""
-
-
-LONGEST_ROW = 128
-"""A row of one element may be padded to so many, each with its own random number."""
 TENSORS = ("both", "input", "weight", "weights", "activations")
 """What a layer may treat: its gradient for both products, for dX or for dW, and the operands that it meets there."""
 
@@ -51,6 +43,9 @@ class Product:
         self.state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=device)
         """What treatments remember from one tensor to the next, in order."""
         self.counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
+        self.choice: Choice | None = None
+        """How its products go; None where there is no choice but dense ones."""
+        self._asked = (0, 0)
 
     def treat(self, g: Tensor, contracted: tuple[int, ...], control: Tensor) -> Tensor:
         result: Tensor = torch.ops.lograd.treat_gradient.default(
@@ -64,7 +59,36 @@ class Product:
             state.copy_(treatment.rescaled(state, factor))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"numbers": self.numbers, "key": self.key, "state": self.state, "counters": self.counters}
+        choice = {} if self.choice is None else {"choice": self.choice.tensor}
+        return {"numbers": self.numbers, "key": self.key, "state": self.state, "counters": self.counters, **choice}
+
+    def recent_zeros(self) -> float:
+        """The share of zeros in what was treated since it was last asked."""
+        zeros, elements = (int(self.counters[COUNTERS.index(name)]) for name in ("zeros_after", "elements"))
+        before, self._asked = self._asked, (zeros, elements)
+        return (zeros - before[0]) / max(elements - before[1], 1)
+
+    @property
+    def makes_zeros(self) -> bool:
+        return any(one.makes_zeros for one in self.treatments)
+
+    def multiply(
+        self,
+        g: Tensor,
+        operands: tuple[Tensor, Tensor],
+        geometry: tuple[int, ...],
+        contracted: tuple[int, ...],
+        control: Tensor,
+        need: tuple[bool, bool, bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dX, dW and dbias; a single pruning is done on the way to the lists of nonzero elements."""
+        assert self.choice is not None
+        fused = len(self.treatments) == 1 and isinstance(self.treatments[0], Prune)
+        treated = g if fused else self.treat(g, contracted, control)
+        threshold = self.numbers if fused else None
+        return multiply(
+            treated, operands, geometry, threshold, control, self.key, self.counters, self.choice.tensor, need
+        )
 
     def set_numbers(self, numbers: list[Numbers]) -> None:
         self.numbers.copy_(torch.tensor([numbers[place][name] for place, name in self.names], dtype=torch.float32))
@@ -94,6 +118,9 @@ class TreatedLayer:
         self.weight = self.input if plan.shared else Product(plan.weight, device) if plan.weight else None
         self.weights = Product(plan.weights, device) if plan.weights else None
         self.activations = Product(plan.activations, device) if plan.activations else None
+        self.sparse = False
+        """Whether its products have a choice; else they are dense, and `why_dense` says why, if zeros are made."""
+        self.why_dense = ""
         self.control = torch.zeros(2, dtype=torch.int64)
         self.control[READY] = not any(product.names for product in self.products.values())
         self.seen = torch.zeros(3, dtype=torch.int64)
@@ -112,6 +139,42 @@ class TreatedLayer:
         """The treated operands that the gradient meets."""
         named = (("weights", self.weights), ("activations", self.activations))
         return {name: product for name, product in named if product is not None}
+
+    def choose(self, way: Way, why_dense: str | None) -> None:
+        """Let the products go the faster way, or a given one, if both gradients are made sparse and kernels serve."""
+        if self.input is None or self.weight is None or not (self.input.makes_zeros and self.weight.makes_zeros):
+            return
+        if way == "dense" or why_dense:
+            self.why_dense = why_dense or "asked for"
+            return
+        self.sparse = True
+        for product in self.products.values():
+            product.choice = Choice(way)
+
+    def reconsider(self) -> None:
+        """Time the products again where the share of zeros has changed since."""
+        for product in self.products.values():
+            if product.choice is not None:
+                product.choice.reconsider(product.recent_zeros())
+
+    def products_of(
+        self, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], need: tuple[bool, bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dX, dW and dbias, where `sparse`; what is not needed has no elements."""
+        assert self.input is not None
+        assert self.weight is not None
+        torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
+        x_or_not, weight_or_not = self.operands(x if need[1] else None, weight if need[0] else None, (0,))
+        given = (x if x_or_not is None else x_or_not, weight if weight_or_not is None else weight_or_not)
+        if self.input is self.weight:
+            return self.input.multiply(g, given, geometry, (), self.control, need)
+        d_x = d_weight = d_bias = g.new_empty(0)
+        if need[0]:
+            d_x, _, _ = self.input.multiply(g, given, geometry, (1,), self.control, (True, False, False))
+        if need[1] or need[2]:
+            samples, rest = _all_but_channels(g), (False, need[1], need[2])
+            _, d_weight, d_bias = self.weight.multiply(g, given, geometry, samples, self.control, rest)
+        return d_x, d_weight, d_bias
 
     def split(self, g: Tensor, input: bool, weight: bool) -> tuple[Tensor, Tensor]:
         torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
@@ -163,7 +226,7 @@ def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> Non
         start = time.perf_counter_ns()
         histogram += torch.ops.lograd.log_histogram.default(g, stride).to(histogram.device)
         spent = time.perf_counter_ns() - start
-    seen += _constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent])
+    seen += constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent])
 
 
 def _treat(
@@ -177,22 +240,14 @@ def _treat(
     counters: Tensor,
 ) -> Tensor:
     if not control.tolist()[READY] or g.dtype not in FLOAT_TYPES:
-        counters[COUNTERS.index("passed_through")] += 1
+        count_passed_through(counters)
         return dense(g).clone()
     treatments = _parsed(text)
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     result, total = treat(treatments, g, named, key, state, tuple(contracted))
-    counters[:4] += total
-    counters[4:] += _constant((g.numel(), 1, 0), counters.device)
-    key += _constant((0, LONGEST_ROW * g.numel()), key.device)
+    count_treated(counters, key, total, g.numel())
     return result
-
-
-@lru_cache(maxsize=1024)
-def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: a small tensor costs as much as a small kernel."""
-    return torch.tensor(values, device=device)
 
 
 @lru_cache(maxsize=256)

@@ -151,7 +151,7 @@ def splits(finding: Finding) -> Chart:
     return Chart(
         f"{finding.task.name}: error of each {BITS}-bit split", f"exponent bits; {BITS - 1} with the mantissa",
         "mean of |Q(g) − g| / |g|, log axis", marks, y_scale="log10", x_whole=True,
-        note="Lines: predicted. Points: measured. The largest magnitude is at the top of each range; the lowest is chosen.",
+        note="Lines: predicted. Points: measured. The largest magnitude is at the top; the lowest is chosen.",
     )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ class Atp(Treatment):
         check_width("depth", self.depth, 1, 1000)
 
     @property
+    def makes_zeros(self) -> bool:
+        return True
+
+    @property
     def unbiased(self) -> bool:
         return True
 

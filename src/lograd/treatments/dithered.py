@@ -46,6 +46,10 @@ class Dithered(Treatment):
         object.__setattr__(self, "factor", checked_number("factor", self.factor, 0.0, 1e6))
 
     @property
+    def makes_zeros(self) -> bool:
+        return True
+
+    @property
     def unbiased(self) -> bool:
         return True
 

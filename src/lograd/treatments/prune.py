@@ -55,6 +55,10 @@ class Prune(Treatment):
         return ("threshold",)
 
     @property
+    def makes_zeros(self) -> bool:
+        return True
+
+    @property
     def unbiased(self) -> bool:
         return True
 

@@ -50,6 +50,10 @@ class TopK(Treatment):
         object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))
         check_choice("over", self.over, get_args(Over))
 
+    @property
+    def makes_zeros(self) -> bool:
+        return True
+
     def numbers(self, statistics: Statistics) -> Numbers:
         return {"threshold": statistics.quantile(self.sparsity)}
 
@@ -93,6 +97,10 @@ class TopKStochastic(Treatment):
 
     @property
     def unbiased(self) -> bool:
+        return True
+
+    @property
+    def makes_zeros(self) -> bool:
         return True
 
     def numbers(self, statistics: Statistics) -> Numbers:

@@ -76,6 +76,11 @@ class Treatment(ABC):
         return False
 
     @property
+    def makes_zeros(self) -> bool:
+        """Whether it is there to make zeros, which sparse products skip."""
+        return False
+
+    @property
     def element_bits(self) -> float | None:
         """Bits of an element in the format that is simulated, a block's scale included; None if it keeps its type."""
         return None

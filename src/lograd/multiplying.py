@@ -1,0 +1,201 @@
+"""The two products of a treated gradient, dense or sparse, whichever is faster: measured once on the layer itself.
+
+Sparse products sum in another order than dense ones, so which way is taken is part of what a resumed run needs: it is a
+small tensor, read and written by one operator that is opaque to torch.compile.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .errors import InvalidValue, nearest_name, sentence
+from .ops.arguments import in_type_of
+from .ops.library import FLOAT_TYPES, register
+from .ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
+from .slots import READY, constant, count_passed_through, count_treated
+from .sparse.choosing import faster, supported
+
+Way = Literal["auto", "sparse", "dense"]
+UNDECIDED, DENSE, SPARSE = range(3)
+MODE, DENSE_TIME, SPARSE_TIME, ZEROS = range(4)
+"""Slots of a choice: the way in force, nanoseconds of both, and zeros per million when they were taken."""
+CHANGE = 0.1
+"""A share of zeros that differs by so much from the one that was timed makes it worth timing again."""
+LEAST_WORK = 2**22
+"""Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
+
+
+def check_way(products: Way) -> Way:
+    if products not in get_args(Way):
+        raise InvalidValue(
+            sentence("products", products, "'auto', 'sparse' or 'dense'") + nearest_name(str(products), get_args(Way))
+        )
+    return products
+
+
+def why_dense(module: nn.Module) -> str | None:
+    """Why a layer has no sparse products; None if it has."""
+    weight = next(module.parameters(), None)
+    if weight is None:
+        return "it has no parameters"
+    transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+    return supported(weight, weight, getattr(module, "groups", 1), transposed)
+
+
+class Times(NamedTuple):
+    """What was measured: milliseconds, and the share of zeros at that time."""
+
+    dense: float
+    sparse: float
+    zeros: float
+
+
+class Choice:
+    """Which way the products of a gradient go."""
+
+    def __init__(self, way: Way) -> None:
+        self.fixed = way != "auto"
+        self.tensor = torch.zeros(4, dtype=torch.int64)
+        self.tensor[MODE] = SPARSE if way == "sparse" else UNDECIDED
+
+    @property
+    def mode(self) -> int:
+        return int(self.tensor[MODE])
+
+    @property
+    def times(self) -> Times | None:
+        _, dense, sparse, zeros = self.tensor.tolist()
+        return Times(dense / 1e6, sparse / 1e6, zeros / 1e6) if dense else None
+
+    def reconsider(self, zeros: float) -> None:
+        """Time both again where the share of zeros has changed, and against the way in force."""
+        if self.fixed or self.times is None:
+            return
+        more = zeros - self.times.zeros if self.mode == DENSE else self.times.zeros - zeros
+        if more > CHANGE:
+            self.tensor[MODE] = UNDECIDED
+
+    def words(self) -> str:
+        way = {UNDECIDED: "dense products, not timed", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
+        if self.times is None:
+            return way
+        dense, sparse, zeros = self.times
+        return f"{way} (dense {dense:.2f} ms, sparse {sparse:.2f} ms at {zeros:.0%} zeros)"
+
+
+def multiply(
+    g: Tensor,
+    operands: tuple[Tensor, Tensor],
+    geometry: tuple[int, ...],
+    threshold: Tensor | None,
+    control: Tensor,
+    key: Tensor,
+    counters: Tensor,
+    choice: Tensor,
+    need: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dX, dW and dbias of a gradient, which is pruned and counted on the way if there is a threshold.
+
+    Args:
+        operands: the layer's input and its weight; one that is not needed may be any tensor of its shape.
+        geometry: stride, padding, dilation and groups of a convolution in one list; empty for a linear layer.
+        threshold: of one element; None takes the gradient as it is.
+        control, key, counters: those of the layer and its product; see `slots`.
+        choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+        need: which of the three are wanted; the others have no elements.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.lograd.multiply.default(
+        g, *operands, geometry, threshold, control, key, counters, choice, *need
+    )
+    return result
+
+
+def _multiply(
+    g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], threshold: Tensor | None, control: Tensor, key: Tensor,
+    counters: Tensor, choice: Tensor, *need: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    wanted = (need[0], need[1], need[2])
+    ready = bool(control.tolist()[READY]) and g.dtype in FLOAT_TYPES
+    limit = None if threshold is None or not ready else in_type_of(g, threshold.reshape(()))
+
+    def sparse() -> tuple[Tensor, ...]:
+        if not geometry:
+            return sparse_linear_backward(g, x, weight, limit, key, wanted)
+        return sparse_convolution_backward(g, x, weight, limit, key, _unpacked(geometry), wanted)
+
+    def dense() -> tuple[Tensor, ...]:
+        pruned, counts = g, constant((0, 0, 0, 0), choice.device)
+        if limit is not None:
+            pruned, counts = ops.stochastic_prune(g, limit, key, counted=True)
+        return *_dense_products(pruned, x, weight, geometry, wanted), counts
+
+    mode = choice.tolist()[MODE] if ready else DENSE
+    if mode == UNDECIDED and g.numel() * weight[0].numel() < LEAST_WORK:
+        mode = DENSE
+    elif mode == UNDECIDED:
+        times = faster(dense, sparse)
+        mode = SPARSE if times.sparse_wins else DENSE
+        zeros = int(sparse()[3][0]) / max(g.numel(), 1)
+        choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, zeros * 1e6]))
+    *results, counts = sparse() if mode == SPARSE else dense()
+    if limit is not None:
+        count_treated(counters, key, counts, g.numel())
+    elif threshold is not None:
+        count_passed_through(counters)
+    return tuple(
+        _laid_out(result, like) if is_wanted else result
+        for result, like, is_wanted in zip(results, (x, weight, results[2]), need, strict=True)
+    )
+
+
+def _dense_products(
+    g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], need: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    """By the operators that autograd itself would call."""
+    nothing = g.new_empty(0)
+    if geometry:
+        stride, padding, dilation, groups = _unpacked(geometry)
+        found = torch.ops.aten.convolution_backward.default(
+            g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
+        )
+        return tuple(part if wanted else nothing for part, wanted in zip(found, need, strict=True))
+    return (
+        g.mm(weight) if need[0] else nothing,
+        g.t().mm(x) if need[1] else nothing,
+        g.sum(0) if need[2] else nothing,
+    )
+
+
+def _laid_out(result: Tensor, like: Tensor) -> Tensor:
+    """In the layout that tracers were promised."""
+    expected = torch.empty_like(like, device="meta")
+    return result if result.stride() == expected.stride() else torch.empty_like(like).copy_(result)
+
+
+def _unpacked(geometry: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    size = (len(geometry) - 1) // 3
+    stride, padding, dilation = (tuple(geometry[place * size : (place + 1) * size]) for place in range(3))
+    return stride, padding, dilation, geometry[-1]
+
+
+def _fake(g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], *rest: object) -> tuple[Tensor, ...]:
+    need_x, need_weight, need_bias = rest[-3:]
+    return (
+        torch.empty_like(x) if need_x else g.new_empty(0),
+        torch.empty_like(weight) if need_weight else g.new_empty(0),
+        g.new_empty(weight.shape[0]) if need_bias else g.new_empty(0),
+    )
+
+
+register(
+    "multiply(Tensor g, Tensor x, Tensor weight, int[] geometry, Tensor? threshold, Tensor control, Tensor(a!) key,"
+    " Tensor(b!) counters, Tensor(c!) choice, bool need_x, bool need_weight, bool need_bias)"
+    " -> (Tensor, Tensor, Tensor)",
+    _multiply,
+    None,
+    _fake,
+)

@@ -1,0 +1,37 @@
+"""What the small tensors of a treated layer hold, and how its operators write them.
+
+Everything that changes during training is a tensor, so that nothing is compiled again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+READY, STRIDE = range(2)
+"""Slots of `control`: treat or pass through; take the histogram of one cache line in STRIDE, or none if 0."""
+PASSES, ELEMENTS, NANOSECONDS = range(3)
+"""Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
+COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through")
+"""In the order of the operators' own counts, so that those are added at once."""
+LONGEST_ROW = 128
+"""A row of one element may be padded to so many, each with its own random number."""
+
+
+def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
+    """A tensor was treated: add what was counted, and go on to the next random numbers."""
+    counters[:4] += counts
+    counters[4:] += constant((elements, 1, 0), counters.device)
+    key += constant((0, LONGEST_ROW * elements), key.device)
+
+
+def count_passed_through(counters: Tensor) -> None:
+    counters[COUNTERS.index("passed_through")] += 1
+
+
+@lru_cache(maxsize=1024)
+def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: a small tensor costs as much as a small kernel."""
+    return torch.tensor(values, device=device)
