@@ -41,6 +41,10 @@ def train(
         bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")] = None,
+    products: Annotated[
+        str | None,
+        typer.Option(help="Of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
+    ] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")] = None,
@@ -57,8 +61,8 @@ def train(
     settings = {
         "model": model, "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs, "steps": steps,
         "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule,
-        "warmup": warmup, "width": width, "augment": augment, "threads": threads, "log_every": log_every,
-        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+        "warmup": warmup, "width": width, "augment": augment, "threads": threads, "products": products,
+        "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     from ..training import Diverged, Interrupted

@@ -67,7 +67,8 @@ def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -
         runners = []
         for way, plan in {DENSE: None, **plans}.items():
             model = copy.deepcopy(start)
-            handle = stack.enter_context(attach(model, plan, seed)) if plan is not None else None
+            # Not "auto": what is faster may change from run to run, and with it the last bits.
+            handle = stack.enter_context(attach(model, plan, seed, products="sparse")) if plan is not None else None
             runners.append(_Runner(task, model, Run(way, seed), handle))
         due = {round(task.steps * (k + 1) / task.checkpoints) for k in range(task.checkpoints)}
         for step, batch in enumerate(islice(task.batches(seed), task.steps), start=1):

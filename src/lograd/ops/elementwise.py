@@ -120,18 +120,12 @@ class Logarithmic(NamedTuple):
     result: Tensor
     largest: Tensor
     """max |x| of the finite elements."""
-    counts: Tensor | None = None
-    """As in `Counted`, if asked for."""
+    counts: Tensor
+    """As in `Counted`."""
 
 
 def luq(
-    x: Tensor,
-    bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    out: Tensor | None = None,
-    counted: bool = False,
+    x: Tensor, bits: int = 4, seed: int | Tensor = 0, offset: int | Tensor = 0, *, out: Tensor | None = None
 ) -> Logarithmic:
     """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
 
@@ -153,8 +147,8 @@ def luq(
     _scalar("scale", 1.0, x, 0.0)
     format = _POWERS_OF_TWO[bits]
     largest, scale = call("largest_and_scale", x, format.max).unbind()
-    result = quantize(x, format, scale, "stochastic", seed, offset, out=out, counted=counted)
-    return Logarithmic(result.result, largest, result.counts) if counted else Logarithmic(result, largest)
+    result, counts = quantize(x, format, scale, "stochastic", seed, offset, out=out, counted=True)
+    return Logarithmic(result, largest, counts)
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
 from ..errors import nearest_name, sentence
+from ..multiplying import Way
 from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
@@ -43,6 +44,8 @@ class Config:
         width: channels of the first convolution, or the width of a transformer.
         augment: random crops, by up to 4 pixels, and flips; images only.
         threads: of torch; None leaves its own number.
+        products: of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer takes what is
+            faster when it is timed, so that the last bits of two runs may differ.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
         checkpoint_every: steps to a checkpoint.
@@ -65,6 +68,7 @@ class Config:
     width: int | None = None
     augment: bool | None = None
     threads: int | None = None
+    products: Way = "dense"
     log_every: int = 10
     evaluate_every: int | None = None
     checkpoint_every: int = 100
@@ -89,6 +93,7 @@ class Config:
         self._number("weight_decay", above=False)
         _one_of("optimizer", self.optimizer, get_args(Optimizer))
         _one_of("schedule", self.schedule, get_args(Schedule))
+        _one_of("products", self.products, get_args(Way))
         for name in ("augment", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))

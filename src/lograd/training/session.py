@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from .. import InvalidValue, LogradError, Plan, attach
+from .. import Handle, InvalidValue, LogradError, Plan, attach
 from ..files import CannotRead, read_file, replace_file
 from ..treatments import Hadamard, Quantize, Treatment
 from .config import Config
@@ -78,9 +78,12 @@ class Session:
         self.optimizer = _optimizer(config, self.model)
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        self.handle = None if plan is None else attach(self.model, plan, config.seed, loss_scale=scale)
+        self.handle = None if plan is None else self._attached(plan, scale)
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
+
+    def _attached(self, plan: Plan, loss_scale: float | None) -> Handle:
+        return attach(self.model, plan, self.config.seed, products=self.config.products, loss_scale=loss_scale)
 
     @property
     def epoch(self) -> float:

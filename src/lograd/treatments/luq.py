@@ -49,8 +49,7 @@ class Luq(Treatment):
         return FloatFormat(self.bits - 1, 0)
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        found = ops.luq(g, self.bits, setting.key, counted=True)
-        assert found.counts is not None
+        found = ops.luq(g, self.bits, setting.key)
         return ops.Counted(found.result, found.counts)
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
