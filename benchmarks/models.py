@@ -1,7 +1,7 @@
 """Whole training steps with sparse products against dense PyTorch: `./dev bench models`.
 
-Each way trains its own copy of the model on random data: dense in both layouts, of which the faster counts, and pruned by
-attach with products="auto".  The ways take turns, step by step, in one process, after a warm-up in which thresholds
+Each way trains its own copy of the model on random data: dense in both layouts, of which the faster counts, and pruned
+by attach with products="auto".  The ways take turns, step by step, in one process, after a warm-up in which thresholds
 settle and products are timed.  Writes benchmarks/results/models.json and models.md.
 """
 
@@ -167,8 +167,8 @@ def main(
         rows.append(measure(case, repeats))
         print(table(rows[-1:]), file=sys.stderr)
     what = (
-        "Speed-up of training with pruned gradients over dense PyTorch in its better layout, of minima and of medians of "
-        "steps in turns, in one process; all layers but the last are pruned, and each takes dense or sparse products, "
+        "Speed-up of training with pruned gradients over dense PyTorch in its better layout, of minima and of medians "
+        "of steps in turns, in one process; all layers but the last are pruned, and each takes dense or sparse products, "
         "whichever was faster. `./dev bench models` makes this table, which is in README.md."
     )
     text = table(rows)

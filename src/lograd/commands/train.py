@@ -62,7 +62,8 @@ def train(
         "model": model, "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs, "steps": steps,
         "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule,
         "warmup": warmup, "width": width, "augment": augment, "threads": threads, "products": products,
-        "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+        "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
+        "tensorboard": tensorboard,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     from ..training import Diverged, Interrupted
