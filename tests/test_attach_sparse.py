@@ -15,11 +15,26 @@ from lograd.treatments import recipe
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="sparse kernels are native")
 
 
+class Conv1D(nn.Module):
+    """As in transformers: the weight is (inputs, outputs)."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return flat.view(*x.shape[:-1], self.weight.shape[1])
+
+
 def layers():
     return {
         "linear": (nn.Linear(40, 33), torch.randn(70, 40)),
         "linear of a sequence": (nn.Linear(24, 17, bias=False), torch.randn(5, 9, 24)),
         "linear, column-major": (nn.Linear(24, 17), torch.randn(24, 50).t()),
+        "Conv1D": (Conv1D(17, 24), torch.randn(5, 9, 24)),
         "conv2d": (nn.Conv2d(9, 20, 3, padding=1), torch.randn(4, 9, 11, 13)),
         "conv2d channels last, stride": (
             nn.Conv2d(16, 8, 3, 2, 1).to(memory_format=torch.channels_last),
@@ -184,6 +199,31 @@ def test_a_resumed_run_goes_the_same_way(times):
     run(again, other, batches[4:])
     other.remove()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_state_fits_whatever_products_were_asked_for(times):
+    model = conv_net()
+    handle = lograd.attach(model, Plan.uniform("prune80"))
+    run(model, handle, image_batches(4))
+    auto = handle.state_dict()
+    assert "both.choice" in auto["layers"]["3"]
+    handle.remove()
+    with lograd.attach(model, Plan.uniform("prune80"), products="dense") as handle:
+        handle.load_state_dict(auto)
+        dense = handle.state_dict()
+    with lograd.attach(model, Plan.uniform("prune80"), products="sparse") as handle:
+        handle.load_state_dict(dense)
+        assert handle.layers["3"].products["both"].choice.mode == SPARSE
+    with lograd.attach(model, Plan.uniform("prune80")) as handle:
+        handle.load_state_dict(dense)
+        assert handle.layers["3"].products["both"].choice.mode == UNDECIDED
+
+
+def test_one_pruned_product_alone_stays_dense(times):
+    model = conv_net()
+    with lograd.attach(model, Plan.uniform("identity/prune85")) as handle:
+        run(model, handle, image_batches(3))
+        assert "dense products: only one of the two is pruned" in handle.explain().layers["3"]
 
 
 def test_small_layers_are_not_timed(monkeypatch):

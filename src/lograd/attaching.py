@@ -234,15 +234,15 @@ class Handle:
                     f"{nearest_name(name, self.layers)}"
                 )
         for name, tensors in state["layers"].items():
-            if missing := self.layers[name].tensors().keys() - tensors.keys():
+            needed = {key for key in self.layers[name].tensors() if not key.endswith(".choice")}
+            if missing := needed - tensors.keys():
                 raise InvalidValue(f"the state of layer {name!r} is not whole; it lacks {', '.join(sorted(missing))}.")
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
         self._set_keys()  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
-            for key, tensor in self.layers[name].tensors().items():
-                tensor.copy_(tensors[key])
+            self.layers[name].load(tensors)
         for name, statistics in state["statistics"].items():
             self._statistics[name].load(statistics)
 

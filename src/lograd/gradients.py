@@ -104,9 +104,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Gradients:
         if ctx.catcher.sparse:
             x, weight = ctx.saved_tensors
-            x = g.new_empty(()).expand(g.shape[0], ctx.inputs) if x is None else x
-            weight = g.new_empty(()).expand(g.shape[1], ctx.inputs) if weight is None else weight
-            return *_sparse(ctx, g, x, weight, ()), None, None
+            return *_sparse_linear(ctx, g, x, weight), None, None
         g_x, g_w = _caught(ctx, g)
         x, weight = ctx.catcher.operands(*ctx.saved_tensors, (0,))
         d_x = d_weight = None
@@ -121,11 +119,15 @@ class _Addmm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, catcher: Catcher) -> Tensor:
         ctx.save_for_backward(*_needed(ctx, x, weight))
-        ctx.by_column, ctx.catcher = _by_column(x), catcher
+        ctx.by_column, ctx.catcher, ctx.inputs = _by_column(x), catcher, weight.shape[0]
         return torch.addmm(bias, x, weight)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
+        if ctx.catcher.sparse:
+            x, weight = ctx.saved_tensors
+            d_x, d_weight, d_bias = _sparse_linear(ctx, g, x, None if weight is None else weight.t())
+            return d_x, None if d_weight is None else d_weight.t(), d_bias, None
         g_x, g_w = _caught(ctx, g)
         x, weight = ctx.catcher.operands(*ctx.saved_tensors, (1,))
         d_x = d_weight = None
@@ -173,6 +175,13 @@ class _Convolution(torch.autograd.Function):
             d_x, _, _ = products(g_x, [True, False, False])
             _, d_weight, d_bias = products(g_w, [False, need_weight, need_bias])
         return d_x, d_weight, d_bias, None, None
+
+
+def _sparse_linear(ctx: Any, g: Tensor, x: Tensor | None, weight: Tensor | None) -> Gradients:
+    """With a weight of (outputs, inputs); what is not needed was not saved, and is not read."""
+    x = g.new_empty(()).expand(g.shape[0], ctx.inputs) if x is None else x
+    weight = g.new_empty(()).expand(g.shape[1], ctx.inputs) if weight is None else weight
+    return _sparse(ctx, g, x, weight, ())
 
 
 def _sparse(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...]) -> Gradients:

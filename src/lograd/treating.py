@@ -59,14 +59,14 @@ class Product:
             state.copy_(treatment.rescaled(state, factor))
 
     def tensors(self) -> dict[str, Tensor]:
-        choice = {} if self.choice is None else {"choice": self.choice.tensor}
+        choice = {} if self.choice is None or self.choice.fixed else {"choice": self.choice.tensor}
         return {"numbers": self.numbers, "key": self.key, "state": self.state, "counters": self.counters, **choice}
 
-    def recent_zeros(self) -> float:
-        """The share of zeros in what was treated since it was last asked."""
+    def recent_zeros(self) -> float | None:
+        """The share of zeros in what was treated since it was last asked; None if nothing was."""
         zeros, elements = (int(self.counters[COUNTERS.index(name)]) for name in ("zeros_after", "elements"))
         before, self._asked = self._asked, (zeros, elements)
-        return (zeros - before[0]) / max(elements - before[1], 1)
+        return (zeros - before[0]) / (elements - before[1]) if elements > before[1] else None
 
     @property
     def makes_zeros(self) -> bool:
@@ -142,10 +142,11 @@ class TreatedLayer:
 
     def choose(self, way: Way, why_dense: str | None) -> None:
         """Let the products go the faster way, or a given one, if both gradients are made sparse and kernels serve."""
-        if self.input is None or self.weight is None or not (self.input.makes_zeros and self.weight.makes_zeros):
+        pruned = [product is not None and product.makes_zeros for product in (self.input, self.weight)]
+        if not any(pruned):
             return
-        if way == "dense" or why_dense:
-            self.why_dense = why_dense or "asked for"
+        if way == "dense" or why_dense or not all(pruned):
+            self.why_dense = why_dense or ("asked for" if way == "dense" else "only one of the two is pruned")
             return
         self.sparse = True
         for product in self.products.values():
@@ -154,8 +155,16 @@ class TreatedLayer:
     def reconsider(self) -> None:
         """Time the products again where the share of zeros has changed since."""
         for product in self.products.values():
-            if product.choice is not None:
-                product.choice.reconsider(product.recent_zeros())
+            if product.choice is not None and (zeros := product.recent_zeros()) is not None:
+                product.choice.reconsider(zeros)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `tensors` of another gave; products that it did not choose between are timed again."""
+        for name, tensor in self.tensors().items():
+            if name in tensors:
+                tensor.copy_(tensors[name])
+        for product in self.products.values():
+            product.recent_zeros()  # what was counted before is not recent
 
     def products_of(
         self, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], need: tuple[bool, bool, bool]
