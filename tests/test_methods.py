@@ -40,7 +40,8 @@ from lograd.treatments import (
 EXAMPLES = [entry.example for entry in RECIPES]
 VARIANTS = [
     "mxfp4-nearest", "mxfp6", "mxfp8", "mxfp4-rht", "nvfp4-ht", "int4-ptq-rht", "int8-psq-nearest", "int5-ptq-nearest",
-    "fp6-mean", "fp8-luq", "dithered2.5", "prune85+fp6", "int5-bhq/int5-bhq", "topk85/identity", "fp6-nearest",
+    "fp6-mean", "fp8-luq", "fp4-luq-nearest", "dithered2.5", "prune85+fp6", "int5-bhq/int5-bhq", "topk85/identity",
+    "fp6-nearest",
 ]  # fmt: skip
 NAMES = EXAMPLES + VARIANTS
 
@@ -64,7 +65,7 @@ def sides(name):
 UNBIASED = [name for name in NAMES if sides(name) and all(one.unbiased for part, _ in sides(name) for one in part)]
 BIASED = [
     "topk85", "topk85-sample", "topk85-batch", "fp6-lognormal", "s2fp8", "int4-interval", "hfp8", "saw80",
-    "mxfp4-nearest", "fp6-nearest", "int8-psq-nearest",
+    "mxfp4-nearest", "fp6-nearest", "int8-psq-nearest", "fp4-luq-nearest",
 ]  # fmt: skip
 
 
@@ -514,7 +515,7 @@ def test_parts_endings_and_sides():
     ("build", "message"),
     [
         (lambda: recipe("fp6-rht"), "cannot hold 1-4-1 scale max.*such as mxfp4"),
-        (lambda: recipe("fp4-luq-nearest"), "has one way of rounding"),
+        (lambda: recipe("dithered-nearest"), "has one way of rounding"),
         (lambda: recipe("a/b/c"), "not a recipe"),
         (lambda: recipe("prune100"), "not a recipe"),
         (lambda: recipe("prune８５"), "not a recipe"),  # noqa: RUF001

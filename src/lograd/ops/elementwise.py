@@ -125,13 +125,19 @@ class Logarithmic(NamedTuple):
 
 
 def luq(
-    x: Tensor, bits: int = 4, seed: int | Tensor = 0, offset: int | Tensor = 0, *, out: Tensor | None = None
+    x: Tensor,
+    bits: int = 4,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    rounding: Literal["nearest", "stochastic"] = "stochastic",
+    out: Tensor | None = None,
 ) -> Logarithmic:
     """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
 
     With a = max |x| / 2^(2^(bits - 1) - 2), the smallest magnitude: below a, Eq. 5 of [chmiel2021]; between 2^k a and
     2^(k + 1) a, up with probability |x| / (2^k a) - 1.  That is `quantize` to the float format without mantissa, the
-    largest magnitude scaled to its largest value, stochastically.
+    largest magnitude scaled to its largest value, stochastically; `rounding="nearest"` is the biased variant.
 
     The paper's Eq. 11 leaves 5 magnitudes for 4 bits and its code uses 8, of max x rather than max |x|; 7 is what three
     exponent bits hold beside zero.  Infinities saturate; positions are those of `quantize`, in memory order.
@@ -147,7 +153,7 @@ def luq(
     _scalar("scale", 1.0, x, 0.0)
     format = _POWERS_OF_TWO[bits]
     largest, scale = call("largest_and_scale", x, format.max).unbind()
-    result, counts = quantize(x, format, scale, "stochastic", seed, offset, out=out, counted=True)
+    result, counts = quantize(x, format, scale, rounding, seed, offset, out=out, counted=True)
     return Logarithmic(result, largest, counts)
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from .. import ops
 from ..formats import FloatFormat
-from ..formats.values import check_width
+from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
-from .quantize import rounded
+from .quantize import Rounding, rounded
 from .statistics import Statistics
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Luq(Treatment):
-    """LUQ of [chmiel2023]: 2^(bits - 1) - 1 powers of two up to max |g|, and zero, by stochastic rounding throughout.
+    """LUQ of [chmiel2023]: 2^(bits - 1) - 1 powers of two up to max |g|, and zero, rounded stochastically throughout.
+
+    Rounding to nearest is there to be compared: what the paper argues against.
 
     The largest magnitude is that of the gradient itself.  The paper's "hindsight" estimate from earlier gradients, its
     averaging of several samples for dW and its INT4 forward pass are not part of it.  See `ops.luq` for how many powers
@@ -28,14 +30,16 @@ class Luq(Treatment):
     """
 
     bits: int = 4
+    rounding: Rounding = "stochastic"
     kind: ClassVar[str] = "luq"
 
     def __post_init__(self) -> None:
         check_width("bits", self.bits, 2, 8)
+        check_rounding(self.rounding, ("stochastic", "nearest"))
 
     @property
     def unbiased(self) -> bool:
-        return True
+        return self.rounding == "stochastic"
 
     @property
     def element_bits(self) -> float:
@@ -49,11 +53,11 @@ class Luq(Treatment):
         return FloatFormat(self.bits - 1, 0)
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        found = ops.luq(g, self.bits, setting.key)
+        found = ops.luq(g, self.bits, setting.key, rounding=self.rounding)
         return ops.Counted(found.result, found.counts)
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
-        return rounded(x, self._format, numbers["scale"], "stochastic")
+        return rounded(x, self._format, numbers["scale"], self.rounding)
 
     def __str__(self) -> str:
-        return f"fp{self.bits} LUQ"
+        return f"fp{self.bits} LUQ" + (", nearest" if self.rounding == "nearest" else "")
