@@ -10,7 +10,7 @@ from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, La
 from .racing import DENSE
 from .tasks import Task
 
-TODAY = (
+WHAT_IS_REAL = (
     "What is simulated: rounding gives values of few bits in float32, so the time of FP6 shows what rounding costs, "
     "not what fewer bits gain. What is real: products of pruned gradients skip the zeros, on the CPU. These models are "
     "small; the gain grows with the layers."
@@ -122,7 +122,7 @@ def costs(findings: Sequence[Finding]) -> str:
     ratios = {way: [_slower(finding, way) for finding in findings] for way in (LOW_BITS, SPARSE)}
     steps = " and ".join(f"{_range(values)} times (with {way})" for way, values in ratios.items())
     bits = [value for finding in findings if (value := finding.result(LOW_BITS).bits) is not None]
-    return f"Today a step takes {steps} as long as dense; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
+    return f"A step takes {steps} as long as dense; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
 
 
 def _slower(finding: Finding, way: str) -> float:
