@@ -127,7 +127,7 @@ def check_page(text):
     assert text.count('class="wide"') == 18  # charts
     assert "nan" not in re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL).lower().split()
     assert "CC BY 4.0" in text
-    assert words.WHAT_IS_REAL in text
+    assert words.REAL in text
     assert len(text) < 1_500_000
 
 

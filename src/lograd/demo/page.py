@@ -43,7 +43,7 @@ def build(findings: Sequence[Finding], seconds: float) -> Page:
     )
     page.metrics(_tiles(findings))
     page.charts(*(drawing.loss_chart(finding) for finding in findings))
-    page.note(words.WHAT_IS_REAL)
+    page.note(words.REAL)
     _laws(page, findings)
     _plan(page, findings)
     _training(page, findings)
@@ -173,7 +173,7 @@ def _costs(page: Page, findings: Sequence[Finding]) -> None:
     page.heading(f"5. {words.costs(findings)}")
     shares = " and ".join(f"{finding.result(SPARSE).zeros:.1%} on {finding.task.name}" for finding in findings)
     page.text(
-        f"{words.WHAT_IS_REAL} Bits per element are those of the formats, with kept layers at 32. Of all gradient elements, "
+        f"{words.REAL} Bits per element are those of the formats, with kept layers at 32. Of all gradient elements, "
         f"kept layers included, {shares} are exact zeros in the run with {SPARSE}."
     )
     page.charts(drawing.times(findings), drawing.skippable(findings))

@@ -29,7 +29,7 @@ def tables(findings: Sequence[Finding]) -> list[Table]:
             words.training(findings),
             ("model", "<way", *RESULT_COLUMNS[2:]),
             result_rows(findings),
-            f"Score: {scores}.\n{words.WHAT_IS_REAL}",
+            f"Score: {scores}.\n{words.REAL}",
         ),
     ]
 

@@ -10,7 +10,7 @@ from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, La
 from .racing import DENSE
 from .tasks import Task
 
-WHAT_IS_REAL = (
+REAL = (
     "What is simulated: rounding gives values of few bits in float32, so the time of FP6 shows what rounding costs, "
     "not what fewer bits gain. What is real: products of pruned gradients skip the zeros, on the CPU. These models are "
     "small; the gain grows with the layers."
