@@ -231,7 +231,7 @@ def test_small_layers_are_not_timed(monkeypatch):
     model = conv_net()
     with lograd.attach(model, Plan.uniform("prune80")) as handle:
         run(model, handle, image_batches(3))
-        assert "dense products, not timed" in handle.explain().layers["7"]
+        assert "dense products, too small to be timed" in handle.explain().layers["7"]
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")

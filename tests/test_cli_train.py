@@ -181,6 +181,8 @@ IMAGES = ["--model", "resnet8", "--data", "images.npz"]
         (["plan", "images.npz", "--bits", "6"], "Cannot read the profile images.npz"),
         (["plan", "."], "a plan needs --bits, --sparsity or both"),
         (["plan", ".", "--bits", "6", "--law", "lognrmal"], "Did you mean 'lognormal'?"),
+        (["plan", ".", "--bits", "6", "--allocation", "cosine"], "needs --sparsity"),
+        (["plan", ".", "--sparsity", "0.8", "--rounding", "nearest"], "--rounding is of a format"),
         (["plan", ".", "--sparsity", "0.8", "--floor", "x"], "--floor must be PATTERN=COSINE"),
         (["plan", "nowhere", "--bits", "6", "-o", "no/such/plan.json"], "no/such does not exist"),
         (["train", "--data", "images.npz", "-o", "x"], "train needs --model"),

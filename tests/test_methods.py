@@ -301,7 +301,8 @@ def start(kind, name):
     build, make_batches = MODELS[kind]
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, optimizer, lograd.attach(model, Plan.uniform(name), seed=5), make_batches(6)
+    scale = 1.0 if name == "fp4-dynamic" else None
+    return model, optimizer, lograd.attach(model, Plan.uniform(name), seed=5, loss_scale=scale), make_batches(6)
 
 
 def weights(model):
@@ -400,9 +401,11 @@ def test_atp_prunes_with_the_mean_of_the_last_thresholds():
 def test_dynamic_loss_scaling_sees_the_overflow_of_the_format():
     torch.manual_seed(0)
     model = mlp()
-    handle = lograd.attach(model, Plan.uniform("fp4-dynamic"))
+    with pytest.warns(lograd.errors.LogradWarning, match="is for a loss that a GradScaler scales"):
+        lograd.attach(model, Plan.uniform("fp4-dynamic")).remove()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    handle = lograd.attach(model, Plan.uniform("fp4-dynamic"), loss_scale=scaler.get_scale())
     scales, before = [], weights(model)
     for x, y in vector_batches(14):
         optimizer.zero_grad()

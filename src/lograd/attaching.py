@@ -22,6 +22,7 @@ from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
+from .treatments import Quantize
 
 STATE_VERSION = 2
 
@@ -72,6 +73,7 @@ def attach(
         model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale)
     )
     _say_what_is_missing(plan, handle)
+    _say_what_is_useless(plan, loss_scale)
     return handle
 
 
@@ -289,6 +291,20 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
+    """A format that overflows at the scale of the loss loses nearly all where the loss is not scaled."""
+    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    for one in (one for layer in layers for one in (*layer.input, *layer.weight)):
+        if loss_scale is None and isinstance(one, Quantize) and one.overflow == "infinity":
+            warnings.warn(
+                f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
+                "give attach(..., loss_scale=scaler.get_scale()).",
+                LogradWarning,
+                stacklevel=3,
+            )
+            return
 
 
 def check_loss_scale(loss_scale: float | None) -> float | None:

@@ -25,6 +25,8 @@ MODE, DENSE_TIME, SPARSE_TIME, ZEROS = range(4)
 """Slots of a choice: the way in force, nanoseconds of both, and zeros per million when they were taken."""
 CHANGE = 0.1
 """A share of zeros that differs by so much from the one that was timed makes it worth timing again."""
+TOO_SMALL = -1
+"""In place of zeros: there was nothing to time."""
 LEAST_WORK = 2**22
 """Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
 
@@ -80,7 +82,9 @@ class Choice:
             self.tensor[MODE] = UNDECIDED
 
     def words(self) -> str:
-        way = {UNDECIDED: "dense products, not timed", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
+        if int(self.tensor[ZEROS]) == TOO_SMALL:
+            return "dense products, too small to be timed"
+        way = {UNDECIDED: "products not timed yet", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
         if self.times is None:
             return way
         dense, sparse, zeros = self.times
@@ -136,6 +140,7 @@ def _multiply(
     mode = choice.tolist()[MODE] if ready else DENSE
     if mode == UNDECIDED and g.numel() * weight[0].numel() < LEAST_WORK:
         mode = DENSE
+        choice[ZEROS] = TOO_SMALL
     elif mode == UNDECIDED:
         times = faster(dense, sparse)
         mode = SPARSE if times.sparse_wins else DENSE

@@ -15,8 +15,12 @@ def plan(
     bits: Annotated[int | None, typer.Option(help="Round to the best float of so many bits.")] = None,
     sparsity: Annotated[float | None, typer.Option(help="Prune to this share of zeros, such as 0.85.")] = None,
     allocation: Annotated[
-        str, typer.Option(help="uniform: the sparsity in each layer; cosine or floors: over all, split by theory.")
-    ] = "uniform",
+        str | None,
+        typer.Option(
+            help="uniform: the sparsity in each layer; cosine or floors: over all, split by theory.",
+            show_default="uniform",
+        ),
+    ] = None,
     floor: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN=COSINE", help="For floors: least cosine of layers; repeat it.")
     ] = None,
@@ -25,8 +29,10 @@ def plan(
         list[str] | None,
         typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last"),
     ] = None,
-    scale: Annotated[str, typer.Option(help="Rule by which a gradient is put into a format's range.")] = "max",
-    rounding: Annotated[str, typer.Option(help="stochastic or nearest.")] = "stochastic",
+    scale: Annotated[
+        str | None, typer.Option(help="Rule by which a gradient is put into a format's range.", show_default="max")
+    ] = None,
+    rounding: Annotated[str | None, typer.Option(help="stochastic or nearest.", show_default="stochastic")] = None,
     products: Annotated[
         list[str] | None, typer.Option(help="Treat the gradient for dX (input), dW (weight).", show_default="both")
     ] = None,
@@ -43,11 +49,16 @@ def plan(
 
     if bits is None and sparsity is None:
         raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
+    if sparsity is None and allocation is not None:
+        raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
+    if bits is None and (scale is not None or rounding is not None):
+        raise InvalidValue(f"--{'rounding' if scale is None else 'scale'} is of a format, so it needs --bits.")
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
     source = profile / "profile.npz" if profile.is_dir() else profile
     target = check_folder(output if output is not None else source.parent / "plan.json")
     other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
-    choices: dict[str, Any] = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
+    given = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
+    choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if keep:
         choices["keep"] = [] if keep == ["none"] else keep
     if floor:

@@ -175,7 +175,8 @@ class Plan:
             rows += _rows("(every other)", self.every)
         rows += [[name, "", f"kept: {reason}", "", "", "", ""] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "zeros", "cosine", "relative error")
-        return text_table(title, columns, rows)
+        caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
+        return text_table(title, columns, rows, caption)
 
     def __str__(self) -> str:
         return str(self.table())

@@ -54,7 +54,10 @@ def build(
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
     treated = [name for name in layers if name not in kept]
     if not treated:
-        raise InvalidValue(f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}).")
+        raise InvalidValue(
+            f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); keep fewer: keep=() "
+            "or --keep none."
+        )
     parts: dict[str, list[Prune | Quantize]] = {name: [] for name in treated}
     if sparsity is not None:
         counts = [layers[name].elements for name in treated]

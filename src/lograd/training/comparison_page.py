@@ -44,8 +44,9 @@ def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page
             )
     return page.text(
         "Seconds are those of training steps, without evaluations and checkpoints, on a machine as busy as it was. "
-        "Low-bit formats are simulated and products are dense, so a treatment costs time here; what it would save on "
-        "other hardware is not measured."
+        "Low-bit formats are simulated, so rounding costs time here; what it would save on other hardware is not "
+        "measured. Products of pruned gradients are dense, and save nothing, unless a run has the setting products "
+        "sparse or auto."
     )
 
 

@@ -286,8 +286,8 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         return Treated(*(tuple(map(MODIFIERS[ending][1], treatments)) for treatments in found))
     examples = [entry.example for entry in RECIPES]
     raise InvalidValue(
-        f"{name!r} is not a recipe; valid are {', '.join(entry.name for entry in RECIPES)} with digits for N, and "
-        f"several joined by '+' (`lograd recipes` explains them).{nearest_name(part, examples)}"
+        f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."
+        f"{nearest_name(part, examples)}"
     )
 
 
