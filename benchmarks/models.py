@@ -132,7 +132,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         for name in row["zeros"]:
-            line = {"model": row["model"], "threads": row["threads"], "zeros": f"{row['zeros'][name]:.1%}"}
+            line = {"model": row["model"], "threads": row["threads"], "asked": name}
+            line["zeros"] = f"{row['zeros'][name]:.1%}"
             line["sparse layers"] = row["sparse layers"][name]
             for part, words in (("backward", "backward"), ("whole", "whole step")):
                 times = row[part]
@@ -145,7 +146,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                     )
             lines.append(line)
     columns = [
-        "model", "threads", "zeros", "sparse layers", "dense step ms", "backward, min", "backward, median",
+        "model", "threads", "asked", "zeros", "sparse layers", "dense step ms", "backward, min", "backward, median",
         "whole step, min", "whole step, median",
     ]  # fmt: skip
     return markdown(lines, columns)

@@ -15,7 +15,12 @@ from . import ops
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
 from .ops.library import FLOAT_TYPES, register
-from .ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
+from .ops.sparse_products import (
+    convolution_products,
+    linear_products,
+    sparse_convolution_backward,
+    sparse_linear_backward,
+)
 from .slots import READY, constant, count_passed_through, count_treated
 from .sparse.choosing import faster, supported
 
@@ -135,7 +140,9 @@ def _multiply(
         pruned, counts = g, constant((0, 0, 0, 0), choice.device)
         if limit is not None:
             pruned, counts = ops.stochastic_prune(g, limit, key, counted=True)
-        return *_dense_products(pruned, x, weight, geometry, wanted), counts
+        if not geometry:
+            return *linear_products(pruned, x, weight, wanted), counts
+        return *convolution_products(pruned, x, weight, _unpacked(geometry), wanted), counts
 
     mode = choice.tolist()[MODE] if ready else DENSE
     if mode == UNDECIDED and g.numel() * weight[0].numel() < LEAST_WORK:
@@ -144,7 +151,7 @@ def _multiply(
     elif mode == UNDECIDED:
         times = faster(dense, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
-        zeros = int(sparse()[3][0]) / max(g.numel(), 1)
+        zeros = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
         choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, zeros * 1e6]))
     *results, counts = sparse() if mode == SPARSE else dense()
     if limit is not None:
@@ -154,24 +161,6 @@ def _multiply(
     return tuple(
         _laid_out(result, like) if is_wanted else result
         for result, like, is_wanted in zip(results, (x, weight, results[2]), need, strict=True)
-    )
-
-
-def _dense_products(
-    g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], need: tuple[bool, bool, bool]
-) -> tuple[Tensor, ...]:
-    """By the operators that autograd itself would call."""
-    nothing = g.new_empty(0)
-    if geometry:
-        stride, padding, dilation, groups = _unpacked(geometry)
-        found = torch.ops.aten.convolution_backward.default(
-            g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
-        )
-        return tuple(part if wanted else nothing for part, wanted in zip(found, need, strict=True))
-    return (
-        g.mm(weight) if need[0] else nothing,
-        g.t().mm(x) if need[1] else nothing,
-        g.sum(0) if need[2] else nothing,
     )
 
 

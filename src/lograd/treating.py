@@ -19,7 +19,7 @@ from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, dense, register
 from .plan import LayerPlan
 from .slots import COUNTERS, READY, STRIDE, constant, count_passed_through, count_treated
-from .treatments import Numbers, Prune, Sentence, from_json, to_json, treat
+from .treatments import Numbers, Prune, Sentence, from_json, memories, to_json, treat
 
 TENSORS = ("both", "input", "weight", "weights", "activations")
 """What a layer may treat: its gradient for both products, for dX or for dW, and the operands that it meets there."""
@@ -55,7 +55,7 @@ class Product:
 
     def rescale(self, factor: float) -> None:
         """The loss scale was multiplied by a factor."""
-        for treatment, state in zip(self.treatments, _split_state(self.treatments, self.state), strict=True):
+        for treatment, state in zip(self.treatments, memories(self.treatments, self.state), strict=True):
             state.copy_(treatment.rescaled(state, factor))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ class Product:
 
     def remembered(self) -> list[Numbers]:
         """What the memory of each treatment says to people."""
-        states = _split_state(self.treatments, self.state)
+        states = memories(self.treatments, self.state)
         return [one.state_words(state.tolist()) for one, state in zip(self.treatments, states, strict=True)]
 
     def numbers_and_memory(self) -> list[Numbers]:
@@ -173,8 +173,7 @@ class TreatedLayer:
         assert self.input is not None
         assert self.weight is not None
         torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
-        x_or_not, weight_or_not = self.operands(x if need[1] else None, weight if need[0] else None, (0,))
-        given = (x if x_or_not is None else x_or_not, weight if weight_or_not is None else weight_or_not)
+        given = (self._activations(x) if need[1] else x, self._weights(weight, (0,)) if need[0] else weight)
         if self.input is self.weight:
             return self.input.multiply(g, given, geometry, (), self.control, need)
         d_x = d_weight = d_bias = g.new_empty(0)
@@ -197,11 +196,15 @@ class TreatedLayer:
     def operands(
         self, x: Tensor | None, weight: Tensor | None, weight_sums: tuple[int, ...]
     ) -> tuple[Tensor | None, Tensor | None]:
-        if x is not None and self.activations is not None:
-            x = self.activations.treat(x, _all_but_channels(x), _ALWAYS)
-        if weight is not None and self.weights is not None:
-            weight = self.weights.treat(weight, weight_sums, _ALWAYS)
-        return x, weight
+        return None if x is None else self._activations(x), None if weight is None else self._weights(
+            weight, weight_sums
+        )
+
+    def _activations(self, x: Tensor) -> Tensor:
+        return x if self.activations is None else self.activations.treat(x, _all_but_channels(x), _ALWAYS)
+
+    def _weights(self, weight: Tensor, sums: tuple[int, ...]) -> Tensor:
+        return weight if self.weights is None else self.weights.treat(weight, sums, _ALWAYS)
 
     def copied(self) -> None:
         self.session.copied()
@@ -221,11 +224,6 @@ _ALWAYS = torch.tensor([1, 0], device="cpu")
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:
     """The dimensions that the product for dW sums over: samples and pixels."""
     return (0, *range(2, x.dim()))
-
-
-def _split_state(treatments: Sentence, state: Tensor) -> list[Tensor]:
-    """The memory of each treatment, as views."""
-    return list(torch.split(state, [one.state_size for one in treatments])) if treatments else []
 
 
 def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> None:

@@ -15,6 +15,7 @@ from ..laws import Exponential, HalfNormal, Law, LogNormal
 from ..plan import Plan
 from ..profiling import LayerProfile, Profile
 from ..profiling.whatif import measure
+from ..training.measuring import FULL_BITS
 from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from ..treatments.prune import PruningLaw
 from .racing import DENSE, Progress, Run, race, scout
@@ -28,8 +29,6 @@ WAYS = (DENSE, LOW_BITS, SPARSE)
 LAWS: dict[str, type[Law]] = {"lognormal": LogNormal, "normal": HalfNormal, "Laplace": Exponential}
 """What the page calls them; of |g|, normal is half-normal and Laplace is exponential."""
 PRUNING_LAWS: tuple[PruningLaw, ...] = ("empirical", "lognormal", "normal")
-FULL_BITS = 32
-"""Of an element that is left alone."""
 
 
 @final

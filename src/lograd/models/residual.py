@@ -32,44 +32,37 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
-class CifarResNet(nn.Module):
+class ResidualNet(nn.Module):
+    """Stages of blocks, each with twice the channels of the one before and half its size, and a classifier."""
+
+    def __init__(self, stages: int, blocks: int, classes: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        made, inputs = [], width
+        for stage in range(stages):
+            outputs = width << stage
+            for block in range(blocks):
+                made.append(Block(inputs, outputs, 2 if stage and not block else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*made)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        result: Tensor = self.fc(y.mean((2, 3)))
+        return result
+
+
+class CifarResNet(ResidualNet):
     """Three stages of (depth - 2) / 6 blocks on 32x32 images."""
 
     def __init__(self, depth: int = 20, classes: int = 100, width: int = 16) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        stages, inputs = [], width
-        for stage in range(3):
-            outputs = width << stage
-            for block in range((depth - 2) // 6):
-                stages.append(Block(inputs, outputs, 2 if stage and not block else 1))
-                inputs = outputs
-        self.blocks = nn.Sequential(*stages)
-        self.fc = nn.Linear(inputs, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.blocks(F.relu(self.bn1(self.conv1(x))))
-        result: Tensor = self.fc(y.mean((2, 3)))
-        return result
+        super().__init__(3, (depth - 2) // 6, classes, width)
 
 
-class ResNet18(nn.Module):
+class ResNet18(ResidualNet):
     """The ResNet-18 of ImageNet with a 3x3 stem for 32x32 images: four stages of two blocks, 64 to 512 channels."""
 
     def __init__(self, classes: int = 100, width: int = 64) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        stages, inputs = [], width
-        for stage in range(4):
-            outputs = width << stage
-            stages += [Block(inputs, outputs, 2 if stage else 1), Block(outputs, outputs, 1)]
-            inputs = outputs
-        self.blocks = nn.Sequential(*stages)
-        self.fc = nn.Linear(inputs, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.blocks(F.relu(self.bn1(self.conv1(x))))
-        result: Tensor = self.fc(y.mean((2, 3)))
-        return result
+        super().__init__(4, 2, classes, width)

@@ -25,6 +25,7 @@ from torch import Tensor
 from .. import native
 from .library import FLOAT_TYPES, call, dense, register
 
+Products = tuple[Tensor, Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -76,15 +77,8 @@ def _pruned(g: Tensor, threshold: Tensor | None, key: Tensor) -> tuple[Tensor, T
 
 def _plain_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
     pruned, counts = _pruned(g, threshold, key)
-    rows = pruned.reshape(-1, weight.shape[0])
-    d_x, d_weight, d_bias = _empty_linear(x, weight, need)
-    if need[0]:
-        d_x.view(-1, weight.shape[1]).copy_(rows.mm(weight))
-    if need[1]:
-        d_weight.copy_(rows.t().mm(x.reshape(-1, weight.shape[1])))
-    if need[2]:
-        d_bias = rows.sum(0)
-    return d_x, d_weight, d_bias, counts
+    found = linear_products(pruned.reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1]), weight, need)
+    return *_filled(_empty_linear(x, weight, need), found), counts
 
 
 def _plain_convolution(
@@ -92,14 +86,34 @@ def _plain_convolution(
     dilation: list[int], groups: int, *need: bool,
 ) -> Results:  # fmt: skip
     pruned, counts = _pruned(g, threshold, key)
-    results = list(_empty_convolution(x, weight, need))
-    found = torch.ops.aten.convolution_backward.default(
-        pruned, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
+    found = convolution_products(pruned, x, weight, (stride, padding, dilation, groups), need)
+    return *_filled(_empty_convolution(x, weight, need), found), counts
+
+
+def linear_products(g: Tensor, x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> Products:
+    """dX, dW and dbias of matrices by the operators that autograd would call; without elements where not needed."""
+    nothing = g.new_empty(0)
+    return (
+        g.mm(weight) if need[0] else nothing,
+        g.t().mm(x) if need[1] else nothing,
+        g.sum(0) if need[2] else nothing,
     )
-    for place, (wanted, result) in enumerate(zip(need, found, strict=True)):
-        if wanted:
-            results[place].copy_(result)
-    return results[0], results[1], results[2], counts
+
+
+def convolution_products(g: Tensor, x: Tensor, weight: Tensor, geometry: Any, need: tuple[bool, ...]) -> Products:
+    """The same of a convolution."""
+    stride, padding, dilation, groups = geometry
+    found = torch.ops.aten.convolution_backward.default(
+        g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
+    )
+    d_x, d_weight, d_bias = (part if wanted else g.new_empty(0) for part, wanted in zip(found, need, strict=True))
+    return d_x, d_weight, d_bias
+
+
+def _filled(empty: Products, found: Products) -> Products:
+    """What was found, in the layout that was promised."""
+    d_x, d_weight, d_bias = (result.copy_(part.view_as(result)) for result, part in zip(empty, found, strict=True))
+    return d_x, d_weight, d_bias
 
 
 def _empty_linear(x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> tuple[Tensor, Tensor, Tensor]:

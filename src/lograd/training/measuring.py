@@ -63,7 +63,7 @@ class Interval:
         value = self.correct / max(self.targets, 1) if metric is ACCURACY else loss / math.log(2)
         return {"loss": loss, metric.name: value}
 
-    def restart(self, treated: Treated) -> None:
+    def restart(self, treated: TreatedSums) -> None:
         self.loss, self.correct, self.targets = 0.0, 0, 0
         self.elements, self.zeros, self.bits = treated
 
@@ -83,14 +83,14 @@ def evaluate(model: nn.Module, data: Dataset, metric: Metric) -> dict[str, float
     return sums.judged(metric)
 
 
-class Treated(NamedTuple):
+class TreatedSums(NamedTuple):
     """Sums over the gradients that were treated since the start."""
 
     elements: int = 0
     zeros: int = 0
     bits: float = 0.0
 
-    def since(self, earlier: Interval | Treated) -> dict[str, float | None]:
+    def since(self, earlier: Interval | TreatedSums) -> dict[str, float | None]:
         """The share of zeros and the mean width, of what was treated in between."""
         elements = self.elements - earlier.elements
         if not elements:
@@ -101,9 +101,9 @@ class Treated(NamedTuple):
         }
 
 
-def treated(handle: Handle | None) -> Treated:
+def treated(handle: Handle | None) -> TreatedSums:
     if handle is None:
-        return Treated()
+        return TreatedSums()
     elements, zeros, bits = 0, 0, 0.0
     for name, products in handle.counters().products.items():
         layer = handle.plan.layers.get(name) or handle.plan.every
@@ -111,7 +111,7 @@ def treated(handle: Handle | None) -> Treated:
         for side, count in products.items():
             elements, zeros = elements + count.elements, zeros + count.zeros_after
             bits += count.elements * width_of(layer.weight if side == "weight" else layer.input)
-    return Treated(elements, zeros, bits)
+    return TreatedSums(elements, zeros, bits)
 
 
 def width_of(treatments: Sentence) -> float:

@@ -78,12 +78,11 @@ class Session:
         self.optimizer = _optimizer(config, self.model)
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        self.handle = None if plan is None else self._attached(plan, scale)
+        self.handle: Handle | None = None
+        if plan is not None:
+            self.handle = attach(self.model, plan, config.seed, products=config.products, loss_scale=scale)
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
-
-    def _attached(self, plan: Plan, loss_scale: float | None) -> Handle:
-        return attach(self.model, plan, self.config.seed, products=self.config.products, loss_scale=loss_scale)
 
     @property
     def epoch(self) -> float:

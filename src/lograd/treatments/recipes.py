@@ -78,18 +78,24 @@ def _fraction(percent: str) -> float:
     return float(Decimal(percent) / 100)
 
 
-def _pruned(percent: str, variant: str | None) -> Treated:
+def _pruned(percent: str, variant: str | None = None) -> Treated:
     if variant == "cosine":
         return both(Prune(_fraction(percent), allocation="cosine"))
     law: Any = variant or "empirical"
     return both(Prune(_fraction(percent), law))
 
 
-def _largest(percent: str, variant: str | None) -> Treated:
+def _largest(percent: str, variant: str | None = None) -> Treated:
     if variant == "stochastic":
         return both(TopKStochastic(_fraction(percent)))
     over: Any = variant or "tensor"
     return both(TopK(_fraction(percent), over))
+
+
+def _blocks(*names: str | None) -> Treated:
+    """By the spelling that matched."""
+    format: Any = next(filter(None, names))
+    return both(Blocks(format))
 
 
 def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
@@ -183,11 +189,11 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "mxfp4, mxfp6, mxfp8", "mxfp4", "blocks of 32 with a power-of-two scale; also mxfp6-e2m3, mxfp8-e5m2",
         "tseng2025", r"(mxfp[468])|(mxfp4)-e2m1|(mxfp6)-e3m2|(mxfp8)-e4m3|(mxfp6-e2m3|mxfp8-e5m2)",
-        lambda *names: both(Blocks(next(filter(None, names)))),
+        _blocks,
     ),
     Recipe(
         "nvfp4", "nvfp4", "blocks of 16 with an E4M3 scale, and one scale per tensor", "nvidia2025", "nvfp4",
-        lambda: both(Blocks("nvfp4")),  # type: ignore[arg-type]
+        lambda: _blocks("nvfp4"),
     ),
     Recipe(
         "s2fp8", "s2fp8", "logarithms shifted and squeezed into 1-5-2", "cambier2020", "s2fp8", lambda: both(S2fp8())
@@ -197,7 +203,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "pruneNN", "prune85", "stochastic pruning to NN % zeros by the gradient's own histogram", "chmiel2021",
-        rf"prune{PERCENT}()", lambda percent, _: _pruned(percent, None),
+        rf"prune{PERCENT}", _pruned,
     ),
     Recipe(
         "pruneNN-LAW", "prune85-lognormal", "with the threshold of a lognormal or a normal law", "chmiel2021",
@@ -208,8 +214,8 @@ RECIPES: tuple[Recipe, ...] = (
         rf"prune{PERCENT}-(cosine)", _pruned,
     ),
     Recipe(
-        "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", rf"topk{PERCENT}()",
-        lambda percent, _: _largest(percent, None),
+        "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", rf"topk{PERCENT}",
+        _largest,
     ),
     Recipe(
         "topkNN-sample", "topk85-sample", "meProp: of each sample", "sun2017", rf"topk{PERCENT}-(sample)", _largest

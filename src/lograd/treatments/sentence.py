@@ -63,8 +63,8 @@ def treat(
     """
     result = g
     total: Tensor | None = None
-    memories = torch.split(state, [one.state_size for one in treatments]) if treatments else ()
-    for place, (treatment, values, memory) in enumerate(zip(treatments, numbers, memories, strict=True)):
+    parts = zip(treatments, numbers, memories(treatments, state), strict=True)
+    for place, (treatment, values, memory) in enumerate(parts):
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
         stage = key if place == 0 else key + _successor(place, key.device)
         result, counts = treatment.apply(result, Setting(dict(values), stage, memory, contracted))
@@ -107,6 +107,11 @@ def apply(
     ]
     state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=g.device)
     return treat(treatments, g, tensors, torch.tensor([seed, 0], device=g.device), state, contracted)
+
+
+def memories(treatments: Sequence[Treatment], state: Tensor) -> list[Tensor]:
+    """The part of a state that belongs to each treatment, as views."""
+    return list(torch.split(state, [one.state_size for one in treatments])) if treatments else []
 
 
 @lru_cache(maxsize=64)
