@@ -17,7 +17,7 @@ from . import explaining
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
-from .multiplying import Way, check_way, why_dense
+from .multiplying import Way, check_way, why_dense, work_of_element
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
@@ -108,7 +108,7 @@ class Handle:
             self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
             self.layers[name].choose(products, why_dense(module))
             if layer.input or layer.weight:
-                self._statistics[name] = LayerStatistics(self.layers[name], layer.masked)
+                self._statistics[name] = LayerStatistics(self.layers[name], layer.masked, work_of_element(module))
                 self._statistics[name].collect()
         self._set_keys()
         for name, module in self._modules.items():

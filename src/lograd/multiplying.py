@@ -6,6 +6,7 @@ small tensor, read and written by one operator that is opaque to torch.compile.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -51,6 +52,18 @@ def why_dense(module: nn.Module) -> str | None:
         return "it has no parameters"
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
     return supported(weight, weight, getattr(module, "groups", 1), transposed)
+
+
+def work_of_element(module: nn.Module) -> float:
+    """Multiply-adds that one element of a layer's gradient costs in each product; borders of images not counted."""
+    weight = next(module.parameters(), None)
+    outputs = next((size for name in _OUTPUTS if (size := getattr(module, name, None))), 1)
+    apart = math.prod(getattr(module, "stride", ())) if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
+    return 1.0 if weight is None else weight.numel() / (outputs * apart)
+
+
+_OUTPUTS = ("out_features", "out_channels", "nf")
+"""What linear layers, convolutions and the Conv1D of transformers call the number of their outputs."""
 
 
 class Times(NamedTuple):

@@ -91,9 +91,11 @@ class Cost:
 class LayerStatistics:
     """The statistics of one layer and their history."""
 
-    def __init__(self, layer: TreatedLayer, masked: float) -> None:
+    def __init__(self, layer: TreatedLayer, masked: float, work: float) -> None:
         self.layer = layer
         self.masked = masked
+        self.work = work
+        """What an element of the gradient costs; a sparsity that layers share is one of work."""
         self.table: Tensor | None = None
         """The histogram behind the numbers in force."""
         self.step = -1
@@ -206,8 +208,8 @@ def share_out(layers: Sequence[LayerStatistics], loss_scale: float) -> None:
     for treatment in {one: None for layer in known for one in layer.joint}:
         sharing = [layer for layer in known if treatment in layer.joint]
         found = [layer.statistics(loss_scale) for layer in sharing]
-        elements = [one.elements for one in found]
-        shares = allocate([one.law for one in found], elements, treatment.sparsity, max_sparsity=MOST_SPARSE)
+        work = [one.elements * layer.work for one, layer in zip(found, sharing, strict=True)]
+        shares = allocate([one.law for one in found], work, treatment.sparsity, max_sparsity=MOST_SPARSE)
         for layer, share in zip(sharing, shares.tolist(), strict=True):
             layer.allotted[treatment] = min(max(share, LEAST_SPARSE), MOST_SPARSE)
             layer.set_numbers(loss_scale)

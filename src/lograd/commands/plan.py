@@ -13,11 +13,11 @@ from .console import Json, out, print_json, show
 def plan(
     profile: Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")],
     bits: Annotated[int | None, typer.Option(help="Round to the best float of so many bits.")] = None,
-    sparsity: Annotated[float | None, typer.Option(help="Prune to this share of zeros, such as 0.85.")] = None,
+    sparsity: Annotated[float | None, typer.Option(help="Prune to skip this share of the work, such as 0.85.")] = None,
     allocation: Annotated[
         str | None,
         typer.Option(
-            help="uniform: the sparsity in each layer; cosine or floors: over all, split by theory.",
+            help="uniform: the sparsity in each layer; cosine, noise or floors: over all, split by theory.",
             show_default="uniform",
         ),
     ] = None,
@@ -36,6 +36,9 @@ def plan(
     products: Annotated[
         list[str] | None, typer.Option(help="Treat the gradient for dX (input), dW (weight).", show_default="both")
     ] = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="With --allocation noise: dX and dW of a layer get different sparsity.")
+    ] = False,
     diff: Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
@@ -65,6 +68,8 @@ def plan(
         choices["floors"] = dict(map(_floor, floor))
     if products:
         choices["products"] = products
+    if split:
+        choices["split"] = True
     made = Profile.load(source).plan(bits, sparsity, **choices)
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()

@@ -22,6 +22,9 @@ def profile(
     seed: Annotated[int | None, typer.Option(help="Seed of the built-in model and its data.", show_default="0")] = None,
     steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
     every: Annotated[int, typer.Option(help="Of so many steps one is observed.")] = 1,
+    noise: Annotated[
+        int, typer.Option(help="Disturb each layer so often, for lograd plan --allocation noise; 2 are enough.")
+    ] = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")
     ] = Path("run"),
@@ -46,7 +49,7 @@ def profile(
     folder = make_folder(output)  # before the work, not after it
     try:
         with warnings_as_sentences(), own_words("a step of the model"):
-            found = observe(network, batches, loss, steps, every=every)
+            found = observe(network, batches, loss, steps, every=every, noise=noise)
     except LogradError:
         if fresh:
             folder.rmdir()

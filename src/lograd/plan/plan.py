@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 
 from rich.table import Table
 
-from ..errors import InvalidType, InvalidValue, nearest_name
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
 from ..report import text_table
@@ -37,12 +37,14 @@ class Plan:
         layers: a LayerPlan for each layer name, in the order in which the layers run.
         kept: layers left alone on purpose, and why.
         every: what is done to each supported layer that `layers` does not name; None leaves them alone.
+        flops: operations of the products of all layers per step in the profile, kept ones included; 0 if not known.
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     every: LayerPlan | None = None
+    flops: int = 0
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Plan:
         return data | {
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
             "kept": dict(self.kept),
+            **({"flops": self.flops} if self.flops else {}),
         }
 
     @classmethod
@@ -80,15 +83,24 @@ class Plan:
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept"))
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "flops"))
         layers, kept = data.get("layers", {}), data.get("kept", {})
         if not isinstance(layers, dict) or not isinstance(kept, dict):
             raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
+        flops = data.get("flops", 0)
+        if type(flops) is not int or flops < 0:
+            raise InvalidValue(sentence("flops of a plan", flops, "a count"))
         return cls(
+            flops=flops,
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: str(reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
         )
+
+    @property
+    def skipped(self) -> float:
+        """The share of the operations of all products, kept layers included, that predicted zeros skip."""
+        return sum(layer.skipped for layer in self.layers.values()) / self.flops if self.flops else 0.0
 
     # -- changing, comparing, reading --
 
@@ -170,12 +182,17 @@ class Plan:
     def table(self) -> Table:
         """A table for the terminal: what is done to each layer, and what theory expects of it."""
         title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
-        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer)]
+        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, self.flops)]
         if self.every is not None:
-            rows += _rows("(every other)", self.every)
-        rows += [[name, "", f"kept: {reason}", "", "", "", ""] for name, reason in self.kept.items()]
-        columns = ("layer", "<product", "<treatment", "elements/step", "zeros", "cosine", "relative error")
+            rows += _rows("(every other)", self.every, 0)
+        rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
+        columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
         caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
+        if self.skipped:
+            caption += (
+                "\nWork is the share of the operations of all products for dX and dW, kept layers included; "
+                f"predicted zeros skip {self.skipped:.1%} of it."
+            )
         return text_table(title, columns, rows, caption)
 
     def __str__(self) -> str:
@@ -215,17 +232,22 @@ def _in_words(entry: Entry | None) -> str:
     return entry.words()
 
 
-def _rows(name: str, layer: LayerPlan) -> list[list[str]]:
-    sides = [("dX", layer.input, layer.predicted_input), ("dW", layer.weight, layer.predicted_weight)]
-    if sides[0][1:] == sides[1][1:]:
-        sides = [("both", *sides[0][1:])]
-    sides += [(name, getattr(layer, name), None) for name in OPERANDS if getattr(layer, name)]
+def _rows(name: str, layer: LayerPlan, total: int) -> list[list[str]]:
+    """A row for each treated tensor; `total` are the operations of which the layer's are a share."""
+    input, weight = (layer.input, layer.predicted_input), (layer.weight, layer.predicted_weight)
+    if input == weight:
+        sides = [("both", *input, sum(layer.flops))]
+    else:
+        sides = [("dX", *input, layer.flops[0]), ("dW", *weight, layer.flops[1])]
+    sides += [(name, getattr(layer, name), None, 0) for name in OPERANDS if getattr(layer, name)]
     rows = []
-    for product, treatments, predicted in sides:
+    for product, treatments, predicted, flops in sides:
         numbers = ["–"] * 3
         if predicted is not None:
             numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
-        rows.append([name, product, describe(treatments), f"{layer.elements:,}" if layer.elements else "–", *numbers])
+        elements = f"{layer.elements:,}" if layer.elements else "–"
+        work = f"{flops / total:.1%}" if flops and total else "–"
+        rows.append([name, product, describe(treatments), elements, work, *numbers])
     return rows
 
 

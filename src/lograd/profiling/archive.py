@@ -5,6 +5,7 @@
 - masked: float64, one for each row; NaN where there is no BatchNorm
 - counts: int64, the bins of all rows one after another
 - samples: float32, the samples of all layers one after another
+- noise: float64, only where it was measured; rows own, passed and those of transfer, columns as "noise" in the header
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidValue
 from ..laws import Empirical
+from ..theory import Propagation
+from .noise import Contributions
 from .records import LayerProfile, Record
 
 VERSION = 1
@@ -27,10 +30,12 @@ _ARRAYS = {"header": "uint8", "records": "int64", "masked": "float64", "counts":
 _SIDES = ("records", "weight_records")
 _COLUMNS = 8
 
-Contents = tuple[dict[str, LayerProfile], dict[str, str], int, int]
+Contents = tuple[dict[str, LayerProfile], dict[str, str], int, int, Contributions | None]
 
 
-def pack(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, every: int) -> bytes:
+def pack(
+    layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, every: int, noise: Contributions | None
+) -> bytes:
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
     for index, layer in enumerate(layers.values()):
         for side, name in enumerate(_SIDES):
@@ -47,6 +52,10 @@ def pack(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: i
         "missed": dict(missed),
         "layers": [_describe(layer) for layer in layers.values()],
     }
+    measured: dict[str, Any] = {}
+    if noise is not None:
+        header["noise"] = list(noise.layers)
+        measured["noise"] = np.vstack([noise.factors.own, noise.factors.passed, noise.factors.transfer])
     file = io.BytesIO()
     np.savez_compressed(
         file,
@@ -55,6 +64,7 @@ def pack(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: i
         masked=np.array(masked, dtype=np.float64),
         counts=np.concatenate(counts),
         samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in layers.values())]),
+        **measured,
     )
     return file.getvalue()
 
@@ -63,7 +73,7 @@ def unpack(content: bytes) -> Contents:
     """The exact inverse of `pack`."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in _ARRAYS}
+            arrays = {name: file[name] for name in [*_ARRAYS, *({"noise"} & set(file))]}
         header = json.loads(arrays["header"].tobytes())
         version = header["lograd_profile"]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, NotImplementedError):
@@ -111,4 +121,8 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
         record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
         getattr(layers[layer], _SIDES[side]).append(record)
     named = {layer.name: layer for layer in layers}
-    return named, dict(header["missed"]), int(header["steps"]), int(header["every"])
+    noise = None
+    if "noise" in header:
+        own, passed, *transfer = np.asarray(arrays["noise"], dtype=np.float64)
+        noise = Contributions(tuple(header["noise"]), Propagation(own, passed, np.array(transfer)))
+    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, final, get_args
+
+import numpy as np
 
 from .. import theory
 from ..errors import InvalidValue, nearest_name, sentence
@@ -14,19 +17,56 @@ from ..laws.binned import try_binned
 from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.prune import PruningLaw
+from .noise import Contributions
 from .records import LayerProfile
 
-Allocation = Literal["uniform", "cosine", "floors"]
+Allocation = Literal["uniform", "cosine", "noise", "floors"]
 MOST = 0.995
 """The most zeros that an allocation gives to one layer, unless more are asked for of all."""
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """A sparsity and how it is split over layers; see `Profile.plan`."""
+
+    sparsity: float | None
+    allocation: Allocation
+    floors: Mapping[str, float] | None
+    split: bool
+    noise: Contributions | None
+
+    def __post_init__(self) -> None:
+        if self.allocation not in get_args(Allocation):
+            raise InvalidValue(
+                sentence("allocation", self.allocation, "'uniform', 'cosine', 'noise' or 'floors'")
+                + nearest_name(str(self.allocation), get_args(Allocation))
+            )
+        if (self.allocation == "floors") != bool(self.floors):
+            raise InvalidValue(
+                "allocation='floors' and floors={'PATTERN': COSINE} go together; got "
+                + ("no floors." if self.allocation == "floors" else f"floors with allocation={self.allocation!r}.")
+            )
+        if self.split and self.allocation != "noise":
+            raise InvalidValue(f"split=True needs allocation='noise'; got {self.allocation!r}.")
+        if self.allocation == "noise" and self.noise is None:
+            raise InvalidValue(
+                "allocation='noise' needs a profile in which noise was measured; make it with "
+                "lograd.profile(..., noise=2), or lograd profile --noise 2."
+            )
+
+    def factors(self, names: list[str]) -> theory.Propagation:
+        assert self.noise is not None
+        for name in names:
+            if name not in self.noise.layers:
+                raise InvalidValue(f"noise was not measured for layer {name!r}; keep it, or profile it again.")
+        return self.noise.among(names)
 
 
 def build(
     layers: Mapping[str, LayerProfile],
     bits: int | None,
-    sparsity: float | None,
-    allocation: Allocation,
-    floors: Mapping[str, float] | None,
+    budget: Budget,
     law: PruningLaw,
     keep: str | Iterable[str],
     scale: str,
@@ -34,19 +74,11 @@ def build(
     products: str | Iterable[str],
 ) -> Plan:
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
-    if bits is None and sparsity is None:
+    if bits is None and budget.sparsity is None:
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
-    if allocation not in get_args(Allocation):
-        raise InvalidValue(
-            sentence("allocation", allocation, "'uniform', 'cosine' or 'floors'")
-            + nearest_name(str(allocation), get_args(Allocation))
-        )
-    if (allocation == "floors") != bool(floors):
-        raise InvalidValue(
-            "allocation='floors' and floors={'PATTERN': COSINE} go together; got "
-            + ("no floors." if allocation == "floors" else f"floors with allocation={allocation!r}.")
-        )
     sides = check_products(products)
+    if budget.split and len(sides) < 2:
+        raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
     if not layers:
         raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
@@ -58,28 +90,31 @@ def build(
             f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); keep fewer: keep=() "
             "or --keep none."
         )
-    parts: dict[str, list[Prune | Quantize]] = {name: [] for name in treated}
-    if sparsity is not None:
-        counts = [layers[name].elements for name in treated]
-        least = _floors(treated, floors) if floors else None
-        shares = _allocate([statistics[name] for name in treated], counts, sparsity, allocation, least)
-        for name, share in zip(treated, shares, strict=True):
-            parts[name].append(Prune(share, law))
+    work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
+    parts: dict[tuple[str, str], list[Prune | Quantize]] = {(name, side): [] for name in treated for side in sides}
+    if budget.sparsity is not None:
+        counted = {
+            name: [count * (side in sides) for side, count in zip(PRODUCTS, work[name], strict=True)]
+            for name in treated
+        }
+        for place, share in _allocate(budget, {name: statistics[name] for name in treated}, counted).items():
+            if place in parts:
+                parts[place].append(Prune(share, law))
     if bits is not None:
-        for name in treated:
-            parts[name].append(Quantize(_format(statistics[name].law, bits, law, scale), scale, rounding))
+        for (name, _), sentence_so_far in parts.items():
+            sentence_so_far.append(Quantize(_format(statistics[name].law, bits, law, scale), scale, rounding))
     plans = {}
     for name in treated:
-        treatments: Sentence = tuple(parts[name])
-        sentences = {side: treatments if side in sides else () for side in PRODUCTS}
+        sentences: dict[str, Sentence] = {side: tuple(parts.get((name, side), ())) for side in PRODUCTS}
         plans[name] = LayerPlan(
             **sentences,
             elements=layers[name].elements,
+            flops=work[name],
             masked=statistics[name].masked,
             predicted_input=predicted(sentences["input"], statistics[name]),
             predicted_weight=predicted(sentences["weight"], statistics[name]),
         )
-    return Plan(plans, kept, statistics=statistics)
+    return Plan(plans, kept, flops=sum(map(sum, work.values())), statistics=statistics)
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:
@@ -118,19 +153,38 @@ def _floors(names: list[str], floors: Mapping[str, float]) -> list[float | None]
 
 
 def _allocate(
-    found: list[Statistics],
-    counts: list[int],
-    sparsity: float,
-    allocation: Allocation,
-    floors: list[float | None] | None,
-) -> list[float]:
-    if allocation == "uniform":
-        return [sparsity] * len(found)
-    theory.pruning.check_sparsity(sparsity)
-    laws, most = [one.law for one in found], max(MOST, sparsity)
-    shares = theory.allocate(laws, counts, sparsity, allocation, floors=floors, max_sparsity=most)
-    # Four digits can be read and reviewed, and keep the budget to as many.
-    return [min(max(round(float(share), 4), 0.0001), 0.9999) for share in shares]
+    budget: Budget, found: Mapping[str, Statistics], work: Mapping[str, list[int]]
+) -> dict[tuple[str, str], float]:
+    """The sparsity of each layer in each product; the budget counts operations, so a layer without any has its own."""
+    assert budget.sparsity is not None
+    theory.pruning.check_sparsity(budget.sparsity)
+    shares = dict.fromkeys(((name, side) for name in found for side in PRODUCTS), budget.sparsity)
+    names = [name for name in found if any(work[name])]
+    if budget.allocation == "uniform" or not names:
+        return shares
+    laws, most = [found[name].law for name in names], max(MOST, budget.sparsity)
+    by_side = np.array([work[name] for name in names], dtype=np.float64).T
+    if budget.allocation == "noise":
+        factors = budget.factors(names)
+        parts = theory.allocate_by_noise(
+            laws, (by_side[0], by_side[1]), budget.sparsity, factors, split=budget.split, max_sparsity=most
+        )
+        # One copy serves both products, unless they are split: then a product without work takes any sparsity.
+        both = np.maximum(*parts)
+        input, weight = parts if budget.split else (both, both)
+    else:
+        floors = _floors(names, budget.floors) if budget.floors else None
+        input = weight = theory.allocate(
+            laws, by_side.sum(axis=0), budget.sparsity, budget.allocation, floors=floors, max_sparsity=most
+        )
+    for side, values in zip(PRODUCTS, (input, weight), strict=True):
+        # Four digits can be read and reviewed, and keep the budget to as many.
+        shares |= {
+            (name, side): min(max(round(float(value), 4), 0.0001), 0.9999)
+            for name, value in zip(names, values, strict=True)
+            if value > 0
+        }
+    return shares
 
 
 def _format(data: Empirical, bits: int, law: PruningLaw, scale: str) -> FloatFormat:

@@ -16,6 +16,7 @@ from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
+from .noise import Contributions, mean_of
 from .records import LayerProfile, Record, sum_of
 
 MOST_STEPS = 256
@@ -31,12 +32,14 @@ class Profile:
         missed: layers of which nothing was seen, and why.
         steps: backward passes that went by.
         every: of so many steps one was observed.
+        noise: how noise in each layer's gradient reaches the weight gradients, where that was measured.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
     missed: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     every: int = 1
+    noise: Contributions | None = None
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -62,7 +65,7 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One .npz without pickle; it is replaced whole or not at all."""
-        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every))
+        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -78,7 +81,8 @@ class Profile:
         """One profile from those of several ranks, which looked at the same layers at the same steps.
 
         The histograms of a step add up.  For the neural gradient that is the histogram of the whole batch.  The weight
-        gradients are those of the single ranks, before they are averaged over the ranks.
+        gradients are those of the single ranks, before they are averaged over the ranks.  Measured noise is averaged,
+        if all ranks have measured it.
         """
         profiles = list(profiles)
         if not profiles or not all(isinstance(one, Profile) for one in profiles):
@@ -87,7 +91,10 @@ class Profile:
         for number, other in enumerate(profiles[1:], start=2):
             _check_alike(first, other, number)
         layers = {name: _merge_layers([one.layers[name] for one in profiles]) for name in first.layers}
-        return cls(layers, dict(first.missed), first.steps, first.every)
+        measured = [one.noise for one in profiles if one.noise is not None]
+        alike = len(measured) == len(profiles) and len({one.layers for one in measured}) == 1
+        noise = mean_of(measured) if alike else None
+        return cls(layers, dict(first.missed), first.steps, first.every, noise)
 
     # -- the plan --
 
@@ -103,17 +110,21 @@ class Profile:
         scale: str = "max",
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         products: str | Iterable[str] = ("input", "weight"),
+        split: bool = False,
     ) -> Plan:
         """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
 
         Args:
             bits: round to the float of so many bits whose split has the least relative error for the layer's histogram
                 at the given scale (`theory.best_format`).
-            sparsity: prune stochastically to this share of zeros; before rounding, if both are asked for.
-            allocation: "uniform" asks it of each layer; "cosine" of all pruned layers together, and splits it so that
-                the smallest cosine between a gradient and its pruned copy is as large as can be; "floors" likewise,
-                by the heterogeneous rule of [chmiel2021]: layers with a floor give up sparsity until their cosine
-                reaches it, and the others make up for it.
+            sparsity: prune stochastically so that this share of the work in the treated products is skipped; before
+                rounding, if both are asked for.  In a layer, the share of work is the share of zeros.
+            allocation: "uniform" asks it of each layer.  The others ask it of all pruned layers together, each layer
+                counted with the operations of its products in the profile.  "cosine" splits it so that the smallest
+                cosine between a gradient and its pruned copy is as large as can be.  "noise" splits it so that the
+                least noise arrives in the weight gradients, by factors that `lograd.profile(noise=...)` measures.
+                "floors" is the heterogeneous rule of [chmiel2021]: layers with a floor give up sparsity until their
+                cosine reaches it, and the others make up for it.
             floors: for that rule, the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}.
             law: of what the threshold is solved, "empirical", "lognormal" or "normal" (`treatments.Prune`).
                 "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
@@ -122,8 +133,11 @@ class Profile:
             scale: the rule of `theory.scale` by which a gradient is put into the format's range.
             rounding: "stochastic" or "nearest".
             products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
+            split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
+                own copy of the gradient.
         """
-        return planning.build(self.layers, bits, sparsity, allocation, floors, law, keep, scale, rounding, products)
+        budget = planning.Budget(sparsity, allocation, floors, split, self.noise)
+        return planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
 
     # -- what to read --
 

@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from .modules import FilterFunction
+from .noise import measure
 from .observer import Observer
 from .profiles import Profile
 from .restoring import restored
 
+T = TypeVar("T")
 PATIENCE = 2.0
 """Seconds before a progress bar appears."""
 
@@ -71,6 +74,7 @@ def profile(
     every: int = 1,
     weight_gradients: bool = True,
     sample: int = 8192,
+    noise: int = 0,
 ) -> Profile:
     """Look at the gradients of a model on some batches, and give the model back bit for bit.
 
@@ -87,8 +91,12 @@ def profile(
         steps: batches to run.
         every: of so many steps one is observed.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
+        noise: how often to prune each layer's gradient in the last batch, one layer at a time, and see how far all
+            weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It takes a backward
+            each, and the memory of all layers' gradients at once.
     """
     check_width("steps", steps, 1, 2**31)
+    check_width("noise", noise, 0, 2**31)
     if not callable(loss_fn):
         raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
@@ -97,7 +105,7 @@ def profile(
     parameters = list(model.parameters())
     with restored(model), torch.enable_grad(), observer as result:
         batch = None
-        for batch in _with_progress(islice(batches, steps), steps):
+        for batch in _with_progress(islice(batches, steps), steps, "observing gradients"):
             for parameter in parameters:
                 parameter.grad = None
             _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
@@ -106,6 +114,10 @@ def profile(
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
+    if noise:
+        with restored(model), torch.enable_grad():
+            show = partial(_with_progress, what="measuring noise")
+            result.noise = measure(model, result.layers, partial(_loss, model, batch, loss_fn), noise, show)
     return result
 
 
@@ -120,15 +132,15 @@ def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -
     return loss.reshape(())
 
 
-def _with_progress(batches: Iterator[Any], steps: int) -> Iterator[Any]:
-    """The batches, with a bar on a terminal once it takes long."""
+def _with_progress(items: Iterable[T], count: int, what: str) -> Iterator[T]:
+    """The items, with a bar on a terminal once it takes long."""
     start = time.perf_counter()
     with ExitStack() as stack:
         bar: Progress | None = None
-        for done, batch in enumerate(batches):
-            yield batch
+        for done, item in enumerate(items):
+            yield item
             if bar is None and sys.stderr.isatty() and time.perf_counter() - start > PATIENCE:
                 bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-                task = bar.add_task("observing gradients", total=steps)
+                task = bar.add_task(what, total=count)
             if bar is not None:
                 bar.update(task, completed=done + 1)

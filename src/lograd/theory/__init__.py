@@ -12,6 +12,7 @@ from .error import (
     relative_error,
     squared_error,
 )
+from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,
     cosine,
@@ -27,7 +28,10 @@ from .scaling import scale
 from .variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
 
 __all__ = [
+    "Propagation",
+    "Sparsities",
     "allocate",
+    "allocate_by_noise",
     "atp_sparsity",
     "best_format",
     "block_householder_variance_bound",

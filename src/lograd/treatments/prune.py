@@ -36,8 +36,8 @@ class Prune(Treatment):
     "normal": a half-normal law with the root mean square of all elements, as ATP assumes, but solved for the sparsity.
 
     `allocation` says how the layers of a model that have this very treatment share it: "uniform", each the same; or
-    "cosine", so that all have the same cosine and `sparsity` is the share of zeros over all (`theory.allocate`, solved
-    anew whenever statistics are).
+    "cosine", so that all have the same cosine and `sparsity` is the share of their work that is skipped
+    (`theory.allocate`, solved anew whenever statistics are).
     """
 
     sparsity: float

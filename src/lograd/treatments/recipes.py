@@ -210,7 +210,7 @@ RECIPES: tuple[Recipe, ...] = (
         rf"prune{PERCENT}-(lognormal|normal)", _pruned,
     ),
     Recipe(
-        "pruneNN-cosine", "prune85-cosine", "NN % over all layers, split so that all have the same cosine", "lograd",
+        "pruneNN-cosine", "prune85-cosine", "NN % of the work of all layers, all with the same cosine", "lograd",
         rf"prune{PERCENT}-(cosine)", _pruned,
     ),
     Recipe(
