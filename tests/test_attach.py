@@ -6,7 +6,9 @@ import re
 
 import pytest
 import torch
+from networks import mlp, vector_batches
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
@@ -743,3 +745,51 @@ def test_what_cannot_work_is_refused_in_one_sentence():
     assert type(model[0]) is nn.Linear
     with lograd.attach(model, IDENTITY), pytest.raises(InvalidValue, match="has a plan attached already"):
         lograd.attach(model, IDENTITY)
+
+
+# -- when it begins --
+
+
+@pytest.mark.parametrize("name", ["prune80", "topk80", "saw80"], ids=["numbers", "no numbers", "operands"])
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_nothing_is_treated_before_the_first_step_that_was_asked_for(name, start):
+    plain, model = mlp(), mlp()
+    handle = lograd.attach(model, Plan.uniform(name), start=start)
+    begins = max(start, 1) if name == "prune80" else start
+    for step, (x, y) in enumerate(vector_batches(6, size=64)):
+        gradients = []
+        for network in (plain, model):
+            network.zero_grad()
+            cross_entropy(network(x), y).backward()
+            gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+        same = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+        assert same == (step < begins), step
+        if name == "prune80":
+            assert handle._statistics["0"].collecting == (step >= begins - 1)
+        handle.step()
+    handle.remove()
+
+
+def test_a_run_that_was_saved_before_its_start_begins_at_the_same_step():
+    model = mlp()
+    handle = lograd.attach(model, Plan.uniform("prune80"), start=4)
+    batches = vector_batches(8, size=64)
+
+    def run(network, handle, batches):
+        found = []
+        for x, y in batches:
+            network.zero_grad()
+            cross_entropy(network(x), y).backward()
+            found.append([parameter.grad.clone() for parameter in network.parameters()])
+            handle.step()
+        return found
+
+    run(model, handle, batches[:2])
+    other = mlp()
+    resumed = lograd.attach(other, Plan.uniform("prune80"), start=4)
+    resumed.load_state_dict(handle.state_dict())
+    for one, again in zip(run(model, handle, batches[2:]), run(other, resumed, batches[2:]), strict=True):
+        assert all(map(torch.equal, one, again))
+    assert handle.counters().total.passed_through == 2 * 4
+    with pytest.raises(InvalidValue, match="start"):
+        lograd.attach(mlp(), Plan.uniform("prune80"), start=-1)

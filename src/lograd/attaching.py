@@ -17,6 +17,7 @@ from . import explaining
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
+from .formats.values import check_width
 from .multiplying import Way, check_way, why_dense, work_of_element
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
@@ -35,6 +36,7 @@ def attach(
     refresh: Refresh = 10,
     products: Way = "auto",
     loss_scale: float | None = None,
+    start: int = 0,
 ) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
@@ -53,6 +55,8 @@ def attach(
             shapes and zeros, takes the faster, and times again when the share of zeros has changed by a tenth.  The two
             sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense" are repeatable.
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
+        start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
+            passes noise on from layer to layer far more than after a hundred steps.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
@@ -70,8 +74,9 @@ def attach(
                 f"{nearest_name(name, modules)}"
             )
     handle = Handle(
-        model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale)
-    )
+        model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale),
+        check_width("start", start, 0, 2**62),
+    )  # fmt: skip
     _say_what_is_missing(plan, handle)
     _say_what_is_useless(plan, loss_scale)
     return handle
@@ -90,8 +95,9 @@ class Handle:
         modules: dict[str, nn.Module],
         products: Way,
         loss_scale: float | None,
+        start: int,
     ) -> None:
-        self.model, self.plan, self.seed, self.refresh = model, plan, seed, refresh
+        self.model, self.plan, self.seed, self.refresh, self.start = model, plan, seed, refresh, start
         self.steps = 0
         """Steps that `step` has counted."""
         self.cost = Cost()
@@ -109,7 +115,8 @@ class Handle:
             self.layers[name].choose(products, why_dense(module))
             if layer.input or layer.weight:
                 self._statistics[name] = LayerStatistics(self.layers[name], layer.masked, work_of_element(module))
-                self._statistics[name].collect()
+        self._wait_or_begin()
+        self._collect()
         self._set_keys()
         for name, module in self._modules.items():
             swap(module, self.layers[name])
@@ -159,7 +166,10 @@ class Handle:
                 layer.reconsider()
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
-        if sample := sample_due(self.refresh, self.steps, self._last_collected):
+        if self.steps == self.start:
+            self._wait_or_begin()
+        first = self._first_collected
+        if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
             self._collect(sample)
         self._set_keys()
 
@@ -168,7 +178,18 @@ class Handle:
         if self.refresh == "epoch":
             self._collect()
 
+    def _wait_or_begin(self) -> None:
+        for layer in self.layers.values():
+            layer.begin() if self.steps >= self.start else layer.wait()
+
+    @property
+    def _first_collected(self) -> int:
+        """The first step that takes statistics: the last that is not treated."""
+        return max(self.start - 1, 0)
+
     def _collect(self, sample: float = 1.0) -> None:
+        if self.steps < self._first_collected:
+            return
         self._last_collected = self.steps
         for statistics in self._statistics.values():
             if not statistics.collecting:
@@ -247,6 +268,7 @@ class Handle:
             self.layers[name].load(tensors)
         for name, statistics in state["statistics"].items():
             self._statistics[name].load(statistics)
+        self._wait_or_begin()
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""
@@ -259,7 +281,7 @@ class Handle:
         for module in modules.values():
             restore(module)
         total = self.counters().total
-        if modules and total.passed_through and not total.treated:
+        if modules and total.passed_through and not total.treated and self.steps >= self.start:
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
                 f"called {self.steps} times; call it after each optimizer step.",

@@ -81,7 +81,7 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     if statistics.problem:
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not layer.control[READY]:
-        return f"{text}; passes through until handle.step() has statistics"
+        return f"{text}; passes through until its first step, or until handle.step() has statistics"
     text += f"; {count.sparsity:.1%} zeros so far"
     if layer.why_dense:
         text += f", dense products: {layer.why_dense}"

@@ -122,7 +122,8 @@ class TreatedLayer:
         """Whether its products have a choice; else they are dense, and `why_dense` says why, if zeros are made."""
         self.why_dense = ""
         self.control = torch.zeros(2, dtype=torch.int64)
-        self.control[READY] = not any(product.names for product in self.products.values())
+        self.operand_control = torch.zeros(2, dtype=torch.int64)
+        self.begin()
         self.seen = torch.zeros(3, dtype=torch.int64)
         self.histogram = torch.zeros(SLOTS, dtype=torch.int64, device=device)
 
@@ -139,6 +140,16 @@ class TreatedLayer:
         """The treated operands that the gradient meets."""
         named = (("weights", self.weights), ("activations", self.activations))
         return {name: product for name, product in named if product is not None}
+
+    def begin(self) -> None:
+        """Treat what needs no statistics; the rest is treated once it has them."""
+        self.operand_control[READY] = 1
+        if not any(product.names for product in self.products.values()):
+            self.control[READY] = 1
+
+    def wait(self) -> None:
+        """Let everything pass until `begin`."""
+        self.operand_control[READY] = self.control[READY] = 0
 
     def choose(self, way: Way, why_dense: str | None) -> None:
         """Let the products go the faster way, or a given one, if both gradients are made sparse and kernels serve."""
@@ -201,10 +212,10 @@ class TreatedLayer:
         )
 
     def _activations(self, x: Tensor) -> Tensor:
-        return x if self.activations is None else self.activations.treat(x, _all_but_channels(x), _ALWAYS)
+        return x if self.activations is None else self.activations.treat(x, _all_but_channels(x), self.operand_control)
 
     def _weights(self, weight: Tensor, sums: tuple[int, ...]) -> Tensor:
-        return weight if self.weights is None else self.weights.treat(weight, sums, _ALWAYS)
+        return weight if self.weights is None else self.weights.treat(weight, sums, self.operand_control)
 
     def copied(self) -> None:
         self.session.copied()
@@ -215,10 +226,6 @@ class TreatedLayer:
         for name, product in (self.products | self.operands_by_name).items():
             named |= {f"{name}.{key}": tensor for key, tensor in product.tensors().items()}
         return named
-
-
-_ALWAYS = torch.tensor([1, 0], device="cpu")
-"""The control of operands, which have no statistics to wait for."""
 
 
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:

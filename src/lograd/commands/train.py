@@ -45,6 +45,7 @@ def train(
         str | None,
         typer.Option(help="Of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
     ] = None,
+    start: Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")] = None,
@@ -62,7 +63,7 @@ def train(
         "model": model, "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs, "steps": steps,
         "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule,
         "warmup": warmup, "width": width, "augment": augment, "threads": threads, "products": products,
-        "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
+        "start": start, "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
         "tensorboard": tensorboard,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}

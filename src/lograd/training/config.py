@@ -46,6 +46,7 @@ class Config:
         threads: of torch; None leaves its own number.
         products: of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer takes what is
             faster when it is timed, so that the last bits of two runs may differ.
+        start: the first step whose gradients are treated, counted from 0.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
         checkpoint_every: steps to a checkpoint.
@@ -69,6 +70,7 @@ class Config:
     augment: bool | None = None
     threads: int | None = None
     products: Way = "dense"
+    start: int = 0
     log_every: int = 10
     evaluate_every: int | None = None
     checkpoint_every: int = 100
@@ -88,6 +90,7 @@ class Config:
             if getattr(self, name) is not None:
                 self._whole(name, 1)
         self._whole("warmup", 0)
+        self._whole("start", 0)
         self._whole("seed", 0, LARGEST_SEED)
         self._number("lr", above=True)
         self._number("weight_decay", above=False)

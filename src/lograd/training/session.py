@@ -80,7 +80,9 @@ class Session:
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         self.handle: Handle | None = None
         if plan is not None:
-            self.handle = attach(self.model, plan, config.seed, products=config.products, loss_scale=scale)
+            self.handle = attach(
+                self.model, plan, config.seed, products=config.products, loss_scale=scale, start=config.start
+            )
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
 
