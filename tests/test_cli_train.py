@@ -112,6 +112,22 @@ def test_from_profile_to_compare(folder, run):
     assert 5.9 < groups[1]["bits"]["mean"] < 6.1
 
 
+def test_noise_is_measured_after_some_steps_and_splits_the_sparsity(folder, run):
+    small = ("--model", "resnet8", "--data", "images.npz", "--width", "2", "--batch", "8", "--steps", "1")
+    for name, extra in (("fresh", ()), ("later", ("--after", "2", "--noise", "1"))):
+        assert run("profile", *small, *extra, "-o", name)[0] == 0
+    fresh, later = (lograd.Profile.load(folder / name / "profile.npz") for name in ("fresh", "later"))
+    assert fresh["conv1"].records[0].law != later["conv1"].records[0].law, "two steps have changed the gradient"
+    assert fresh.noise is None
+    code, out, _ = run("plan", "later", "--sparsity", "0.7", "--allocation", "noise", "--split", "--json")
+    assert code == 0
+    layer = lograd.Plan.from_json(json.loads(out)["plan"]).layers["blocks.1.conv1"]
+    assert layer.input[0].sparsity != layer.weight[0].sparsity
+    code, _, err = run("plan", "fresh", "--sparsity", "0.7", "--allocation", "noise")
+    assert code == 2
+    assert "lograd profile --noise 2" in err
+
+
 def test_profile_of_a_function(folder, run):
     code, out, err = run("profile", "mypkg.train:make", "-o", "mine", "--steps", "4", "--every", "2", "--json")
     assert code == 0, err
@@ -152,6 +168,7 @@ IMAGES = ["--model", "resnet8", "--data", "images.npz"]
         (["profile"], "profile needs MODULE:FUNCTION or --model NAME, one of them"),
         (["profile", "mypkg.train:make", *IMAGES], "one of them"),
         (["profile", "mypkg.train:make", "--seed", "1"], "--seed belongs to --model"),
+        (["profile", *IMAGES, "--after", "-1"], "--after must be zero or more steps"),
         (["profile", "--model", "resnet8"], "--model resnet8 needs --data"),
         (["profile", "mypkg.train"], "'mypkg.train' is not MODULE:FUNCTION"),
         (["profile", "mypkg.train:"], "is not MODULE:FUNCTION"),

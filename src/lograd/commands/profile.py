@@ -20,6 +20,9 @@ def profile(
     batch: Annotated[int | None, typer.Option(help="Examples of a step of the built-in model.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the built-in model.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the built-in model and its data.", show_default="0")] = None,
+    after: Annotated[
+        int | None, typer.Option(help="Train the built-in model for so many steps first.", show_default="0")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
     every: Annotated[int, typer.Option(help="Of so many steps one is observed.")] = 1,
     noise: Annotated[
@@ -39,7 +42,7 @@ def profile(
     from ..training.folder import make_folder
     from .loading import call_make, own_words
 
-    given = {"data": data, "batch": batch, "width": width, "seed": seed}
+    given = {"data": data, "batch": batch, "width": width, "seed": seed, "after": after}
     if (make is None) == (model is None):
         raise InvalidValue("profile needs MODULE:FUNCTION or --model NAME, one of them.")
     if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
@@ -65,19 +68,31 @@ def profile(
 
 
 def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Model, endless batches and loss of a built-in model, with its initial weights."""
+    """Model, endless batches and loss of a built-in model, with the weights that so many steps of training give it."""
     from itertools import count
 
+    from rich.console import Console
+    from rich.progress import track
+
     from .. import InvalidValue
-    from ..training import Config, build_model, load_data
+    from ..training import Config, load_data
     from ..training.measuring import loss_of
+    from ..training.session import Session
 
     if given["data"] is None:
         raise InvalidValue(f"--model {name} needs --data with the file or folder to take batches from.")
-    config = Config(name, **{key: value for key, value in given.items() if value is not None})
+    after = given.pop("after") or 0
+    if after < 0:
+        raise InvalidValue(f"--after must be zero or more steps; got {after}.")
+    config = Config(name, schedule="constant", **{key: value for key, value in given.items() if value is not None})
     data = load_data(config)
-    places = (divmod(step, data.steps_per_epoch) for step in count())
-    return build_model(config, data).train(), (data.batch(*place) for place in places), loss_of
+    session = Session(config, data, None)
+    screen = Console(stderr=True)
+    hidden = not (screen.is_terminal and after)
+    for _ in track(range(after), "training first", console=screen, transient=True, disable=hidden):
+        session.step()
+    places = (divmod(step, data.steps_per_epoch) for step in count(after))
+    return session.model, (data.batch(*place) for place in places), loss_of
 
 
 def _row(layer: Any) -> dict[str, Any]:

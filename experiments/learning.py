@@ -1,0 +1,277 @@
+"""Does a network learn with pruned gradients?  CIFAR-100, dense against sparse, at equal steps and at equal time.
+
+    .venv/bin/python experiments/learning.py --data ../shared/data/cifar100_20k.npz --runs /tmp/learning
+
+Trains each case with the same seeds and schedule, by `lograd.training`, with whichever products are faster.  Plans come
+from a profile after a hundred dense steps, in which noise was measured.  Then one step of each case is timed in turns,
+and the cases that are compared at equal time are trained again, with as many steps as the dense run has time for.  Runs
+that stand in the folder already are not made again, so several processes may share it, each with its --case.  Writes
+experiments/results/learning-MODEL.json and .md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median, stdev
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.progress import track
+
+import lograd
+from lograd.plan import Plan
+from lograd.training import Config, Run, build_model, load_data, train
+from lograd.training.session import Session
+from lograd.treatments import Prune
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from timing import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+PROFILED = 100
+"""Dense steps before the profile: the laws and the noise of a network that has begun to learn."""
+ROUNDS, WARM_UP = 15, 30
+"""Steps of each case that are timed, and those before."""
+Maker = Callable[[lograd.Profile, float], Plan]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train: what is pruned, by how much, and from which step on."""
+
+    title: str
+    plan: Maker | None
+    sparsity: float = 0.0
+    start: int = 0
+    again: bool = False
+    """Train it at equal time as well."""
+
+
+def uniform(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity)
+
+
+def everything(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity, keep=())
+
+
+def ends_kept(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity, keep=("first", "last"))
+
+
+def cosine(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity, allocation="cosine")
+
+
+def noise(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity, allocation="noise")
+
+
+def split(profile: lograd.Profile, sparsity: float) -> Plan:
+    return profile.plan(sparsity=sparsity, allocation="noise", split=True)
+
+
+def two_copies(profile: lograd.Profile, sparsity: float) -> Plan:
+    """Uniform, but each product prunes a copy of its own: the sparsities differ in the fourth digit."""
+    plan = profile.plan(sparsity=sparsity)
+    layers = {
+        name: replace(layer, input=(Prune(sparsity),), weight=(Prune(sparsity + 1e-4),))
+        for name, layer in plan.layers.items()
+    }
+    return replace(plan, layers=layers)
+
+
+START = 100
+CASES = {
+    "dense": Case("dense", None),
+    "all-85": Case("uniform 85 %, every layer", everything, 0.85),
+    "uniform-85": Case("uniform 85 %", uniform, 0.85),
+    "ends-85": Case("uniform 85 %, first layer kept too", ends_kept, 0.85),
+    "cosine-85": Case("common cosine 85 %", cosine, 0.85),
+    "noise-85": Case("least noise 85 %", noise, 0.85),
+    "copies-85": Case("uniform 85 %, two copies", two_copies, 0.85),
+    "split-85": Case("least noise 85 %, split", split, 0.85),
+    "late-85": Case(f"uniform 85 %, from step {START}", uniform, 0.85, START),
+    "split-late-80": Case(f"least noise 80 %, split, from step {START}", split, 0.80, START, again=True),
+    "split-late-85": Case(f"least noise 85 %, split, from step {START}", split, 0.85, START, again=True),
+    "split-late-90": Case(f"least noise 90 %, split, from step {START}", split, 0.90, START, again=True),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One model on one data set; the folder holds its profile, its plans and its runs."""
+
+    folder: Path
+    base: Config
+
+    def profile(self) -> lograd.Profile:
+        """Of the first seed's network after some dense steps; made once."""
+        path = self.folder / "profile.npz"
+        if path.exists():
+            return lograd.Profile.load(path)
+        data = load_data(self.base)
+        model = build_model(self.base, data).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.base.settled("lr"), momentum=0.9)
+        for step in track(range(PROFILED), "Training before the profile"):
+            images, labels = data.batch(0, step)
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+        found = lograd.profile(model, [data.batch(0, PROFILED)], F.cross_entropy, noise=2)
+        found.save(path)
+        return found
+
+    def config(self, case: Case, name: str, seed: int, steps: int | None = None) -> Config:
+        settings: dict[str, Any] = {"seed": seed}
+        if steps is not None:
+            settings |= {"steps": steps, "epochs": None}
+        if case.plan is not None:
+            path = self.folder / f"{name}.json"
+            if not path.exists():
+                case.plan(self.profile(), case.sparsity).save(path)
+            settings |= {"plan": str(path), "products": "auto", "start": case.start}
+        return replace(self.base, **settings)
+
+    def run(self, case: Case, name: str, seed: int, steps: int | None = None) -> Run:
+        """The finished run, which is made if it is not there."""
+        path = self.folder / (f"{name}-{seed}" if steps is None else f"{name}-{seed}-{steps}")
+        if (path / "summary.json").exists():
+            return Run.load(path)
+        return train(self.config(case, name, seed, steps), path, overwrite=True)
+
+    def speeds(self, cases: dict[str, Case]) -> dict[str, float]:
+        """How many steps of each case take as long as one dense step: ratio of medians of steps in turns."""
+        times = self.folder / "times.json"
+        if times.exists():
+            taken: dict[str, list[float]] = json.loads(times.read_text())
+        else:
+            torch.set_num_threads(1)
+            data = load_data(self.base)
+            sessions = {}
+            for name, case in cases.items():
+                config = replace(self.config(case, name, 0), start=0)
+                sessions[name] = Session(config, data, config.load_plan())
+            taken = {name: [] for name in cases}
+            for turn in track(range(WARM_UP + ROUNDS), "Timing steps"):
+                for name, session in sessions.items():
+                    before = perf_counter()
+                    session.step()
+                    if turn >= WARM_UP:
+                        taken[name].append(perf_counter() - before)
+            times.write_text(json.dumps(taken))
+        return {name: median(taken["dense"]) / median(seconds) for name, seconds in taken.items()}
+
+
+def accuracy(run: Run) -> float:
+    return 100 * float(run.tests[-1]["accuracy"])
+
+
+def rows(experiment: Experiment, seeds: range, speeds: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Of each case with a run: accuracies by seed, and the differences to the dense runs of the same seeds."""
+    dense = {seed: run for seed in seeds if (run := _finished(experiment, f"dense-{seed}"))}
+    for name, case in CASES.items():
+        for kind, suffix in (("equal steps", ""), ("equal time", "-*")):
+            runs = {seed: run for seed in seeds if (run := _finished(experiment, f"{name}-{seed}{suffix}"))}
+            if not runs:
+                continue
+            scores = [accuracy(run) for run in runs.values()]
+            differences = [accuracy(run) - accuracy(dense[seed]) for seed, run in runs.items() if seed in dense]
+            yield {
+                "case": name, "title": case.title, "compared at": kind, "seeds": sorted(runs),
+                "steps": next(iter(runs.values())).steps, "accuracy": scores, "difference": differences,
+                "sparsity": mean(float(run.tests[-1]["sparsity"] or 0.0) for run in runs.values()),
+                "steps in the time of a dense one": speeds.get(name),
+            }  # fmt: skip
+
+
+def _finished(experiment: Experiment, pattern: str) -> Run | None:
+    found = [path.parent for path in experiment.folder.glob(f"{pattern}/summary.json")]
+    return Run.load(found[0]) if found else None
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = [
+        "| way to train | compared at | steps | seeds | zeros | test accuracy, mean | difference to dense, mean | "
+        "spread over seeds | steps in the time of a dense one |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found:
+        differences, speed = row["difference"], row["steps in the time of a dense one"]
+        spread = f"{stdev(differences):.2f}" if len(differences) > 1 and row["case"] != "dense" else "–"
+        lines.append(
+            f"| {row['title']} | {row['compared at']} | {row['steps']} | {len(row['seeds'])} | {row['sparsity']:.1%} | "
+            f"{mean(row['accuracy']):.2f} % | {mean(differences):+.2f} | {spread} | "
+            f"{'–' if speed is None else format(speed, '.2f')} |"
+        )
+    return "\n".join(lines)
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="An .npz with train_images, train_labels and the same of test.")],
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")],
+    model: Annotated[str, typer.Option(help="resnet8, resnet20, resnet18 or vgg.")] = "resnet20",
+    width: Annotated[int | None, typer.Option(help="Channels of the first layer.", show_default="by model")] = None,
+    epochs: Annotated[int, typer.Option(help="Length of the dense run.")] = 3,
+    batch: Annotated[int, typer.Option(help="Images of a step.")] = 64,
+    lr: Annotated[float, typer.Option(help="Largest learning rate.")] = 0.05,
+    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...")] = 3,
+    case: Annotated[list[str] | None, typer.Option(help="Only these, and no table; repeat it.")] = None,
+    tabulate: Annotated[bool, typer.Option(help="Only make the table of the runs that are there.")] = False,
+) -> None:
+    """Train, time and compare."""
+    base = Config(
+        model, str(data), width=width, epochs=epochs, batch=batch, lr=lr, augment=False, threads=1,
+        evaluate_every=10**6, checkpoint_every=10**6,
+    )  # fmt: skip
+    runs.mkdir(parents=True, exist_ok=True)
+    experiment = Experiment(runs, base)
+    chosen = {name: CASES[name] for name in case} if case else CASES
+    again = {name: one for name, one in chosen.items() if one.again}
+    if not tabulate:
+        for seed in range(seeds):
+            for name, one in chosen.items():
+                experiment.run(one, name, seed)
+    timed = {name: one for name, one in CASES.items() if one.again or name in ("dense", "uniform-85")}
+    speeds = experiment.speeds(timed)
+    if not tabulate:
+        steps = base.total_steps(load_data(base).steps_per_epoch)
+        for seed in range(seeds):
+            for name, one in again.items():
+                experiment.run(one, name, seed, round(steps * speeds[name]))
+    if case:
+        return
+    found = list(rows(experiment, range(seeds), speeds))
+    name = f"learning-{model}" + (f"-{width}" if width else "")
+    settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "products": "auto",
+                "threads": 1, "augment": False, "schedule": base.schedule}  # fmt: skip
+    result = {
+        "machine": machine(),
+        "versions": versions("torch", "numpy", "lograd"),
+        "settings": settings,
+        "rows": found,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    command = f"experiments/learning.py --data FILE --runs FOLDER --model {model}" + (
+        f" --width {width}" if width else ""
+    )
+    words = (
+        f"{model} of width {base.width} on CIFAR-100 (20,000 images): {epochs} epochs of the dense run, batch {batch}, "
+        f"SGD, learning rate {lr:g} with a cosine schedule, no augmentation. Zeros are those of the pruned layers: "
+        f"all but the last, unless it says so. `{command}` makes this table.\n\n"
+    )
+    (RESULTS / f"{name}.md").write_text(words + table(found) + "\n")
+    print(words + table(found))
+
+
+if __name__ == "__main__":
+    typer.run(main)
