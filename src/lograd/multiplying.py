@@ -7,6 +7,7 @@ small tensor, read and written by one operator that is opaque to torch.compile.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -136,6 +137,15 @@ def multiply(
     return result
 
 
+def dense_products(
+    g: Tensor, operands: tuple[Tensor, Tensor], geometry: Sequence[int], need: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dX, dW and dbias of a gradient by the operators that autograd would call."""
+    if not geometry:
+        return linear_products(g, *operands, need)
+    return convolution_products(g, *operands, _unpacked(geometry), need)
+
+
 def _multiply(
     g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], threshold: Tensor | None, control: Tensor, key: Tensor,
     counters: Tensor, choice: Tensor, *need: bool,
@@ -153,9 +163,7 @@ def _multiply(
         pruned, counts = g, constant((0, 0, 0, 0), choice.device)
         if limit is not None:
             pruned, counts = ops.stochastic_prune(g, limit, key, counted=True)
-        if not geometry:
-            return *linear_products(pruned, x, weight, wanted), counts
-        return *convolution_products(pruned, x, weight, _unpacked(geometry), wanted), counts
+        return *dense_products(pruned, (x, weight), geometry, wanted), counts
 
     mode = choice.tolist()[MODE] if ready else DENSE
     if mode == UNDECIDED and g.numel() * weight[0].numel() < LEAST_WORK:
@@ -183,7 +191,7 @@ def _laid_out(result: Tensor, like: Tensor) -> Tensor:
     return result if result.stride() == expected.stride() else torch.empty_like(like).copy_(result)
 
 
-def _unpacked(geometry: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+def _unpacked(geometry: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     size = (len(geometry) - 1) // 3
     stride, padding, dilation = (tuple(geometry[place * size : (place + 1) * size]) for place in range(3))
     return stride, padding, dilation, geometry[-1]

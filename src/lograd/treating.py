@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .multiplying import Choice, Way, multiply
+from .multiplying import Choice, Way, dense_products, multiply
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, dense, register
 from .plan import LayerPlan
@@ -152,15 +152,13 @@ class TreatedLayer:
         self.operand_control[READY] = self.control[READY] = 0
 
     def choose(self, way: Way, why_dense: str | None) -> None:
-        """Let the products go the faster way, or a given one, if both gradients are made sparse and kernels serve."""
-        pruned = [product is not None and product.makes_zeros for product in (self.input, self.weight)]
-        if not any(pruned):
+        """Let the products of gradients that are made sparse go the faster way, or a given one, if kernels serve."""
+        pruned = [product for product in self.products.values() if product.makes_zeros]
+        if pruned and (way == "dense" or why_dense):
+            self.why_dense = why_dense or "asked for"
             return
-        if way == "dense" or why_dense or not all(pruned):
-            self.why_dense = why_dense or ("asked for" if way == "dense" else "only one of the two is pruned")
-            return
-        self.sparse = True
-        for product in self.products.values():
+        self.sparse = bool(pruned)
+        for product in pruned:
             product.choice = Choice(way)
 
     def reconsider(self) -> None:
@@ -181,18 +179,24 @@ class TreatedLayer:
         self, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], need: tuple[bool, bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dX, dW and dbias, where `sparse`; what is not needed has no elements."""
-        assert self.input is not None
-        assert self.weight is not None
         torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
         given = (self._activations(x) if need[1] else x, self._weights(weight, (0,)) if need[0] else weight)
+
+        def multiply(
+            product: Product | None, contracted: tuple[int, ...], wanted: tuple[bool, bool, bool]
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            if product is not None and product.choice is not None:
+                return product.multiply(g, given, geometry, contracted, self.control, wanted)
+            treated = g if product is None else product.treat(g, contracted, self.control)
+            return dense_products(treated, given, geometry, wanted)
+
         if self.input is self.weight:
-            return self.input.multiply(g, given, geometry, (), self.control, need)
+            return multiply(self.input, (), need)
         d_x = d_weight = d_bias = g.new_empty(0)
         if need[0]:
-            d_x, _, _ = self.input.multiply(g, given, geometry, (1,), self.control, (True, False, False))
+            d_x, _, _ = multiply(self.input, (1,), (True, False, False))
         if need[1] or need[2]:
-            samples, rest = _all_but_channels(g), (False, need[1], need[2])
-            _, d_weight, d_bias = self.weight.multiply(g, given, geometry, samples, self.control, rest)
+            _, d_weight, d_bias = multiply(self.weight, _all_but_channels(g), (False, need[1], need[2]))
         return d_x, d_weight, d_bias
 
     def split(self, g: Tensor, input: bool, weight: bool) -> tuple[Tensor, Tensor]:
