@@ -6,15 +6,15 @@ small tensor, read and written by one operator that is opaque to torch.compile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from . import ops
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
-from .ops.library import FLOAT_TYPES, register
+from .ops.library import FLOAT_TYPES, call, register
 from .ops.sparse_products import (
     convolution_products,
     linear_products,
@@ -117,15 +117,15 @@ def multiply(
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
         need: which of the three are wanted; the others have no elements.
     """
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.lograd.multiply.default(
-        g, *operands, geometry, threshold, control, key, counters, choice, *need
+    result: tuple[Tensor, Tensor, Tensor] = call(
+        "multiply", g, *operands, geometry, threshold, control, key, counters, choice, *need
     )
     return result
 
 
 def _multiply(
-    g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], threshold: Tensor | None, control: Tensor, key: Tensor,
-    counters: Tensor, choice: Tensor, *need: bool,
+    g: Tensor, x: Tensor, weight: Tensor, geometry: Sequence[int], threshold: Tensor | None, control: Tensor,
+    key: Tensor, counters: Tensor, choice: Tensor, *need: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     wanted = (need[0], need[1], need[2])
     ready = bool(control.tolist()[READY]) and g.dtype in FLOAT_TYPES
@@ -139,7 +139,7 @@ def _multiply(
     def dense() -> tuple[Tensor, ...]:
         pruned, counts = g, constant((0, 0, 0, 0), choice.device)
         if limit is not None:
-            pruned, counts = ops.stochastic_prune(g, limit, key, counted=True)
+            pruned, counts = call("stochastic_prune", g, limit, key, True)
         if not geometry:
             return *linear_products(pruned, x, weight, wanted), counts
         return *convolution_products(pruned, x, weight, _unpacked(geometry), wanted), counts
@@ -165,12 +165,14 @@ def _multiply(
 
 
 def _laid_out(result: Tensor, like: Tensor) -> Tensor:
-    """In the layout that tracers were promised."""
+    """In the layout that tracers were promised: that of `like` where it is dense, as results are."""
+    if result.stride() == like.stride():
+        return result
     expected = torch.empty_like(like, device="meta")
     return result if result.stride() == expected.stride() else torch.empty_like(like).copy_(result)
 
 
-def _unpacked(geometry: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+def _unpacked(geometry: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     size = (len(geometry) - 1) // 3
     stride, padding, dilation = (tuple(geometry[place * size : (place + 1) * size]) for place in range(3))
     return stride, padding, dilation, geometry[-1]
@@ -190,6 +192,6 @@ register(
     " Tensor(b!) counters, Tensor(c!) choice, bool need_x, bool need_weight, bool need_bias)"
     " -> (Tensor, Tensor, Tensor)",
     _multiply,
-    None,
+    _multiply,
     _fake,
 )
