@@ -85,6 +85,8 @@ public:
 
 // Elements of G whose random numbers are drawn at a time, into the L1 cache.
 constexpr std::size_t kPiece = 4096;
+// Entries that are copied at once, and lists that are asked for ahead of their copy.
+constexpr std::size_t kCopied = 4, kListsAhead = 4;
 // A thread is worth its start from so many elements of G on.
 constexpr std::size_t kWorthAThread = 16384;
 
@@ -166,7 +168,7 @@ private:
         }
         return most;
     }
-    static constexpr std::size_t kPadding = 64 + 2 * sizeof(Entry);
+    static constexpr std::size_t kPadding = 64 + kCopied * sizeof(Entry);
 
     // Makes the lists of these bands; the first band whose lists did not fit, or the end.
     std::size_t compress(Span bands) {
@@ -195,10 +197,13 @@ private:
 
     // Elements of G from a place in memory on, counted, and what prunes them if they are to be.
     Row fetch(std::size_t start, std::size_t count, std::uint16_t* random, Found& found) const {
-        kernels_.count(task_.g + start, count, found);
-        if (!prunes_) return {task_.g + start, count, nullptr, 0, 0, 0.0f};
-        const std::uint64_t seed = task_.key[0], index = task_.key[1] + start;
-        return {task_.g + start, count, kernels_.draw(seed, index, count, random), index, seed, *task_.threshold};
+        Row row{task_.g + start, count, nullptr, 0, 0, 0.0f};
+        if (prunes_) {
+            row.seed = task_.key[0], row.index = task_.key[1] + start, row.threshold = *task_.threshold;
+            row.random = kernels_.draw(row.seed, row.index, row.x, count, random);
+        }
+        kernels_.count(row.x, count, found);
+        return row;
     }
 
     // Lists sorted by length; list i is at entries[starts[i]].
@@ -216,7 +221,7 @@ private:
         const std::size_t empty = first[1];
         for (std::size_t n = 0; n <= longest; ++n) first[n + 1] += first[n];
         for (std::size_t i = 0; i < count; ++i) order[first[lengths[i]]++] = static_cast<std::uint32_t>(i);
-        const std::size_t bytes = (count - empty) * sizeof(List) + (total + 1) * sizeof(Entry);
+        const std::size_t bytes = (count - empty) * sizeof(List) + (total + kCopied - 1) * sizeof(Entry);
         const std::size_t rounded = (bytes + 63) / 64 * 64, at = used_.fetch_add(rounded);
         if (at + rounded > capacity_) {
             own.failed = true;
@@ -230,7 +235,10 @@ private:
             const std::size_t i = order[k], length = lengths[i];
             *lists++ = {where[i], static_cast<std::uint32_t>(length)};
             const Entry* from = entries + starts[i];
-            for (std::size_t j = 0; j < length; j += 2) std::memcpy(out + j, from + j, 2 * sizeof(Entry));
+            // In this order lists lie where the hardware does not look ahead.
+            const Entry* later = entries + starts[order[std::min(k + kListsAhead, count - 1)]];
+            for (std::size_t j = 0; j < length; j += 64 / sizeof(Entry)) __builtin_prefetch(later + j);
+            for (std::size_t j = 0; j < length; j += kCopied) std::memcpy(out + j, from + j, kCopied * sizeof(Entry));
             out += length;
         }
         return result;
@@ -274,7 +282,7 @@ private:
         const std::size_t width = channels.size(), band_pixels = plan_.bands[band].pixels();
         const std::size_t pitch = plan_.most_block_pixels + 3;  // not a power of two: lists begin in different cache sets
         auto* appended = own.appended.get<Entry>(plan_.most_strip * plan_.most_band_pixels + kOverrun * (parts.size() + 1));
-        auto* slots = own.slots.get<Entry>(with_w_ ? width * pitch + 2 : 0);
+        auto* slots = own.slots.get<Entry>(with_w_ ? width * pitch + kCopied : 0);
         auto* places = own.places.get<std::uint16_t>(plan_.most_outputs + kOverrun);
         // By part and pixel, then by output channel.
         auto* lengths = own.lengths.get<std::uint32_t>(parts.size() * band_pixels + width);
@@ -360,7 +368,7 @@ private:
         const std::size_t band_pixels = plan_.bands[band].pixels();
         const std::size_t pitch = plan_.most_outputs + 3;
         auto* appended = own.appended.get<Entry>(plan_.most_run * band_pixels + kOverrun * (blocks.size() + 1));
-        auto* slots = own.slots.get<Entry>(with_x_ ? band_pixels * pitch + 2 : 0);
+        auto* slots = own.slots.get<Entry>(with_x_ ? band_pixels * pitch + kCopied : 0);
         auto* places = own.places.get<std::uint16_t>(plan_.most_block_pixels + kOverrun);
         // By block and output channel, then by pixel.
         auto* lengths = own.lengths.get<std::uint32_t>(blocks.size() * plan_.most_run + band_pixels);

@@ -133,12 +133,16 @@ inline std::size_t compress(const Row& row, const std::uint32_t* offsets, Entry*
                                  : compress_row<true>(row, offsets, out, places);
 }
 
-inline const std::uint16_t* draw(std::uint64_t seed, std::uint64_t index, std::size_t n, std::uint16_t* random) {
+inline const std::uint16_t* draw(std::uint64_t seed, std::uint64_t index, const float* x, std::size_t n,
+                                 std::uint16_t* random) {
     constexpr std::size_t kBlock = 8, kAtOnce = Upper16::kBlocks * kBlock;
     static_assert(kDrawnBesides >= kAtOnce + kBlock);
     const Upper16 upper16(seed);
     const std::size_t lead = index % kBlock;
-    for (std::size_t done = 0; done < lead + n; done += kAtOnce) upper16((index / kBlock) + done / kBlock, random + done);
+    for (std::size_t done = 0; done < lead + n; done += kAtOnce) {
+        for (std::size_t i = 0; i < kAtOnce; i += 16) __builtin_prefetch(x + done + i);
+        upper16(index / kBlock + done / kBlock, random + done);
+    }
     return random + lead;
 }
 

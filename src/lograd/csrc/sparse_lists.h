@@ -60,8 +60,10 @@ struct SparseKernels {
     std::size_t lanes;
     // tile[list.where + i] += sum over its entries of value * panel[offset + i], i < vectors * lanes.
     void (*multiply[kMostVectors + 1])(const Lists&, const char* panel, float* tile);
-    // The upper 16 random bits of n elements from a random index on, somewhere in `random`.
-    const std::uint16_t* (*draw)(std::uint64_t seed, std::uint64_t index, std::size_t n, std::uint16_t* random);
+    // The upper 16 random bits of x[0..n), whose random indices begin at `index`, somewhere in `random`.  Meanwhile x
+    // itself is fetched from memory.
+    const std::uint16_t* (*draw)(std::uint64_t seed, std::uint64_t index, const float* x, std::size_t n,
+                                 std::uint16_t* random);
     // The elements of a row that are left, NaN included, in order: values with offsets[i], and the places i.
     std::size_t (*compress)(const Row&, const std::uint32_t* offsets, Entry* out, std::uint16_t* places);
     // Entry (value, offset) is appended to the list of its place; lists start `pitch` apart.
