@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 import lograd
 from lograd import native, ops
 from lograd.errors import LogradError
-from lograd.sparse import functional
-from lograd.sparse.choosing import faster, supported
+from lograd.sparse import choosing, functional
+from lograd.sparse.choosing import Times, faster, supported
 
 Call = Any
 
@@ -187,7 +186,40 @@ def test_reasons_to_stay_dense() -> None:
     assert "float64" in str(supported(image.double(), kernel))
 
 
-def test_the_faster_way_is_found() -> None:
-    times = faster(lambda: time.sleep(0.02), lambda: None)
-    assert times.sparse_wins
-    assert times.dense >= 20 > times.sparse
+class Clock:
+    """Time that passes only where a way says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.calls = 0.0, 0
+        monkeypatch.setattr(choosing.time, "perf_counter", lambda: self.now)
+
+    def way(self, *milliseconds: float) -> Call:
+        """A way that takes so long, one call after the other, and then always as long as the last one."""
+        left = list(milliseconds)
+
+        def call() -> None:
+            self.calls += 1
+            self.now += 1e-3 * (left.pop(0) if len(left) > 1 else left[0])
+
+        return call
+
+
+def test_the_smallest_time_counts_but_not_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert faster(clock.way(1.0, 30.0, 20.0), clock.way(1.0, 3.0, 4.0)) == pytest.approx((20.0, 3.0))
+    assert clock.calls == 6
+
+
+def test_short_ways_are_timed_often_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert faster(clock.way(*[0.3] * 10, 0.1), clock.way(0.2)) == pytest.approx((0.1, 0.2))
+    assert 40 < clock.calls < 2 * choosing.MOST_TURNS
+    clock.calls = 0
+    faster(clock.way(0.0), clock.way(0.0))
+    assert clock.calls == 2 * (choosing.MOST_TURNS + 1)
+
+
+def test_sparse_wins_by_a_margin() -> None:
+    assert Times(1.0, 0.9).sparse_wins
+    assert not Times(1.0, 0.97).sparse_wins
+    assert not Times(1.0, 1.1).sparse_wins

@@ -172,8 +172,10 @@ LARGE = {
     "images by row": Layer((3, 40, 40, 40), (70, 40, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
     "strided": Layer((4, 36, 41, 39), (70, 36, 3, 3), ((2, 2), (1, 1), (1, 1), 1)),
     "rows that are cut": Layer((2, 40, 3, 700), (24, 40, 3, 5), ((1, 1), (1, 2), (1, 1), 1)),
+    "rows that are cut, tall kernel": Layer((2, 40, 5, 300), (24, 40, 3, 1), ((1, 1), (1, 0), (1, 1), 1)),
     "sequence": Layer((2, 40, 3000), (24, 40, 9), ((1,), (4,), (1,), 1)),
     "small images": Layer((150, 40, 4, 4), (600, 40, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "one tap": Layer((3, 40, 30, 30), (50, 40, 1, 1), ((1, 1), (0, 0), (1, 1), 1)),
     "one tap, strided": Layer((4, 40, 30, 30), (50, 40, 1, 1), ((2, 2), (0, 0), (1, 1), 1)),
     "groups": Layer((4, 96, 20, 20), (192, 12, 3, 3), ((1, 1), (1, 1), (1, 1), 8)),
     "seven taps": Layer((2, 24, 50, 50), (40, 24, 7, 7), ((2, 2), (3, 3), (1, 1), 1)),
@@ -188,6 +190,33 @@ def test_large_shapes(name: str, last: bool, zeros: float) -> None:
     g, x, weight = (arranged(tensor, last) for tensor in layer.tensors())
     g = with_zeros(g, zeros)
     assert_within_bound(layer, layer.sparse(g, x, weight), g, x, weight)
+
+
+@native_only
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("isa", ["generic", native.status().isa])
+def test_pruning_on_the_way_is_pruning_first(name: str, last: bool, isa: str) -> None:
+    # Large enough for random numbers whose upper bits do not decide.
+    layer = LARGE[name]
+    g, x, weight = (arranged(tensor, last) for tensor in layer.tensors())
+    with machine(isa, 1):
+        assert_pruned_alike(layer, g, x, weight, 20.0)
+
+
+@native_only
+@pytest.mark.parametrize("threshold", [1e-36, 1e-40])
+def test_pruning_by_a_threshold_that_has_no_inverse(threshold: float) -> None:
+    layer = SMALL["conv2d"]
+    g, x, weight = layer.tensors()
+    assert_pruned_alike(layer, g * threshold, x, weight, threshold)
+
+
+def assert_pruned_alike(layer: Layer, g: Tensor, x: Tensor, weight: Tensor, threshold: float) -> None:
+    pruned, counts = ops.stochastic_prune(g, threshold, KEY, counted=True)
+    found = layer.sparse(g, x, weight, torch.tensor(threshold))
+    assert_all_same_bits(found[:3], layer.sparse(pruned, x, weight)[:3])
+    assert torch.equal(found[3], counts)
 
 
 @native_only

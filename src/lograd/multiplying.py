@@ -13,10 +13,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from . import ops
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
-from .ops.library import FLOAT_TYPES, register
+from .ops.library import FLOAT_TYPES, call, register
 from .ops.sparse_products import (
     convolution_products,
     linear_products,
@@ -131,8 +130,8 @@ def multiply(
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
         need: which of the three are wanted; the others have no elements.
     """
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.lograd.multiply.default(
-        g, *operands, geometry, threshold, control, key, counters, choice, *need
+    result: tuple[Tensor, Tensor, Tensor] = call(
+        "multiply", g, *operands, geometry, threshold, control, key, counters, choice, *need
     )
     return result
 
@@ -147,8 +146,8 @@ def dense_products(
 
 
 def _multiply(
-    g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], threshold: Tensor | None, control: Tensor, key: Tensor,
-    counters: Tensor, choice: Tensor, *need: bool,
+    g: Tensor, x: Tensor, weight: Tensor, geometry: Sequence[int], threshold: Tensor | None, control: Tensor,
+    key: Tensor, counters: Tensor, choice: Tensor, *need: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     wanted = (need[0], need[1], need[2])
     ready = bool(control.tolist()[READY]) and g.dtype in FLOAT_TYPES
@@ -162,7 +161,7 @@ def _multiply(
     def dense() -> tuple[Tensor, ...]:
         pruned, counts = g, constant((0, 0, 0, 0), choice.device)
         if limit is not None:
-            pruned, counts = ops.stochastic_prune(g, limit, key, counted=True)
+            pruned, counts = call("stochastic_prune", g, limit, key, True)
         return *dense_products(pruned, (x, weight), geometry, wanted), counts
 
     mode = choice.tolist()[MODE] if ready else DENSE
@@ -186,7 +185,9 @@ def _multiply(
 
 
 def _laid_out(result: Tensor, like: Tensor) -> Tensor:
-    """In the layout that tracers were promised."""
+    """In the layout that tracers were promised: that of `like` where it is dense, as results are."""
+    if result.stride() == like.stride():
+        return result
     expected = torch.empty_like(like, device="meta")
     return result if result.stride() == expected.stride() else torch.empty_like(like).copy_(result)
 
@@ -211,6 +212,6 @@ register(
     " Tensor(b!) counters, Tensor(c!) choice, bool need_x, bool need_weight, bool need_bias)"
     " -> (Tensor, Tensor, Tensor)",
     _multiply,
-    None,
+    _multiply,
     _fake,
 )

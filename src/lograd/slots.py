@@ -22,8 +22,9 @@ LONGEST_ROW = 128
 
 def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
     """A tensor was treated: add what was counted, and go on to the next random numbers."""
-    counters[:4] += counts
-    counters[4:] += constant((elements, 1, 0), counters.device)
+    # Not counters[:4] += counts: that copies the sum over itself once more.
+    counters[:4].add_(counts)
+    counters[4:].add_(constant((elements, 1, 0), counters.device))
     key += constant((0, LONGEST_ROW * elements), key.device)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .multiplying import Choice, Way, dense_products, multiply
 from .ops.histogram import SLOTS
-from .ops.library import FLOAT_TYPES, dense, register
+from .ops.library import FLOAT_TYPES, call, dense, register
 from .plan import LayerPlan
 from .slots import COUNTERS, READY, STRIDE, constant, count_passed_through, count_treated
 from .treatments import Numbers, Prune, Sentence, from_json, memories, to_json, treat
@@ -179,7 +179,7 @@ class TreatedLayer:
         self, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], need: tuple[bool, bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dX, dW and dbias, where `sparse`; what is not needed has no elements."""
-        torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
+        call("observe_gradient", g, self.control, self.histogram, self.seen)
         given = (self._activations(x) if need[1] else x, self._weights(weight, (0,)) if need[0] else weight)
 
         def multiply(
@@ -200,7 +200,7 @@ class TreatedLayer:
         return d_x, d_weight, d_bias
 
     def split(self, g: Tensor, input: bool, weight: bool) -> tuple[Tensor, Tensor]:
-        torch.ops.lograd.observe_gradient.default(g, self.control, self.histogram, self.seen)
+        call("observe_gradient", g, self.control, self.histogram, self.seen)
         samples = _all_but_channels(g)
         if self.weight is self.input:  # one copy serves both products
             both = g if self.input is None else self.input.treat(g, (), self.control)
@@ -276,7 +276,7 @@ def _parsed(text: str) -> Sentence:
 register(
     "observe_gradient(Tensor g, Tensor control, Tensor(a!) histogram, Tensor(b!) seen) -> ()",
     _observe,
-    None,
+    _observe,
     lambda g, *rest: None,
 )
 register(

@@ -9,6 +9,7 @@
 
 #include "chunks.h"
 #include "kernels.h"
+#include "pruning.h"
 
 namespace lograd {
 namespace LOGRAD_ISA {
@@ -51,35 +52,21 @@ struct Tally {
     }
 };
 
-// Eq. 5 for one element, with all 48 bits: sign(x) max(|x|, a) if |x| > U a, else 0.
-inline float prune_exactly(float x, float a, float step, std::uint16_t draw, std::uint64_t index, std::uint64_t seed) {
-    const float m = std::fabs(x), low = static_cast<float>(draw) * step;
-    bool keep = !(m <= low);  // a NaN is kept
-    if (m > low && m <= low + step) keep = static_cast<double>(m) > (draw + lower32(index, seed) * 0x1p-32) * step;
-    return keep ? (m < a ? std::copysign(a, x) : x) : 0.0f;
-}
-
-// The upper 16 bits D of U decide where |x| 2^16 / a, rounded to the whole number R, is two above D or less than D: the
-// roundings of R and of prune_exactly are far below that.  Elsewhere, 2 in 65536 times, prune_exactly does.
 inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
-    const float step = a * 0x1p-16f;
-    const bool tiny = !(step >= 0x1p-120f);  // its inverse overflows, or is close to that
+    const Pruning pruning(a);
     Tally tally(counts);
     run<true>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
                              std::uint64_t first, std::size_t valid) {
-        const F inverse = F{} + 1.0f / step, floor = F{} + a;
         U nearest = U{} - 1u;
         LOGRAD_UNROLL
         for (std::size_t j = 0; j < kChunk; j += W) {
-            const F x = load<F>(in + j), m = magnitude(x);
-            // A float from 2^23 on is a whole number, and so are its bits: R + 0x4b000000.  NaN and infinity are larger.
-            const I above = bits<I>(m * inverse + 0x1p23f) - (random_ints(random + j) + 0x4b000000);
+            const F x = load<F>(in + j);
+            const I above = pruning.above(x, random + j);
             nearest = smaller(nearest, bits<U>(above));
-            put(out + j, bits<F>((bits<U>(larger(floor, m)) | sign(x)) & bits<U>(above > 1)));
+            put(out + j, bits<F>(bits<U>(pruning.kept(x)) & bits<U>(above > 1)));
         }
-        if (__builtin_expect(tiny || any(nearest <= 1u), 0))
-            for (std::size_t k = 0; k < valid; ++k)
-                out[k] = prune_exactly(in[k], a, step, random[k], first + k, p.seed);
+        if (pruning.undecided(nearest))
+            for (std::size_t k = 0; k < valid; ++k) out[k] = pruning.exactly(in[k], random[k], first + k, p.seed);
         tally.add(in, out, valid);
     });
     tally.add_to(counts);

@@ -53,7 +53,7 @@ public:
 
 // What one thread needs; its size depends on the constants of the plan alone.
 struct Worker {
-    Buffer pruned, appended, slots, places, lengths, starts, where, offsets, sums, panel, order;
+    Buffer random, appended, slots, places, lengths, starts, where, offsets, sums, panel, order;
     bool failed = false;  // to find room for lists
 };
 
@@ -83,8 +83,10 @@ public:
     Workspace* operator->() { return workspace_.get(); }
 };
 
-// Elements of G that are pruned at a time, into the L1 cache.
+// Elements of G whose random numbers are drawn at a time, into the L1 cache.
 constexpr std::size_t kPiece = 4096;
+// Entries that are copied at once, and lists that are asked for ahead of their copy.
+constexpr std::size_t kCopied = 4, kListsAhead = 4;
 // A thread is worth its start from so many elements of G on.
 constexpr std::size_t kWorthAThread = 16384;
 
@@ -166,7 +168,7 @@ private:
         }
         return most;
     }
-    static constexpr std::size_t kPadding = 64 + 2 * sizeof(Entry);
+    static constexpr std::size_t kPadding = 64 + kCopied * sizeof(Entry);
 
     // Makes the lists of these bands; the first band whose lists did not fit, or the end.
     std::size_t compress(Span bands) {
@@ -187,30 +189,21 @@ private:
         return failure == failed_.end() ? bands.end : static_cast<std::size_t>(failure - failed_.begin()) / strips;
     }
 
-    struct Found {
-        std::size_t elements = 0, zeros_before = 0, nonzero = 0, nans = 0;
-    };
     Tally tally_of(const Found& found) const {
         const auto zeros = static_cast<std::int64_t>(found.elements - found.nonzero);
         const auto before = static_cast<std::int64_t>(found.zeros_before);
         return {zeros, static_cast<std::int64_t>(found.nans), 0, prunes_ ? before : zeros};
     }
 
-    // Elements of G from a place in memory on, pruned if they are to be.
-    const float* fetch(std::size_t start, std::size_t count, float* to, Found& found) const {
-        found.elements += count;
-        if (!prunes_) return task_.g + start;
-        found.zeros_before += kernels_.count_zeros(task_.g + start, count);
-        Counts none{false};
-        kernels().stochastic_prune(Piece{Type::kFloat32, task_.g + start, to, count, task_.key[1] + start, task_.key[0]},
-                                   *task_.threshold, none);
-        return to;
-    }
-
-    static std::size_t count_nans(const Entry* entries, std::size_t count) {
-        std::size_t nans = 0;
-        for (std::size_t i = 0; i < count; ++i) nans += entries[i].value != entries[i].value;
-        return nans;
+    // Elements of G from a place in memory on, counted, and what prunes them if they are to be.
+    Row fetch(std::size_t start, std::size_t count, std::uint16_t* random, Found& found) const {
+        Row row{task_.g + start, count, nullptr, 0, 0, 0.0f};
+        if (prunes_) {
+            row.seed = task_.key[0], row.index = task_.key[1] + start, row.threshold = *task_.threshold;
+            row.random = kernels_.draw(row.seed, row.index, row.x, count, random);
+        }
+        kernels_.count(row.x, count, found);
+        return row;
     }
 
     // Lists sorted by length; list i is at entries[starts[i]].
@@ -228,7 +221,7 @@ private:
         const std::size_t empty = first[1];
         for (std::size_t n = 0; n <= longest; ++n) first[n + 1] += first[n];
         for (std::size_t i = 0; i < count; ++i) order[first[lengths[i]]++] = static_cast<std::uint32_t>(i);
-        const std::size_t bytes = (count - empty) * sizeof(List) + (total + 1) * sizeof(Entry);
+        const std::size_t bytes = (count - empty) * sizeof(List) + (total + kCopied - 1) * sizeof(Entry);
         const std::size_t rounded = (bytes + 63) / 64 * 64, at = used_.fetch_add(rounded);
         if (at + rounded > capacity_) {
             own.failed = true;
@@ -242,7 +235,10 @@ private:
             const std::size_t i = order[k], length = lengths[i];
             *lists++ = {where[i], static_cast<std::uint32_t>(length)};
             const Entry* from = entries + starts[i];
-            for (std::size_t j = 0; j < length; j += 2) std::memcpy(out + j, from + j, 2 * sizeof(Entry));
+            // In this order lists lie where the hardware does not look ahead.
+            const Entry* later = entries + starts[order[std::min(k + kListsAhead, count - 1)]];
+            for (std::size_t j = 0; j < length; j += 64 / sizeof(Entry)) __builtin_prefetch(later + j);
+            for (std::size_t j = 0; j < length; j += kCopied) std::memcpy(out + j, from + j, kCopied * sizeof(Entry));
             out += length;
         }
         return result;
@@ -286,7 +282,7 @@ private:
         const std::size_t width = channels.size(), band_pixels = plan_.bands[band].pixels();
         const std::size_t pitch = plan_.most_block_pixels + 3;  // not a power of two: lists begin in different cache sets
         auto* appended = own.appended.get<Entry>(plan_.most_strip * plan_.most_band_pixels + kOverrun * (parts.size() + 1));
-        auto* slots = own.slots.get<Entry>(with_w_ ? width * pitch + 2 : 0);
+        auto* slots = own.slots.get<Entry>(with_w_ ? width * pitch + kCopied : 0);
         auto* places = own.places.get<std::uint16_t>(plan_.most_outputs + kOverrun);
         // By part and pixel, then by output channel.
         auto* lengths = own.lengths.get<std::uint32_t>(parts.size() * band_pixels + width);
@@ -294,7 +290,7 @@ private:
         auto *output_lengths = lengths + parts.size() * band_pixels, *output_starts = starts + parts.size() * band_pixels;
         auto* where = own.where.get<std::uint32_t>(band_pixels + plan_.most_block_pixels + plan_.most_run);
         auto *block_offsets = where + band_pixels, *rows = block_offsets + plan_.most_block_pixels;
-        auto* pruned = own.pruned.get<float>(std::max(kPiece, layer_.outputs));
+        auto* random = own.random.get<std::uint16_t>(std::max(kPiece, width) + kDrawnBesides);
         auto* sums = own.sums.get<float>(width);
         const std::uint32_t* offsets = output_offsets(own);
         for (std::size_t o = 0; o < width; ++o) output_starts[o] = static_cast<std::uint32_t>(o * pitch);
@@ -324,15 +320,17 @@ private:
                     // The next pixel's part of the strip lies far off, where the hardware does not look ahead.
                     if (together == 1)
                         for (std::size_t o = 0; o < width; o += 16) __builtin_prefetch(task_.g + start + layer_.outputs + o);
-                    const float* g = fetch(start, count == 1 ? width : count * width, pruned, total);
-                    for (std::size_t k = 0; k < count; ++k, g += width, ++pixel, ++in_block) {
+                    const Row fetched = fetch(start, count * width, random, total);
+                    for (std::size_t k = 0; k < count; ++k, ++pixel, ++in_block) {
                         for (std::size_t part = 0; part < parts.size(); ++part) {
                             const Span& of = plan_.output_blocks[parts.begin + part].channels;
                             const std::size_t first = of.begin - channels.begin;
                             Entry* out = appended + next[part];
-                            const std::size_t found = kernels_.compress(g + first, of.size(), offsets, out, places);
+                            const Row row = fetched.part(k * width + first, of.size());
+                            const std::size_t found = kernels_.compress(row, offsets, out, places);
                             total.nonzero += found;
-                            total.nans += count_nans(out, found);
+                            if (with_bias_)
+                                for (std::size_t e = 0; e < found; ++e) sums[first + places[e]] += out[e].value;
                             if (with_w_)
                                 kernels_.scatter(out, places, found, block_offsets[in_block], slots + first * pitch, pitch,
                                                  output_lengths + first);
@@ -341,7 +339,6 @@ private:
                             starts[part * band_pixels + pixel] = static_cast<std::uint32_t>(next[part] - begin[part]);
                             next[part] += found;
                         }
-                        if (with_bias_) kernels_.add(g, width, sums);
                     }
                     done += count;
                 }
@@ -371,7 +368,7 @@ private:
         const std::size_t band_pixels = plan_.bands[band].pixels();
         const std::size_t pitch = plan_.most_outputs + 3;
         auto* appended = own.appended.get<Entry>(plan_.most_run * band_pixels + kOverrun * (blocks.size() + 1));
-        auto* slots = own.slots.get<Entry>(with_x_ ? band_pixels * pitch + 2 : 0);
+        auto* slots = own.slots.get<Entry>(with_x_ ? band_pixels * pitch + kCopied : 0);
         auto* places = own.places.get<std::uint16_t>(plan_.most_block_pixels + kOverrun);
         // By block and output channel, then by pixel.
         auto* lengths = own.lengths.get<std::uint32_t>(blocks.size() * plan_.most_run + band_pixels);
@@ -380,12 +377,13 @@ private:
         auto* pixel_starts = starts + blocks.size() * plan_.most_run;
         auto* where = own.where.get<std::uint32_t>(2 * band_pixels + plan_.most_run);
         auto *block_offsets = where + band_pixels, *rows = block_offsets + band_pixels;
-        auto* pruned = own.pruned.get<float>(std::max(kPiece, plan_.most_block_pixels));
+        auto* random = own.random.get<std::uint16_t>(std::max(kPiece, plan_.most_block_pixels) +
+                                                     plan_.most_block_images * kDrawnBesides);
         const std::uint32_t* offsets = output_offsets(own);
         pixel_places(plan_.bands[band], 1, where);
         for (std::size_t p = 0; p < band_pixels; ++p) pixel_starts[p] = static_cast<std::uint32_t>(p * pitch);
         std::vector<std::size_t> begin(blocks.size()), next(blocks.size()), first_pixel(blocks.size());
-        std::vector<const float*> planes;
+        std::vector<Row> planes;
         for (std::size_t k = 0, pixel = 0; k < blocks.size(); ++k) {
             first_pixel[k] = pixel;
             pixel_places(plan_.blocks[blocks.begin + k], sizeof(float), block_offsets + pixel);
@@ -411,18 +409,17 @@ private:
                         for (std::size_t i = 0; i < images; ++i) {
                             const std::size_t start = ((block.image.begin + i) * layer_.outputs + o) * pixels_ +
                                                       block.y.begin * layer_.x.output + block.x.begin;
-                            planes.push_back(fetch(start, count * plane, pruned + i * count * plane, total));
+                            planes.push_back(fetch(start, count * plane, random + i * (count * plane + kDrawnBesides), total));
                         }
                         for (std::size_t j = 0; j < count; ++j) {
                             const std::size_t place = k * plan_.most_run + (o + j - of_run.channels.begin), start = next[k];
                             float sum = 0.0f;
                             for (std::size_t i = 0; i < images; ++i) {
                                 const std::size_t pixel = first_pixel[k] + i * plane;
-                                const float* g = planes[i] + j * plane;
+                                const Row row = planes[i].part(j * plane, plane);
                                 Entry* out = appended + next[k];
-                                const std::size_t found = kernels_.compress(g, plane, block_offsets + pixel, out, places);
+                                const std::size_t found = kernels_.compress(row, block_offsets + pixel, out, places);
                                 total.nonzero += found;
-                                total.nans += count_nans(out, found);
                                 if (with_bias_)
                                     for (std::size_t e = 0; e < found; ++e) sum += out[e].value;
                                 if (with_x_)
@@ -567,7 +564,7 @@ private:
         }
         // Rows that the band before has written, if it belongs to the same image.
         std::ptrdiff_t written = 0;
-        if (band > 0 && plan_.bands[band - 1].image.begin == r.image.begin) {
+        if (plan_.overlap && band > 0 && plan_.bands[band - 1].image.begin == r.image.begin) {
             const Rectangle& before = plan_.bands[band - 1];
             const std::size_t end = before.y.begin * layer_.y.stride + plan_.rows_of(before) * Plan::step(layer_.y);
             written = static_cast<std::ptrdiff_t>(end) - static_cast<std::ptrdiff_t>(layer_.y.padding);

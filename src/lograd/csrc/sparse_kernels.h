@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "pruning.h"
 #include "sparse_lists.h"
 #include "vector.h"
 
@@ -63,46 +64,86 @@ struct Places {
 alignas(64) inline constexpr Places kPlaces;
 #endif
 
-inline std::size_t compress(const float* x, std::size_t n, const std::uint32_t* offsets, Entry* out,
-                            std::uint16_t* places) {
-    std::size_t found = 0, i = 0;
+// Appends the lanes of a vector that are kept; `first` is the place of the first lane.
+inline std::size_t append(F lanes, I kept, const std::uint32_t* offsets, std::size_t first, Entry* out,
+                          std::uint16_t* places) {
 #if defined(__AVX512F__)
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    for (; i + 16 <= n; i += 16) {
-        const __m512i v = _mm512_loadu_si512(x + i);
-        const __mmask16 mask = _mm512_test_epi32_mask(v, _mm512_set1_epi32(0x7fffffff));
-        const __m512i value = _mm512_maskz_compress_epi32(mask, v);
-        const __m512i offset = _mm512_maskz_compress_epi32(mask, _mm512_loadu_si512(offsets + i));
-        _mm512_storeu_si512(out + found, _mm512_permutex2var_epi32(value, first, offset));
-        _mm512_storeu_si512(out + found + 8, _mm512_permutex2var_epi32(value, last, offset));
-        const __m512i start = _mm512_set1_epi32(static_cast<int>(i));
-        const __m512i place = _mm512_add_epi32(_mm512_maskz_compress_epi32(mask, lanes), start);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(places + found), _mm512_cvtepi32_epi16(place));
-        found += static_cast<std::size_t>(__builtin_popcount(mask));
-    }
+    const __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const __mmask16 mask = _mm512_movepi32_mask(bits<__m512i>(kept));
+    const __m512i value = _mm512_maskz_compress_epi32(mask, bits<__m512i>(lanes));
+    const __m512i offset = _mm512_maskz_compress_epi32(mask, _mm512_loadu_si512(offsets));
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi32(value, low, offset));
+    _mm512_storeu_si512(out + 8, _mm512_permutex2var_epi32(value, high, offset));
+    const __m512i start = _mm512_set1_epi32(static_cast<int>(first));
+    const __m512i place = _mm512_add_epi32(_mm512_maskz_compress_epi32(mask, numbers), start);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places), _mm512_cvtepi32_epi16(place));
+    return static_cast<std::size_t>(__builtin_popcount(mask));
 #elif defined(__AVX2__)
-    for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        const int mask = _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
-        const __m128i which = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlaces.of[mask]));
-        const __m256i order = _mm256_cvtepu8_epi32(which);
-        const __m256i value = _mm256_permutevar8x32_epi32(_mm256_castps_si256(v), order);
-        const __m256i offset = _mm256_permutevar8x32_epi32(load<__m256i>(offsets + i), order);
-        const __m256i low = _mm256_unpacklo_epi32(value, offset), high = _mm256_unpackhi_epi32(value, offset);
-        store(out + found, _mm256_permute2x128_si256(low, high, 0x20));
-        store(out + found + 4, _mm256_permute2x128_si256(low, high, 0x31));
-        store(places + found, _mm_add_epi16(_mm_cvtepu8_epi16(which), _mm_set1_epi16(static_cast<short>(i))));
-        found += static_cast<std::size_t>(__builtin_popcount(static_cast<unsigned>(mask)));
-    }
-#endif
-    for (; i < n; ++i) {
-        out[found] = {x[i], offsets[i]};
-        places[found] = static_cast<std::uint16_t>(i);
-        found += x[i] != 0.0f;
+    const int mask = _mm256_movemask_ps(bits<__m256>(kept));
+    const __m128i which = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlaces.of[mask]));
+    const __m256i order = _mm256_cvtepu8_epi32(which);
+    const __m256i value = _mm256_permutevar8x32_epi32(bits<__m256i>(lanes), order);
+    const __m256i offset = _mm256_permutevar8x32_epi32(load<__m256i>(offsets), order);
+    const __m256i low = _mm256_unpacklo_epi32(value, offset), high = _mm256_unpackhi_epi32(value, offset);
+    store(out, _mm256_permute2x128_si256(low, high, 0x20));
+    store(out + 4, _mm256_permute2x128_si256(low, high, 0x31));
+    store(places, _mm_add_epi16(_mm_cvtepu8_epi16(which), _mm_set1_epi16(static_cast<short>(first))));
+    return static_cast<std::size_t>(__builtin_popcount(static_cast<unsigned>(mask)));
+#else
+    std::size_t found = 0;
+    for (std::size_t lane = 0; lane < W; ++lane) {
+        out[found] = {lanes[lane], offsets[lane]};
+        places[found] = static_cast<std::uint16_t>(first + lane);
+        found += kept[lane] != 0;
     }
     return found;
+#endif
+}
+
+template <bool Prunes>
+std::size_t compress_row(const Row& row, const std::uint32_t* offsets, Entry* out, std::uint16_t* places) {
+    const Pruning pruning(row.threshold);
+    std::size_t found = 0, i = 0;
+    U nearest = U{} - 1u;
+    for (; i + W <= row.count; i += W) {
+        const F x = load<F>(row.x + i);
+        if constexpr (Prunes) {
+            const I above = pruning.above(x, row.random + i);
+            nearest = smaller(nearest, bits<U>(above));
+            found += append(pruning.kept(x), above > 1, offsets + i, i, out + found, places + found);
+        } else {
+            found += append(x, x != 0.0f, offsets + i, i, out + found, places + found);
+        }
+    }
+    if (Prunes && pruning.undecided(nearest)) found = i = 0;  // once more, with all bits
+    for (; i < row.count; ++i) {
+        const float x = row.x[i];
+        const float value = Prunes ? pruning.exactly(x, row.random[i], row.index + i, row.seed) : x;
+        out[found] = {value, offsets[i]};
+        places[found] = static_cast<std::uint16_t>(i);
+        found += value != 0.0f;
+    }
+    return found;
+}
+
+inline std::size_t compress(const Row& row, const std::uint32_t* offsets, Entry* out, std::uint16_t* places) {
+    return row.random == nullptr ? compress_row<false>(row, offsets, out, places)
+                                 : compress_row<true>(row, offsets, out, places);
+}
+
+inline const std::uint16_t* draw(std::uint64_t seed, std::uint64_t index, const float* x, std::size_t n,
+                                 std::uint16_t* random) {
+    constexpr std::size_t kBlock = 8, kAtOnce = Upper16::kBlocks * kBlock;
+    static_assert(kDrawnBesides >= kAtOnce + kBlock);
+    const Upper16 upper16(seed);
+    const std::size_t lead = index % kBlock;
+    for (std::size_t done = 0; done < lead + n; done += kAtOnce) {
+        for (std::size_t i = 0; i < kAtOnce; i += 16) __builtin_prefetch(x + done + i);
+        upper16(index / kBlock + done / kBlock, random + done);
+    }
+    return random + lead;
 }
 
 inline void scatter(const Entry* from, const std::uint16_t* places, std::size_t n, std::uint32_t offset, Entry* slots,
@@ -119,13 +160,17 @@ inline void add(const float* x, std::size_t n, float* sums) {
     for (; i < n; ++i) sums[i] += x[i];
 }
 
-inline std::size_t count_zeros(const float* x, std::size_t n) {
-    std::size_t i = 0, count = 0;
-    I zeros{};
-    for (; i + W <= n; i += W) zeros -= load<F>(x + i) == 0.0f;
-    for (std::size_t lane = 0; lane < W; ++lane) count += static_cast<std::size_t>(zeros[lane]);
-    for (; i < n; ++i) count += x[i] == 0.0f;
-    return count;
+inline void count(const float* x, std::size_t n, Found& found) {
+    std::size_t i = 0;
+    I zeros{}, nans{};
+    for (; i + W <= n; i += W) {
+        const F v = load<F>(x + i);
+        zeros -= v == 0.0f, nans -= v != v;
+    }
+    for (std::size_t lane = 0; lane < W; ++lane)
+        found.zeros_before += static_cast<std::size_t>(zeros[lane]), found.nans += static_cast<std::size_t>(nans[lane]);
+    for (; i < n; ++i) found.zeros_before += x[i] == 0.0f, found.nans += x[i] != x[i];
+    found.elements += n;
 }
 
 // Whether all bits of the exponent are set.
@@ -174,6 +219,10 @@ inline __m256i transpose(const float* x, std::size_t from, float* y, std::size_t
 }
 #endif
 
+// Rows of an image with many channels lie on pages of their own, where the hardware does not look ahead.  No more than
+// this many: their lines may share a set of the cache.
+constexpr std::size_t kRowsAhead = 6;
+
 inline bool pack(const float* data, const Pixels& p, std::size_t width, float* rows) {
     const std::size_t pixel_stride = p.pixel_stride * p.step;
     U bad{};
@@ -182,6 +231,7 @@ inline bool pack(const float* data, const Pixels& p, std::size_t width, float* r
         for (std::size_t i = 0; i < p.count; ++i) {
             const float* from = data + i * pixel_stride;
             float* to = rows + i * width;
+            for (std::size_t c = 0; c < p.channels; c += 16) __builtin_prefetch(from + kRowsAhead * pixel_stride + c);
             std::size_t c = 0;
             for (; c + W <= p.channels; c += W) {
                 const F x = load<F>(from + c);
@@ -195,21 +245,23 @@ inline bool pack(const float* data, const Pixels& p, std::size_t width, float* r
     }
     std::size_t i = 0;
 #if defined(__AVX2__)
-    if (pixel_stride == 1) {
+    if (pixel_stride == 1 && p.count >= 8) {
         __m256i found = _mm256_setzero_si256();
-        for (; i + 8 <= p.count; i += 8) {
+        while (i < p.count) {
+            const std::size_t first = i + 8 <= p.count ? i : p.count - 8;  // the last eight may have been there before
             std::size_t c = 0;
             for (; c + 8 <= p.channels; c += 8) {
-                const float* from = data + i + c * p.channel_stride;
-                found = _mm256_or_si256(found, transpose(from, p.channel_stride, rows + i * width + c, width, false));
+                const float* from = data + first + c * p.channel_stride;
+                found = _mm256_or_si256(found, transpose(from, p.channel_stride, rows + first * width + c, width, false));
             }
-            for (std::size_t k = i; k < i + 8; ++k) {
+            for (std::size_t k = first; k < first + 8; ++k) {
                 for (std::size_t rest = c; rest < p.channels; ++rest) {
                     const float x = data[k + rest * p.channel_stride];
                     scalar_bad |= not_finite(x), rows[k * width + rest] = x;
                 }
                 for (std::size_t rest = p.channels; rest < width; ++rest) rows[k * width + rest] = 0.0f;
             }
+            i = first + 8;
         }
         scalar_bad |= !_mm256_testz_si256(found, found);
     }
@@ -231,6 +283,7 @@ inline void unpack(const float* rows, std::size_t width, const Pixels& p, bool s
         for (; i < p.count; ++i) {
             const float* from = rows + i * width;
             float* to = data + i * pixel_stride;
+            for (std::size_t c = 0; c < p.channels; c += 16) __builtin_prefetch(to + kRowsAhead * pixel_stride + c, 1);
             if (sum) add(from, p.channels, to);
             else std::memcpy(to, from, p.channels * sizeof(float));
         }
@@ -238,16 +291,18 @@ inline void unpack(const float* rows, std::size_t width, const Pixels& p, bool s
     }
 #if defined(__AVX2__)
     if (pixel_stride == 1) {
-        for (; i + 8 <= p.count; i += 8) {
+        const auto eight = [&](std::size_t first) {
             std::size_t c = 0;
             for (; c + 8 <= p.channels; c += 8)
-                transpose(rows + i * width + c, width, data + i + c * p.channel_stride, p.channel_stride, sum);
+                transpose(rows + first * width + c, width, data + first + c * p.channel_stride, p.channel_stride, sum);
             for (; c < p.channels; ++c)
-                for (std::size_t k = i; k < i + 8; ++k) {
+                for (std::size_t k = first; k < first + 8; ++k) {
                     float& to = data[k + c * p.channel_stride];
                     to = (sum ? to : 0.0f) + rows[k * width + c];
                 }
-        }
+        };
+        for (; i + 8 <= p.count; i += 8) eight(i);
+        if (i < p.count && p.count >= 8 && !sum) eight(p.count - 8), i = p.count;  // some of them once more
     }
 #endif
     for (; i < p.count; ++i)
@@ -262,7 +317,7 @@ inline const SparseKernels& sparse_table() {
         W,
         {nullptr, multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>, multiply<7>, multiply<8>,
          multiply<9>, multiply<10>, multiply<11>, multiply<12>, multiply<13>, multiply<14>},
-        compress, scatter, pack, unpack, add, count_zeros};
+        draw, compress, scatter, pack, unpack, count};
     return kernels;
 }
 

@@ -31,12 +31,13 @@ bool covers(const Axis& a) {
 }  // namespace
 
 Plan::Plan(const Convolution& convolution, std::size_t lanes) : layer(convolution) {
-    // Pixels in a row, whatever image they belong to.
-    if (one_tap(layer.y) && one_tap(layer.x) && layer.gradient_last && layer.input_last) {
-        const std::size_t pixels = layer.batch * layer.y.output * layer.x.output;
-        layer.batch = 1;
-        layer.y.input = layer.y.output = pixels;
-        layer.x.input = layer.x.output = 1;
+    // With one tap, pixels in a row need not know what row or, with channels last, what image they belong to.
+    if (one_tap(layer.y) && one_tap(layer.x)) {
+        const std::size_t plane = layer.y.output * layer.x.output;
+        const bool last = layer.gradient_last && layer.input_last;
+        layer.y.input = layer.y.output = last ? layer.batch * plane : 1;
+        layer.x.input = layer.x.output = last ? 1 : plane;
+        if (last) layer.batch = 1;
     }
     group_channels = layer.channels / layer.groups;
     group_outputs = layer.outputs / layer.groups;
@@ -97,9 +98,10 @@ void Plan::cut_pixels() {
         ++most;
     }
     most = even_part(row_of_blocks, most);
-    zero_first = by_column || !covers(y) || !covers(x);
     // Kernels that overlap make bands of one image overlap, and these are added to dX in order.
-    const bool overlap = by_column || (by_row && extent(y, 1) > y.stride);
+    const bool overlap_y = extent(y, 1) > y.stride, overlap_x = extent(x, 1) > x.stride;
+    overlap = (by_row && overlap_y) || (by_column && (overlap_x || overlap_y));
+    zero_first = (by_column && overlap) || !covers(y) || !covers(x);
     for (std::size_t row = 0; row < blocks.size(); row += row_of_blocks)
         for (std::size_t first = row; first < row + row_of_blocks; first += most) {
             const std::size_t last = std::min(first + most, row + row_of_blocks);
@@ -112,6 +114,7 @@ void Plan::cut_pixels() {
             most_band_area = std::max(most_band_area, area_of(band));
         }
     for (const Rectangle& block : blocks) {
+        most_block_images = std::max(most_block_images, block.image.size());
         most_block_pixels = std::max(most_block_pixels, block.pixels());
         most_block_area = std::max(most_block_area, area_of(block));
     }

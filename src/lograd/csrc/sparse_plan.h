@@ -46,8 +46,10 @@ struct Plan {
     std::vector<Rectangle> blocks, bands;
     std::vector<Span> band_blocks;
     std::vector<Span> chains;  // bands that have to be added to dX one after the other
+    bool overlap = false;      // of the dX of bands of an image
     bool zero_first = false;   // dX has to be zero before, as not all of it is reached, or some more than twice
-    std::size_t most_block_pixels = 0, most_band_pixels = 0, most_block_area = 0, most_band_area = 0;
+    std::size_t most_block_images = 0, most_block_pixels = 0, most_block_area = 0;
+    std::size_t most_band_pixels = 0, most_band_area = 0;
 
     std::vector<Outputs> output_blocks, runs, sets;
     std::vector<Span> strips;  // of runs

@@ -30,7 +30,7 @@ COUNTS = 3
 
 
 _direct: dict[str, Callable[..., Any]] = {}
-"""Native kernels by the name of their operator."""
+"""Kernels for the CPU by the name of their operator."""
 
 
 def call(name: str, x: Tensor, *arguments: Any) -> Any:
@@ -47,9 +47,10 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
 
 
 def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
-    """An operator: plain PyTorch for every device, native code for the CPU unless it is None, and a fake for tracers.
+    """An operator: plain PyTorch for every device, another kernel for the CPU unless None, and a fake for tracers.
 
-    It records no gradient: results are those of detached tensors.
+    The one for the CPU is called at once by `call`; it may be the plain one.  An operator records no gradient: results
+    are those of detached tensors.
     """
     name = signature.partition("(")[0]
     library.define(signature)
