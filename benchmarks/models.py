@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import lograd
 from lograd.models import CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
+from lograd.multiplying import Way as Products
 
 WARM_UP = 24
 """Statistics are taken in each of the first twenty steps."""
@@ -70,7 +71,9 @@ CASES = (
 class Way:
     """A model on its way."""
 
-    def __init__(self, case: Case, model: nn.Module, sparsity: float | None, last: bool) -> None:
+    def __init__(
+        self, case: Case, model: nn.Module, sparsity: float | None, last: bool, products: Products = "auto"
+    ) -> None:
         x, self.target = case.data()
         format = torch.channels_last if last and x.dim() == 4 else torch.contiguous_format
         self.model, self.x = copy.deepcopy(model), x.contiguous(memory_format=format)
@@ -81,7 +84,7 @@ class Way:
         if sparsity is not None:
             every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
             plan = lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
-            self.handle = lograd.attach(self.model, plan, refresh="epoch")
+            self.handle = lograd.attach(self.model, plan, refresh="epoch", products=products)
         self.backward: list[float] = []
         self.whole: list[float] = []
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import explaining
+from .amplifying import Growth, exploded
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
@@ -109,6 +110,8 @@ class Handle:
         self._loss_scale = loss_scale
         self._last_collected = 0
         self._copy_was_said = False
+        self._growth: Growth | None = None
+        """What was warned of."""
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
@@ -164,6 +167,7 @@ class Handle:
             share_out(list(self._statistics.values()), after)
             for layer in self.layers.values():
                 layer.reconsider()
+            self._say_what_explodes()
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if self.steps == self.start:
@@ -172,6 +176,12 @@ class Handle:
         if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
             self._collect(sample)
         self._set_keys()
+
+    def _say_what_explodes(self) -> None:
+        """Warn once."""
+        if self._growth is None and (growth := exploded(self._statistics, self.steps)) is not None:
+            self._growth = growth
+            warnings.warn(f"{growth}.", LogradWarning, stacklevel=3)
 
     def epoch(self) -> None:
         """Mark an epoch: with refresh="epoch", the next step takes statistics."""
@@ -221,8 +231,9 @@ class Handle:
     def explain(self) -> Explanation:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
         return explaining.explain(
-            self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0
-        )
+            self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
+            self._growth,
+        )  # fmt: skip
 
     # -- saving and undoing --
 
@@ -235,6 +246,7 @@ class Handle:
             "steps": self.steps,
             "last_collected": self._last_collected,
             "loss_scale": self._loss_scale or 0.0,
+            "growth": [] if self._growth is None else list(self._growth),
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
             "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
@@ -263,6 +275,7 @@ class Handle:
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
+        self._growth = Growth(*state["growth"]) if state.get("growth") else None
         self._set_keys()  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
             self.layers[name].load(tensors)

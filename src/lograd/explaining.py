@@ -7,6 +7,7 @@ from typing import final
 
 from torch import nn
 
+from .amplifying import Growth
 from .counting import Count, read_counters
 from .refreshing import Cost, LayerStatistics
 from .slots import NANOSECONDS, READY
@@ -38,6 +39,7 @@ def explain(
     steps: int,
     cost: Cost,
     loss_scale: float,
+    growth: Growth | None,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -61,6 +63,8 @@ def explain(
             f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
             f"{milliseconds / max(steps, 1):.2f} ms a step on average"
         )
+    if growth is not None:
+        summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
 
 

@@ -102,6 +102,8 @@ class LayerStatistics:
         """The step in which it was taken."""
         self.loss_scale = 1.0
         """The loss scale at that time."""
+        self.energy = self.first_energy = 0.0
+        """E[g^2] of that histogram and of the first one, without the loss scale."""
         self.problem = ""
         self.passed_over = False
         """Whether the last histogram was that of a short step, and was not used."""
@@ -170,6 +172,8 @@ class LayerStatistics:
             self.layer.control[STRIDE] = 0
             self.passed_over = False
             self.table, self.step, self.loss_scale = delivered.clone(), step, before
+            self.energy = self.statistics(before).moment(2) / before**2
+            self.first_energy = self.first_energy or self.energy
             self.set_numbers(after)
             cost.refreshes += 1
         cost.milliseconds += (time.perf_counter() - start) * 1e3
@@ -191,6 +195,7 @@ class LayerStatistics:
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
             "allotted": [self.allotted.get(one, one.sparsity) for one in self.joint],
+            "energies": [self.energy, self.first_energy],
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
@@ -200,6 +205,7 @@ class LayerStatistics:
         self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
         self.passed_over = bool(state["passed_over"])
         self.allotted = dict(zip(self.joint, state["allotted"], strict=True))
+        self.energy, self.first_energy = state.get("energies", (0.0, 0.0))
 
 
 def share_out(layers: Sequence[LayerStatistics], loss_scale: float) -> None:
