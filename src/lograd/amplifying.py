@@ -31,15 +31,15 @@ class Growth(NamedTuple):
             f"noise of pruning explodes over the {self.pruned} layers that are pruned in the product for dX: by step "
             f"{self.step} the energy of the gradient of {self.layer!r} had grown {self.factor:.0e} times; prune "
             "the product for dW only (products='weight' of a profile's plan), ask for less sparsity, keep more layers, "
-            "or split the sparsity with allocation='cosine'"
+            "or begin later with attach(start=100)"
         )
 
 
-def exploded(layers: dict[str, LayerStatistics], step: int) -> Growth | None:
-    """What to warn of, in the first steps: later, energies also change because the model has learned."""
+def exploded(layers: dict[str, LayerStatistics], step: int, first: int) -> Growth | None:
+    """What to warn of, soon after the first histograms: later, energies also change because the model has learned."""
     pruned = {name: layer for name, layer in layers.items() if _hands_noise_on(layer)}
     known = {name: layer.energy / layer.first_energy for name, layer in pruned.items() if layer.first_energy}
-    if step > EARLY_STEPS or len(known) < 2:
+    if step > first + EARLY_STEPS or len(known) < 2:
         return None
     name = max(known, key=known.__getitem__)
     # A loss that grows is no noise: it is in all layers, also in the last one, which no noise reaches.

@@ -20,6 +20,7 @@ from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sent
 from .explaining import Explanation
 from .formats.values import check_width
 from .multiplying import Way, check_way, why_dense, work_of_element
+from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
@@ -168,6 +169,8 @@ class Handle:
             for layer in self.layers.values():
                 layer.reconsider()
             self._say_what_explodes()
+        if any(layer.sparse for layer in self.layers.values()):
+            release_workspace()  # the next forward needs the memory more
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if self.steps == self.start:
@@ -179,7 +182,10 @@ class Handle:
 
     def _say_what_explodes(self) -> None:
         """Warn once."""
-        if self._growth is None and (growth := exploded(self._statistics, self.steps)) is not None:
+        if (
+            self._growth is None
+            and (growth := exploded(self._statistics, self.steps, self._first_collected)) is not None
+        ):
             self._growth = growth
             warnings.warn(f"{growth}.", LogradWarning, stacklevel=3)
 

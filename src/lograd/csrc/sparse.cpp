@@ -103,8 +103,9 @@ class Backward {
     Borrowed work_;
     std::vector<Lists> pixel_lists_;   // by band and output block
     std::vector<Lists> output_lists_;  // by block and run
-    // Lists take 16 bytes for each nonzero element, so all of them fit into the size of G where three in four are zero.
-    const std::size_t capacity_ = std::max(elements(layer_) * sizeof(float), most_bytes());
+    // Lists take 16 bytes for each nonzero element.  In a quarter of the size of G there is room for one in sixteen of
+    // its elements; with more of them the bands take turns.
+    const std::size_t capacity_ = std::max(elements(layer_) * sizeof(float) / 4, most_bytes());
     std::atomic<std::size_t> used_{0};
     std::atomic<bool> finite_{true};
     using Tally = std::array<std::int64_t, 4>;
