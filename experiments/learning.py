@@ -99,6 +99,8 @@ CASES = {
     "copies-85": Case("uniform 85 %, two copies", two_copies, 0.85),
     "split-85": Case("least noise 85 %, split", split, 0.85),
     "late-85": Case(f"uniform 85 %, from step {START}", uniform, 0.85, START),
+    "cosine-late-85": Case(f"common cosine 85 %, from step {START}", cosine, 0.85, START),
+    "noise-late-85": Case(f"least noise 85 %, from step {START}", noise, 0.85, START),
     "split-late-80": Case(f"least noise 80 %, split, from step {START}", split, 0.80, START, again=True),
     "split-late-85": Case(f"least noise 85 %, split, from step {START}", split, 0.85, START, again=True),
     "split-late-90": Case(f"least noise 90 %, split, from step {START}", split, 0.90, START, again=True),
