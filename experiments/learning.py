@@ -100,10 +100,11 @@ CASES = {
     "split-85": Case("least noise 85 %, split", split, 0.85),
     "late-85": Case(f"uniform 85 %, from step {START}", uniform, 0.85, START),
     "cosine-late-85": Case(f"common cosine 85 %, from step {START}", cosine, 0.85, START),
-    "noise-late-85": Case(f"least noise 85 %, from step {START}", noise, 0.85, START),
-    "split-late-80": Case(f"least noise 80 %, split, from step {START}", split, 0.80, START, again=True),
-    "split-late-85": Case(f"least noise 85 %, split, from step {START}", split, 0.85, START, again=True),
-    "split-late-90": Case(f"least noise 90 %, split, from step {START}", split, 0.90, START, again=True),
+    "split-late-85": Case(f"least noise 85 %, split, from step {START}", split, 0.85, START),
+    "noise-late-80": Case(f"least noise 80 %, from step {START}", noise, 0.80, START, again=True),
+    "noise-late-85": Case(f"least noise 85 %, from step {START}", noise, 0.85, START, again=True),
+    "noise-late-90": Case(f"least noise 90 %, from step {START}", noise, 0.90, START, again=True),
+    "late-90": Case(f"uniform 90 %, from step {START}", uniform, 0.90, START),
 }
 
 
@@ -242,7 +243,7 @@ def main(
         for seed in range(seeds):
             for name, one in chosen.items():
                 experiment.run(one, name, seed)
-    timed = {name: one for name, one in CASES.items() if one.again or name in ("dense", "uniform-85")}
+    timed = {name: one for name, one in CASES.items() if one.again or name in ("dense", "late-85", "split-late-85")}
     speeds = experiment.speeds(timed)
     if not tabulate:
         steps = base.total_steps(load_data(base).steps_per_epoch)
