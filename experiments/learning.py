@@ -55,15 +55,15 @@ class Case:
 
 
 def uniform(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity)
+    return profile.plan(sparsity=sparsity, allocation="uniform")
 
 
 def everything(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, keep=())
+    return profile.plan(sparsity=sparsity, allocation="uniform", keep=())
 
 
 def ends_kept(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, keep=("first", "last"))
+    return profile.plan(sparsity=sparsity, allocation="uniform", keep=("first", "last"))
 
 
 def cosine(profile: lograd.Profile, sparsity: float) -> Plan:
@@ -80,7 +80,7 @@ def split(profile: lograd.Profile, sparsity: float) -> Plan:
 
 def two_copies(profile: lograd.Profile, sparsity: float) -> Plan:
     """Uniform, but each product prunes a copy of its own: the sparsities differ in the fourth digit."""
-    plan = profile.plan(sparsity=sparsity)
+    plan = uniform(profile, sparsity)
     layers = {
         name: replace(layer, input=(Prune(sparsity),), weight=(Prune(sparsity + 1e-4),))
         for name, layer in plan.layers.items()
@@ -249,7 +249,7 @@ def main(
         steps = base.total_steps(load_data(base).steps_per_epoch)
         for seed in range(seeds):
             for name, one in again.items():
-                experiment.run(one, name, seed, round(steps * speeds[name]))
+                experiment.run(one, name, seed, round(one.start + (steps - one.start) * speeds[name]))
     if case:
         return
     found = list(rows(experiment, range(seeds), speeds))

@@ -18,7 +18,7 @@ def plan(
         str | None,
         typer.Option(
             help="uniform: the sparsity in each layer; cosine, noise or floors: over all, split by theory.",
-            show_default="uniform",
+            show_default="noise, if the profile has it, else uniform",
         ),
     ] = None,
     floor: Annotated[

@@ -103,7 +103,7 @@ class Profile:
         bits: int | None = None,
         sparsity: float | None = None,
         *,
-        allocation: planning.Allocation = "uniform",
+        allocation: planning.Allocation | None = None,
         floors: Mapping[str, float] | None = None,
         law: PruningLaw = "empirical",
         keep: str | Iterable[str] = ("last",),
@@ -119,7 +119,8 @@ class Profile:
                 at the given scale (`theory.best_format`).
             sparsity: prune stochastically so that this share of the work in the treated products is skipped; before
                 rounding, if both are asked for.  In a layer, the share of work is the share of zeros.
-            allocation: "uniform" asks it of each layer.  The others ask it of all pruned layers together, each layer
+            allocation: None means "noise" where the profile has measured it, else "uniform".  "uniform" asks the
+                sparsity of each layer.  The others ask it of all pruned layers together, each layer
                 counted with the operations of its products in the profile.  "cosine" splits it so that the smallest
                 cosine between a gradient and its pruned copy is as large as can be.  "noise" splits it so that the
                 least noise arrives in the weight gradients, by factors that `lograd.profile(noise=...)` measures.
@@ -136,7 +137,8 @@ class Profile:
             split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
                 own copy of the gradient.
         """
-        budget = planning.Budget(sparsity, allocation, floors, split, self.noise)
+        chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
+        budget = planning.Budget(sparsity, chosen, floors, split, self.noise)
         return planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
 
     # -- what to read --
