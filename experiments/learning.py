@@ -210,9 +210,10 @@ def table(found: list[dict[str, Any]]) -> str:
     for row in found:
         differences, speed = row["difference"], row["steps in the time of a dense one"]
         spread = f"{stdev(differences):.2f}" if len(differences) > 1 and row["case"] != "dense" else "–"
+        difference = f"{mean(differences):+.2f}" if differences and row["case"] != "dense" else "–"
         lines.append(
             f"| {row['title']} | {row['compared at']} | {row['steps']} | {len(row['seeds'])} | {row['sparsity']:.1%} | "
-            f"{mean(row['accuracy']):.2f} % | {mean(differences):+.2f} | {spread} | "
+            f"{mean(row['accuracy']):.2f} % | {difference} | {spread} | "
             f"{'–' if speed is None else format(speed, '.2f')} |"
         )
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Attach, layer by layer: unchanged bits where nothing is treated, exact counters where something is, and the undo."""
 
+import contextlib
 import copy
 import math
 import re
@@ -14,6 +15,7 @@ import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
 from lograd.errors import LogradWarning
 from lograd.gradients import DoubleBackward
+from lograd.multiplying import work_of_element
 from lograd.plan import LayerPlan
 from lograd.refreshing import Drift
 from lograd.treating import TreatedLayer
@@ -793,3 +795,47 @@ def test_a_run_that_was_saved_before_its_start_begins_at_the_same_step():
     assert handle.counters().total.passed_through == 2 * 4
     with pytest.raises(InvalidValue, match="start"):
         lograd.attach(mlp(), Plan.uniform("prune80"), start=-1)
+
+
+def test_a_layer_that_a_state_lacks_warms_up_after_a_late_start_and_the_start_is_saved():
+    handle = lograd.attach(mlp(), Plan.uniform("prune80"), start=2, refresh="epoch")
+    for _ in range(6):
+        handle.step()
+    state = handle.state_dict()
+    state["layers"].pop("2"), state["statistics"].pop("2")
+    model = mlp()
+    resumed = lograd.attach(model, Plan.uniform("prune80"), start=50, refresh="epoch")
+    resumed.load_state_dict(state)
+    assert resumed.start == 2
+    for x, y in vector_batches(3, size=64):
+        cross_entropy(model(x), y).backward()
+        resumed.step()
+    assert resumed.counters().layers["2"].passed_through == 1
+
+
+def test_a_run_that_ends_before_its_start_is_not_scolded_and_a_forgotten_step_is():
+    batches = vector_batches(6, size=64)
+    for start, steps, forgotten in ((6, 6, False), (2, 6, True)):
+        model = mlp()
+        handle = lograd.attach(model, Plan.uniform("prune80"), start=start)
+        assert handle.explain().layers["0"].endswith(f"treated from step {start} on")
+        for x, y in batches[:steps]:
+            cross_entropy(model(x), y).backward()
+            if not forgotten:
+                handle.step()
+        with pytest.warns(LogradWarning, match="no gradient was treated") if forgotten else contextlib.nullcontext():
+            handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("module", "work"),
+    [
+        (nn.Linear(16, 32), 16),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), 16),
+        (nn.Conv2d(16, 32, 3, groups=2), 72),
+        (nn.ConvTranspose2d(16, 8, 4, stride=2), 64),
+        (nn.Conv1d(16, 4, 5, bias=False), 80),
+    ],
+)
+def test_work_of_an_element(module, work):
+    assert work_of_element(module) == work

@@ -214,6 +214,21 @@ def test_noise_is_measured_on_other_models(model, batches):
     assert np.all(np.isfinite(profile.noise.factors.transfer))
 
 
+def test_computed_weights_count_and_frozen_ones_are_said():
+    torch.manual_seed(0)
+    normed = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)
+    )
+    factors = lograd.profile(normed, vector_batches(1), cross_entropy, noise=2).noise.factors
+    assert np.all(factors.own > 0), "what a weight is computed from learns as well"
+    assert factors.passed[1] > 0
+    frozen = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
+    frozen[0].requires_grad_(False)
+    batches = [(x.requires_grad_(), y) for x, y in vector_batches(1)]
+    with pytest.warns(lograd.errors.LogradWarning, match="no layer has a weight that learns"):
+        assert lograd.profile(frozen, batches, cross_entropy, noise=1).noise is None
+
+
 def test_measured_noise_is_the_same_each_time_and_survives_the_file(tmp_path):
     profile = lograd.profile(conv_net(), image_batches(1), cross_entropy, noise=2)
     again = lograd.profile(conv_net(), image_batches(1), cross_entropy, noise=2)
@@ -254,6 +269,26 @@ def test_sparsity_is_the_share_of_skipped_work(profile, choice):
     assert plan.skipped == pytest.approx(0.7, abs=2e-3)
     assert "skip 70.0% of it" in str(plan)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_layer_that_is_to_be_spared_is_spared():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3))
+    profile = lograd.profile(model, vector_batches(1), cross_entropy, noise=2)
+    plan = profile.plan(sparsity=0.5, allocation="floors", floors={"2": 1.0}, keep=())
+    assert plan.layers["2"].input[0].sparsity == 0.0001
+    split = profile.plan(sparsity=0.02, split=True, keep=())
+    assert split.skipped == pytest.approx(0.02, abs=2e-3)
+
+
+def test_an_overridden_layer_keeps_its_work(profile):
+    plan = profile.plan(sparsity=0.7, keep=("last",))
+    again = plan.override("7", sparsity=0.7)
+    assert again.skipped > plan.skipped
+    assert again.override("7", treat=False).skipped == plan.skipped
+    for wrong in ([], {"7": [1]}, {"7": [1, -1]}, {"7": "x"}):
+        with pytest.raises(InvalidValue, match="work of"):
+            Plan.from_json({**plan.to_json(), "work": wrong})
 
 
 def test_kept_layers_count_as_work_that_is_not_skipped(profile):

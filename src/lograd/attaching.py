@@ -238,7 +238,7 @@ class Handle:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
         return explaining.explain(
             self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth,
+            self._growth, self.start,
         )  # fmt: skip
 
     # -- saving and undoing --
@@ -250,6 +250,7 @@ class Handle:
             "plan": self.plan.hash(),
             "seed": self.seed,
             "steps": self.steps,
+            "start": self.start,
             "last_collected": self._last_collected,
             "loss_scale": self._loss_scale or 0.0,
             "growth": [] if self._growth is None else list(self._growth),
@@ -281,6 +282,7 @@ class Handle:
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
+        self.start = state.get("start", self.start)
         self._growth = Growth(*state["growth"]) if state.get("growth") else None
         self._set_keys()  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
@@ -288,6 +290,9 @@ class Handle:
         for name, statistics in state["statistics"].items():
             self._statistics[name].load(statistics)
         self._wait_or_begin()
+        for statistics in self._statistics.values():
+            if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
+                statistics.collect()
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""
@@ -300,7 +305,8 @@ class Handle:
         for module in modules.values():
             restore(module)
         total = self.counters().total
-        if modules and total.passed_through and not total.treated and self.steps >= self.start:
+        late = all(int(layer.seen[0]) <= max(self.start, 1) for layer in self.layers.values())
+        if modules and total.passed_through and not total.treated and not (late and self.start):
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
                 f"called {self.steps} times; call it after each optimizer step.",

@@ -40,6 +40,7 @@ def explain(
     cost: Cost,
     loss_scale: float,
     growth: Growth | None,
+    start: int,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -47,6 +48,8 @@ def explain(
         name = plain_name(name)
         if name in layers:
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
+            if steps < start:
+                lines[name] += f"; treated from step {start} on"
         elif name in skipped:
             lines[name] = skipped[name]
         elif isinstance(module, nn.MultiheadAttention):
@@ -85,7 +88,7 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     if statistics.problem:
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not layer.control[READY]:
-        return f"{text}; passes through until its first step, or until handle.step() has statistics"
+        return f"{text}; passes through until handle.step() has statistics"
     text += f"; {count.sparsity:.1%} zeros so far"
     if layer.why_dense:
         text += f", dense products: {layer.why_dense}"

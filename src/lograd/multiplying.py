@@ -56,14 +56,13 @@ def why_dense(module: nn.Module) -> str | None:
 
 def work_of_element(module: nn.Module) -> float:
     """Multiply-adds that one element of a layer's gradient costs in each product; borders of images not counted."""
-    weight = next(module.parameters(), None)
-    outputs = next((size for name in _OUTPUTS if (size := getattr(module, name, None))), 1)
-    apart = math.prod(getattr(module, "stride", ())) if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
-    return 1.0 if weight is None else weight.numel() / (outputs * apart)
-
-
-_OUTPUTS = ("out_features", "out_channels", "nf")
-"""What linear layers, convolutions and the Conv1D of transformers call the number of their outputs."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        apart = math.prod(module.stride) if module.transposed else 1
+        return module.in_channels / module.groups * math.prod(module.kernel_size) / apart
+    if isinstance(module, nn.Linear):
+        return float(module.in_features)
+    weight = module.get_parameter("weight")  # the Conv1D of transformers
+    return float(weight.shape[0])
 
 
 class Times(NamedTuple):

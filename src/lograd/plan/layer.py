@@ -35,7 +35,6 @@ class LayerPlan:
         input: treatments of the gradient in the product that gives dX, the gradient of the layer's input.
         weight: the same for dW, the gradient of the weight (and of the bias).  If equal, the gradient is treated once.
         elements: of the layer's gradient per step in the profile; 0 if not known.
-        flops: operations of its products for dX and dW per step in the profile; 0 if not known, or not needed.
         masked: the share of zeros in the gradient at the output of the BatchNorm that the layer feeds, in the profile.
         predicted_input, predicted_weight: what the treatments do, by theory, to the gradient in the profile.
         weights: treatments of the weights that the gradient meets in the product for dX; the forward is not touched.
@@ -45,7 +44,6 @@ class LayerPlan:
     input: Sentence = ()
     weight: Sentence = ()
     elements: int = 0
-    flops: tuple[int, int] = (0, 0)
     masked: float = 0.0
     predicted_input: Prediction | None = None
     predicted_weight: Prediction | None = None
@@ -85,10 +83,9 @@ class LayerPlan:
         """Whether anything is done."""
         return any(getattr(self, name) for name in (*PRODUCTS, *OPERANDS))
 
-    @property
-    def skipped(self) -> float:
-        """Operations that predicted zeros save, of those of both products."""
-        sides = zip(self.flops, (self.predicted_input, self.predicted_weight), strict=True)
+    def skipped(self, work: tuple[int, int]) -> float:
+        """Operations that predicted zeros save, of those of the products for dX and dW."""
+        sides = zip(work, (self.predicted_input, self.predicted_weight), strict=True)
         return sum(count * prediction.sparsity for count, prediction in sides if prediction is not None)
 
     def words(self) -> str:
@@ -101,26 +98,22 @@ class LayerPlan:
         input, weight = _side(self.input, self.predicted_input), _side(self.weight, self.predicted_weight)
         sides = {"both": input} if input == weight else {"input": input, "weight": weight}
         operands = {name: to_json(getattr(self, name)) for name in OPERANDS if getattr(self, name)}
-        work = {"flops": list(self.flops)} if any(self.flops) else {}
-        return {**sides, "elements": self.elements, **work, "masked": self.masked, **operands}
+        return {**sides, "elements": self.elements, "masked": self.masked, **operands}
 
     @classmethod
     def from_json(cls, data: Any) -> LayerPlan:
         """The exact inverse of `to_json`."""
-        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "flops", "masked", *OPERANDS))
+        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked", *OPERANDS))
         if [name in data for name in ("both", "input", "weight")] not in ([True, False, False], [False, True, True]):
             raise InvalidValue(sentence("a layer of a plan", data, 'given as "both", or as "input" and "weight"'))
-        elements, flops, masked = data.get("elements", 0), data.get("flops", [0, 0]), data.get("masked", 0.0)
+        elements, masked = data.get("elements", 0), data.get("masked", 0.0)
         if type(elements) is not int or type(masked) not in (int, float):
             raise InvalidValue(sentence("elements and masked of a layer", (elements, masked), "a count and a share"))
-        if not isinstance(flops, list) or [type(count) for count in flops] != [int, int] or min(flops) < 0:
-            raise InvalidValue(sentence("flops of a layer", flops, "two counts, for dX and dW"))
         (input, predicted_input), (weight, predicted_weight) = (
             _side_from_json(data.get("both", data.get(name))) for name in ("input", "weight")
         )
         operands = {name: from_json(data.get(name, [])) for name in OPERANDS}
-        counts = (flops[0], flops[1])
-        return cls(input, weight, elements, counts, float(masked), predicted_input, predicted_weight, **operands)
+        return cls(input, weight, elements, float(masked), predicted_input, predicted_weight, **operands)
 
 
 def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:

@@ -37,14 +37,14 @@ class Plan:
         layers: a LayerPlan for each layer name, in the order in which the layers run.
         kept: layers left alone on purpose, and why.
         every: what is done to each supported layer that `layers` does not name; None leaves them alone.
-        flops: operations of the products of all layers per step in the profile, kept ones included; 0 if not known.
+        work: operations of the products for dX and dW of each layer per step in the profile, kept layers included.
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     every: LayerPlan | None = None
-    flops: int = 0
+    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Plan:
         return data | {
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
             "kept": dict(self.kept),
-            **({"flops": self.flops} if self.flops else {}),
+            **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
         }
 
     @classmethod
@@ -83,15 +83,12 @@ class Plan:
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "flops"))
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work"))
         layers, kept = data.get("layers", {}), data.get("kept", {})
         if not isinstance(layers, dict) or not isinstance(kept, dict):
             raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
-        flops = data.get("flops", 0)
-        if type(flops) is not int or flops < 0:
-            raise InvalidValue(sentence("flops of a plan", flops, "a count"))
         return cls(
-            flops=flops,
+            work=_work_from_json(data.get("work", {})),
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: str(reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
@@ -100,7 +97,13 @@ class Plan:
     @property
     def skipped(self) -> float:
         """The share of the operations of all products, kept layers included, that predicted zeros skip."""
-        return sum(layer.skipped for layer in self.layers.values()) / self.flops if self.flops else 0.0
+        total = self._total_work
+        saved = sum(layer.skipped(self.work.get(name, (0, 0))) for name, layer in self.layers.items())
+        return saved / total if total else 0.0
+
+    @property
+    def _total_work(self) -> int:
+        return sum(map(sum, self.work.values()))
 
     # -- changing, comparing, reading --
 
@@ -182,9 +185,11 @@ class Plan:
     def table(self) -> Table:
         """A table for the terminal: what is done to each layer, and what theory expects of it."""
         title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
-        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, self.flops)]
+        total = max(self._total_work, 1)
+        shares = {name: (input / total, weight / total) for name, (input, weight) in self.work.items()}
+        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
         if self.every is not None:
-            rows += _rows("(every other)", self.every, 0)
+            rows += _rows("(every other)", self.every, (0.0, 0.0))
         rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
         caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
@@ -218,6 +223,15 @@ class Plan:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:
+    if not isinstance(data, dict):
+        raise InvalidValue(sentence("work of a plan", data, "an object with layer names"))
+    for name, counts in data.items():
+        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int] or min(counts) < 0:
+            raise InvalidValue(sentence(f"work of layer {name!r}", counts, "two counts of operations, for dX and dW"))
+    return {name: (counts[0], counts[1]) for name, counts in data.items()}
+
+
 Entry = LayerPlan | str
 
 
@@ -232,22 +246,22 @@ def _in_words(entry: Entry | None) -> str:
     return entry.words()
 
 
-def _rows(name: str, layer: LayerPlan, total: int) -> list[list[str]]:
-    """A row for each treated tensor; `total` are the operations of which the layer's are a share."""
+def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[str]]:
+    """A row for each treated tensor; `work` is the share that the products for dX and dW have in that of all layers."""
     input, weight = (layer.input, layer.predicted_input), (layer.weight, layer.predicted_weight)
     if input == weight:
-        sides = [("both", *input, sum(layer.flops))]
+        sides = [("both", *input, sum(work))]
     else:
-        sides = [("dX", *input, layer.flops[0]), ("dW", *weight, layer.flops[1])]
-    sides += [(name, getattr(layer, name), None, 0) for name in OPERANDS if getattr(layer, name)]
+        sides = [("dX", *input, work[0]), ("dW", *weight, work[1])]
+    sides += [(name, getattr(layer, name), None, 0.0) for name in OPERANDS if getattr(layer, name)]
     rows = []
-    for product, treatments, predicted, flops in sides:
+    for product, treatments, predicted, share in sides:
         numbers = ["–"] * 3
         if predicted is not None:
             numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
         elements = f"{layer.elements:,}" if layer.elements else "–"
-        work = f"{flops / total:.1%}" if flops and total else "–"
-        rows.append([name, product, describe(treatments), elements, work, *numbers])
+        shown = f"{share:.1%}" if share else "–"
+        rows.append([name, product, describe(treatments), elements, shown, *numbers])
     return rows
 
 

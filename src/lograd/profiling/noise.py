@@ -101,14 +101,19 @@ class _Backward:
         return noisy
 
 
+def check_plain(model: nn.Module) -> None:
+    if any(catcher_of(module) is not None for module in model.modules()):
+        raise InvalidValue("noise is measured on a plain model, and this one has a plan attached; call remove() first.")
+
+
 def measure(
     model: nn.Module,
     profiles: dict[str, LayerProfile],
     loss: Callable[[], Tensor],
     repeats: int,
     progress: Callable[[Iterable[str], int], Iterator[str]],
-) -> Contributions:
-    """The factors by which noise travels between the layers of a model.
+) -> Contributions | None:
+    """The factors by which noise travels between the layers of a model; None if no layer has a weight that learns.
 
     Args:
         profiles: what is known of the layers; those with a law take part.
@@ -116,8 +121,6 @@ def measure(
         repeats: backward passes for each layer.
         progress: shows how far we are; from names and their number, the names.
     """
-    if any(catcher_of(module) is not None for module in model.modules()):
-        raise InvalidValue("noise is measured on a plain model, and this one has a plan attached; call remove() first.")
     modules = dict(named_modules(model))
     layers = {
         name: _Layer(modules[name], float(threshold(profile.law, PROBE)))
@@ -129,10 +132,13 @@ def measure(
     stance = torch.compiler.set_stance("force_eager")  # compiled code would pass the hooks by
     try:
         value = loss()
-        owned = {name: weight for name, layer in layers.items() if (weight := _learned(layer.module)) is not None}
-        weights = list({id(weight): weight for weight in owned.values()}.values())
+        owned = {name: _learned(layer.module) for name, layer in layers.items()}
+        weights = list({id(weight): weight for several in owned.values() for weight in several}.values())
+        if not weights:
+            return None
         clean = backward.run(value, weights)
-        places = {name: [id(one) for one in weights].index(id(weight)) for name, weight in owned.items()}
+        order = [id(weight) for weight in weights]
+        places = {name: [order.index(id(weight)) for weight in several] for name, several in owned.items()}
         factors = _Factors(layers, places, clean)
         for name in progress(layers, len(layers)):
             for repeat in range(repeats):
@@ -148,7 +154,7 @@ def measure(
 class _Factors:
     """Sums over the repeats, from which the factors follow."""
 
-    def __init__(self, layers: dict[str, _Layer], places: dict[str, int], clean: list[Tensor | None]) -> None:
+    def __init__(self, layers: dict[str, _Layer], places: dict[str, list[int]], clean: list[Tensor | None]) -> None:
         count = len(layers)
         self.layers = layers
         self.places = places
@@ -166,7 +172,7 @@ class _Factors:
             _energy(noisy - clean) / signal if noisy is not None and clean is not None and signal > 0 else 0.0
             for noisy, clean, signal in zip(gradients, self.clean, self.signals, strict=True)
         ]
-        own = arrived[self.places[name]] if name in self.places else 0.0
+        own = sum(arrived[place] for place in self.places[name])
         self.own[column] += own
         self.passed[column] += sum(arrived) - own
         errors = np.array([layer.error for layer in self.layers.values()])
@@ -181,9 +187,11 @@ class _Factors:
         return Propagation(self.own * unit, self.passed * unit, relative * unit)
 
 
-def _learned(module: nn.Module) -> Tensor | None:
-    weight = weight_of(module)
-    return weight if weight is not None and weight.requires_grad else None
+def _learned(module: nn.Module) -> list[Tensor]:
+    """The weight, or what it is computed from, as far as it learns."""
+    own = weight_of(module)
+    parts = [own] if own is not None else [part for name, part in module.named_parameters() if name != "bias"]
+    return [part for part in parts if part.requires_grad]
 
 
 def _energy(tensor: Tensor) -> float:

@@ -109,12 +109,11 @@ def build(
         plans[name] = LayerPlan(
             **sentences,
             elements=layers[name].elements,
-            flops=work[name],
             masked=statistics[name].masked,
             predicted_input=predicted(sentences["input"], statistics[name]),
             predicted_weight=predicted(sentences["weight"], statistics[name]),
         )
-    return Plan(plans, kept, flops=sum(map(sum, work.values())), statistics=statistics)
+    return Plan(plans, kept, work=work, statistics=statistics)
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:
@@ -177,12 +176,12 @@ def _allocate(
         input = weight = theory.allocate(
             laws, by_side.sum(axis=0), budget.sparsity, budget.allocation, floors=floors, max_sparsity=most
         )
-    for side, values in zip(PRODUCTS, (input, weight), strict=True):
+    for side, values, counts in zip(PRODUCTS, (input, weight), by_side, strict=True):
         # Four digits can be read and reviewed, and keep the budget to as many.
         shares |= {
             (name, side): min(max(round(float(value), 4), 0.0001), 0.9999)
-            for name, value in zip(names, values, strict=True)
-            if value > 0
+            for name, value, count in zip(names, values, counts, strict=True)
+            if count or not budget.split
         }
     return shares
 

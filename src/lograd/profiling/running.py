@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,10 +16,10 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from ..errors import InvalidType, InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
 from .modules import FilterFunction
-from .noise import measure
+from .noise import check_plain, measure
 from .observer import Observer
 from .profiles import Profile
 from .restoring import restored
@@ -93,10 +94,11 @@ def profile(
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
         noise: how often to prune each layer's gradient in the last batch, one layer at a time, and see how far all
             weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It takes a backward
-            each, and the memory of all layers' gradients at once.
+            each, and the memory of all layers' gradients at once.  No plan may be attached.
     """
     check_width("steps", steps, 1, 2**31)
-    check_width("noise", noise, 0, 2**31)
+    if check_width("noise", noise, 0, 2**31):
+        check_plain(model)
     if not callable(loss_fn):
         raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
@@ -118,6 +120,8 @@ def profile(
         with restored(model), torch.enable_grad():
             show = partial(_with_progress, what="measuring noise")
             result.noise = measure(model, result.layers, partial(_loss, model, batch, loss_fn), noise, show)
+        if result.noise is None:
+            warnings.warn("noise was not measured: no layer has a weight that learns.", LogradWarning, stacklevel=2)
     return result
 
 
