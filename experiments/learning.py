@@ -3,7 +3,7 @@
     .venv/bin/python experiments/learning.py --data ../shared/data/cifar100_20k.npz --runs /tmp/learning
 
 Trains each case with the same seeds and schedule, by `lograd.training`, with whichever products are faster.  Plans come
-from a profile after a hundred dense steps, in which noise was measured.  Then one step of each case is timed in turns,
+from a profile after some dense steps, in which noise was measured.  Then one step of each case is timed in turns,
 and the cases that are compared at equal time are trained again, with as many steps as the dense run has time for.  Runs
 that stand in the folder already are not made again, so several processes may share it, each with its --case.  Writes
 experiments/results/learning-MODEL.json and .md.
@@ -35,8 +35,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from timing import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-PROFILED = 100
-"""Dense steps before the profile: the laws and the noise of a network that has begun to learn."""
 ROUNDS, WARM_UP = 15, 30
 """Steps of each case that are timed, and those before."""
 Maker = Callable[[lograd.Profile, float], Plan]
@@ -49,7 +47,8 @@ class Case:
     title: str
     plan: Maker | None
     sparsity: float = 0.0
-    start: int = 0
+    late: bool = False
+    """Begin at the step of the profile, and not at the first."""
     again: bool = False
     """Train it at equal time as well."""
 
@@ -88,7 +87,6 @@ def two_copies(profile: lograd.Profile, sparsity: float) -> Plan:
     return replace(plan, layers=layers)
 
 
-START = 100
 CASES = {
     "dense": Case("dense", None),
     "all-85": Case("uniform 85 %, every layer", everything, 0.85),
@@ -98,13 +96,13 @@ CASES = {
     "noise-85": Case("least noise 85 %", noise, 0.85),
     "copies-85": Case("uniform 85 %, two copies", two_copies, 0.85),
     "split-85": Case("least noise 85 %, split", split, 0.85),
-    "late-85": Case(f"uniform 85 %, from step {START}", uniform, 0.85, START),
-    "cosine-late-85": Case(f"common cosine 85 %, from step {START}", cosine, 0.85, START),
-    "split-late-85": Case(f"least noise 85 %, split, from step {START}", split, 0.85, START),
-    "noise-late-80": Case(f"least noise 80 %, from step {START}", noise, 0.80, START, again=True),
-    "noise-late-85": Case(f"least noise 85 %, from step {START}", noise, 0.85, START, again=True),
-    "noise-late-90": Case(f"least noise 90 %, from step {START}", noise, 0.90, START, again=True),
-    "late-90": Case(f"uniform 90 %, from step {START}", uniform, 0.90, START),
+    "late-85": Case("uniform 85 %, late", uniform, 0.85, late=True),
+    "cosine-late-85": Case("common cosine 85 %, late", cosine, 0.85, late=True),
+    "split-late-85": Case("least noise 85 %, split, late", split, 0.85, late=True),
+    "noise-late-80": Case("least noise 80 %, late", noise, 0.80, late=True, again=True),
+    "noise-late-85": Case("least noise 85 %, late", noise, 0.85, late=True, again=True),
+    "noise-late-90": Case("least noise 90 %, late", noise, 0.90, late=True, again=True),
+    "late-90": Case("uniform 90 %, late", uniform, 0.90, late=True),
 }
 
 
@@ -114,6 +112,8 @@ class Experiment:
 
     folder: Path
     base: Config
+    start: int
+    """Dense steps before the profile, and before late cases begin."""
 
     def profile(self) -> lograd.Profile:
         """Of the first seed's network after some dense steps; made once."""
@@ -123,13 +123,13 @@ class Experiment:
         data = load_data(self.base)
         model = build_model(self.base, data).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=self.base.settled("lr"), momentum=0.9)
-        for step in track(range(PROFILED), "Training before the profile"):
+        for step in track(range(self.start), "Training before the profile"):
             images, labels = data.batch(0, step)
             optimizer.zero_grad()
             loss: Any = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        found = lograd.profile(model, [data.batch(0, PROFILED)], F.cross_entropy, noise=2)
+        found = lograd.profile(model, [data.batch(0, self.start)], F.cross_entropy, noise=2)
         found.save(path)
         return found
 
@@ -141,7 +141,7 @@ class Experiment:
             path = self.folder / f"{name}.json"
             if not path.exists():
                 case.plan(self.profile(), case.sparsity).save(path)
-            settings |= {"plan": str(path), "products": "auto", "start": case.start}
+            settings |= {"plan": str(path), "products": "auto", "start": self.start * case.late}
         return replace(self.base, **settings)
 
     def run(self, case: Case, name: str, seed: int, steps: int | None = None) -> Run:
@@ -227,6 +227,7 @@ def main(
     epochs: Annotated[int, typer.Option(help="Length of the dense run.")] = 3,
     batch: Annotated[int, typer.Option(help="Images of a step.")] = 64,
     lr: Annotated[float, typer.Option(help="Largest learning rate.")] = 0.05,
+    start: Annotated[int, typer.Option(help="Dense steps before the profile, and before late cases begin.")] = 100,
     seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...")] = 3,
     case: Annotated[list[str] | None, typer.Option(help="Only these, and no table; repeat it.")] = None,
     tabulate: Annotated[bool, typer.Option(help="Only make the table of the runs that are there.")] = False,
@@ -237,7 +238,7 @@ def main(
         evaluate_every=10**6, checkpoint_every=10**6,
     )  # fmt: skip
     runs.mkdir(parents=True, exist_ok=True)
-    experiment = Experiment(runs, base)
+    experiment = Experiment(runs, base, start)
     chosen = {name: CASES[name] for name in case} if case else CASES
     again = {name: one for name, one in chosen.items() if one.again}
     if not tabulate:
@@ -250,13 +251,14 @@ def main(
         steps = base.total_steps(load_data(base).steps_per_epoch)
         for seed in range(seeds):
             for name, one in again.items():
-                experiment.run(one, name, seed, round(one.start + (steps - one.start) * speeds[name]))
+                late = start * one.late
+                experiment.run(one, name, seed, round(late + (steps - late) * speeds[name]))
     if case:
         return
     found = list(rows(experiment, range(seeds), speeds))
-    name = f"learning-{model}" + (f"-{width}" if width else "")
+    name = f"learning-{model}"
     settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "products": "auto",
-                "threads": 1, "augment": False, "schedule": base.schedule}  # fmt: skip
+                "threads": 1, "augment": False, "start": start, "schedule": base.schedule}  # fmt: skip
     result = {
         "machine": machine(),
         "versions": versions("torch", "numpy", "lograd"),
@@ -265,13 +267,15 @@ def main(
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    command = f"experiments/learning.py --data FILE --runs FOLDER --model {model}" + (
-        f" --width {width}" if width else ""
+    command = (
+        f"experiments/learning.py --data FILE --runs FOLDER --model {model} --width {base.width} --epochs {epochs} "
+        f"--start {start}"
     )
     words = (
         f"{model} of width {base.width} on CIFAR-100 (20,000 images): {epochs} epochs of the dense run, batch {batch}, "
         f"SGD, learning rate {lr:g} with a cosine schedule, no augmentation. Zeros are those of the pruned layers: "
-        f"all but the last, unless it says so. `{command}` makes this table.\n\n"
+        f"all but the last, unless it says so. Plans are from a profile after {start} dense steps; late means that "
+        f"pruning begins there, and not at the first step. `{command}` makes this table.\n\n"
     )
     (RESULTS / f"{name}.md").write_text(words + table(found) + "\n")
     print(words + table(found))
