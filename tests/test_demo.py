@@ -112,8 +112,8 @@ def check_predictions(model):
         assert rounding["predicted_cosine"] == pytest.approx(rounding["measured_cosine"], abs=0.005)
         assert layer["zeros_by_law"]["empirical"] == pytest.approx(0.85, abs=0.005)
         assert layer["zeros"]["trained"] == pytest.approx(layer["zeros"]["asked"], abs=0.03)
-    elements = sum(layer["elements"] for layer in treated)
-    share = sum(layer["elements"] * layer["zeros"]["asked"] for layer in treated) / elements
+    operations = sum(layer["operations"] for layer in treated)
+    share = sum(layer["operations"] * layer["zeros"]["asked"] for layer in treated) / operations
     assert share == pytest.approx(0.85, abs=0.001)
 
 

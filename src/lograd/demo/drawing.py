@@ -165,7 +165,7 @@ def allocation(finding: Finding) -> Chart:
     rule = Rule(TARGET)
     return Chart(
         f"{finding.task.name}: zeros in each layer while training", "", "share of zeros", [*bars, rule], y_percent=True,
-        y_range=(0.0, 1.0), note=f"Exact counts, without the first steps. Dashed: {PERCENT}, over all of them.",
+        y_range=(0.0, 1.0), note=f"Exact counts, without the first steps. Dashed: {PERCENT}, their mean by work.",
     )  # fmt: skip
 
 

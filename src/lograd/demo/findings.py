@@ -219,6 +219,7 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
     return {
         "name": layer.name,
         "elements": layer.profile.elements,
+        "operations": layer.operations,
         "sigma": layer.profile.sigma,
         "zeros_before": layer.profile.zero_share,
         "ks": layer.distances,

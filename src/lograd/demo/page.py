@@ -98,8 +98,8 @@ def _plan(page: Page, findings: Sequence[Finding]) -> None:
     page.text(
         f"`profile.plan(bits={BITS})` takes for each layer the split of {BITS} bits with the least relative error, by "
         f"its own histogram: {words.format_counts(findings)}, written 1-exponent-mantissa. "
-        f'`profile.plan(sparsity={TARGET}, allocation="cosine")` asks for {PERCENT} zeros over all layers, and splits '
-        "them so that the layers keep the same cosine between a gradient and its pruned copy: "
+        f'`profile.plan(sparsity={TARGET}, allocation="cosine")` asks to skip {PERCENT} of their work, and splits it '
+        "so that the layers keep the same cosine between a gradient and its pruned copy: "
         f"{words.cosines(findings)}. The last layer is kept as it is. No format or share is tuned by "
         "training; learning rates were chosen by hand."
     )
