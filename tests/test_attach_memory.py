@@ -130,7 +130,7 @@ def bound(g, weight, threads):
     outputs, channels = weight.shape[:2]
     lists = max(g.nbytes / 4, 16 * 512 * outputs) * 9 / 8
     packed = weight.nbytes * (9 / 8 + 64 / channels)
-    return lists + 2 * packed + threads * 8 * 1027 * min(outputs, 1024) + (threads + 1) * 2**20
+    return lists + 2 * packed + threads * 8 * 1027 * min(outputs, 4096) + (threads + 1) * 2**20
 
 
 @native

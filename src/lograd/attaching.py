@@ -182,12 +182,10 @@ class Handle:
 
     def _say_what_explodes(self) -> None:
         """Warn once."""
-        if (
-            self._growth is None
-            and (growth := exploded(self._statistics, self.steps, self._first_collected)) is not None
-        ):
-            self._growth = growth
-            warnings.warn(f"{growth}.", LogradWarning, stacklevel=3)
+        if self._growth is None:
+            self._growth = exploded(self._statistics, self.steps, self._first_collected)
+            if self._growth is not None:
+                warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
 
     def epoch(self) -> None:
         """Mark an epoch: with refresh="epoch", the next step takes statistics."""
@@ -305,8 +303,8 @@ class Handle:
         for module in modules.values():
             restore(module)
         total = self.counters().total
-        late = all(int(layer.seen[0]) <= max(self.start, 1) for layer in self.layers.values())
-        if modules and total.passed_through and not total.treated and not (late and self.start):
+        begun = any(int(layer.seen[0]) > self.start for layer in self.layers.values())
+        if modules and total.passed_through and not total.treated and begun:
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
                 f"called {self.steps} times; call it after each optimizer step.",

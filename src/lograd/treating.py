@@ -182,7 +182,7 @@ class TreatedLayer:
         call("observe_gradient", g, self.control, self.histogram, self.seen)
         given = (self._activations(x) if need[1] else x, self._weights(weight, (0,)) if need[0] else weight)
 
-        def multiply(
+        def products(
             product: Product | None, contracted: tuple[int, ...], wanted: tuple[bool, bool, bool]
         ) -> tuple[Tensor, Tensor, Tensor]:
             if product is not None and product.choice is not None:
@@ -191,12 +191,12 @@ class TreatedLayer:
             return dense_products(treated, given, geometry, wanted)
 
         if self.input is self.weight:
-            return multiply(self.input, (), need)
+            return products(self.input, (), need)
         d_x = d_weight = d_bias = g.new_empty(0)
         if need[0]:
-            d_x, _, _ = multiply(self.input, (1,), (True, False, False))
+            d_x, _, _ = products(self.input, (1,), (True, False, False))
         if need[1] or need[2]:
-            _, d_weight, d_bias = multiply(self.weight, _all_but_channels(g), (False, need[1], need[2]))
+            _, d_weight, d_bias = products(self.weight, _all_but_channels(g), (False, need[1], need[2]))
         return d_x, d_weight, d_bias
 
     def split(self, g: Tensor, input: bool, weight: bool) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ namespace {
 // Measured on Zen 3 with 32 KB of L1 and 512 KB of L2: a panel leaves room for the lists that stream through.  Strips are
 // wide, as packing X for dW serves a whole one: sums of dW that leave the L2 cache cost less than that.
 constexpr std::size_t kPanelBytes = 28 << 10, kTileBytes = 256 << 10;
-constexpr std::size_t kBandPixels = 512, kStripColumns = 1024, kMostBlockPixels = 512, kMostOutputs = 256;
+constexpr std::size_t kBandPixels = 512, kStripColumns = 4096, kMostBlockPixels = 512, kMostOutputs = 256;
 constexpr std::size_t kMostTaps = 7;
 // Vectors of input channels in a tile, by the taps that share its registers.
 constexpr std::size_t kVectorsByTaps[kMostTaps + 1] = {0, 8, 6, 4, 3, 2, 2, 2};

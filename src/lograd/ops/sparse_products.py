@@ -11,8 +11,8 @@ where x or the weight is not finite, the dense products are computed.
 
 Memory: lists of 16 bytes for each nonzero element, in no more than a quarter of the size of the gradient (or 16 bytes
 for each element of 512 pixels, if that is more; what does not fit is done in turns), the weight and its gradient once
-more, with input channels rounded up to tiles, and of each thread 8 bytes for each of at most 1024 output channels of
-1027 pixels (8.4 MB at most) and 1 MB.  It is kept for the next call; `release_workspace` gives it back, as a handle's
+more, with input channels rounded up to tiles, and of each thread 8 bytes for each of at most 4096 output channels of
+1027 pixels (34 MB at most) and 1 MB.  It is kept for the next call; `release_workspace` gives it back, as a handle's
 `step` does.
 """
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InvalidType, sentence
+from ..ops.library import FLOAT_TYPES
 from ..swapping import kind_of, plain_name, unwrapped
 
 FilterFunction = Callable[[nn.Module, str], bool]
@@ -36,6 +37,17 @@ def weight_of(module: nn.Module) -> nn.Parameter | None:
     of these computations change buffers.
     """
     return module._parameters.get("weight")
+
+
+def on_gradient(tensor: Any, act: Callable[[Tensor], Tensor | None]) -> Any:
+    """A hook that is called with the gradient of a tensor, and may return another."""
+    return tensor.register_hook(act)
+
+
+def countable(gradient: Tensor) -> Tensor:
+    """The gradient as operators take it: float64 becomes float32."""
+    gradient = gradient.detach()
+    return gradient if gradient.dtype in FLOAT_TYPES else gradient.float()
 
 
 def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from ..errors import InvalidValue
 from ..ops import stochastic_prune
-from ..ops.library import FLOAT_TYPES
 from ..swapping import catcher_of
 from ..theory import Propagation, threshold
-from .modules import is_product, named_modules, weight_of
+from .modules import countable, is_product, named_modules, on_gradient, weight_of
 from .records import LayerProfile
 
 PROBE = 0.85
@@ -86,16 +85,16 @@ class _Backward:
 
     def layer_ran(self, layer: _Layer, module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(self._arrived, layer))  # type: ignore[no-untyped-call]
+            on_gradient(output, partial(self._arrived, layer))
 
     def _arrived(self, layer: _Layer, gradient: Tensor) -> Tensor | None:
         place, layer.place = layer.place, layer.place + 1
         if self.first:
             layer.clean.append(gradient.detach().clone())
             return None
-        noisy = None
+        noisy: Tensor | None = None
         if layer is self.disturbed:
-            noisy = _pruned(gradient, layer.threshold, self.seed + place)
+            noisy = stochastic_prune(countable(gradient), layer.threshold, self.seed + place).to(gradient.dtype)
         difference = (gradient if noisy is None else noisy) - layer.clean[place]
         layer.error += _energy(difference)
         return noisy
@@ -196,11 +195,3 @@ def _learned(module: nn.Module) -> list[Tensor]:
 
 def _energy(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
-
-
-def _pruned(gradient: Tensor, threshold: float, seed: int) -> Tensor:
-    """Unbiased, and of the gradient's own type."""
-    plain = gradient.detach()
-    plain = plain if plain.dtype in FLOAT_TYPES else plain.float()
-    pruned: Tensor = stochastic_prune(plain, threshold, seed)
-    return pruned.to(gradient.dtype)

@@ -7,7 +7,6 @@ the tensor, so it receives the gradient with respect to the layer's own output.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -25,8 +24,8 @@ from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
-from ..ops.library import FLOAT_TYPES, dense, flat
-from .modules import FilterFunction, flops_of, is_product, named_modules, weight_of
+from ..ops.library import dense, flat
+from .modules import FilterFunction, countable, flops_of, is_product, named_modules, on_gradient, weight_of
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
 
@@ -82,7 +81,7 @@ class Observer:
             self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
             weight = weight_of(module)
             if self._weight_gradients and weight is not None and weight.requires_grad:
-                self._hooks.append(_on_gradient(weight, partial(self._weight_gradient_arrived, name)))
+                self._hooks.append(on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
         self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
         return self._profile
@@ -145,18 +144,18 @@ class Observer:
             self._excuse(name, "its output needed no gradient")
             return
         if not self._due:
-            _on_gradient(output, self._mark)
+            on_gradient(output, self._mark)
             return
         self._excuse(name, "no gradient reached it")
         flops = flops_of(module, args[0] if args else kwargs.get("input"), output)
         self._outputs[output] = name
-        _on_gradient(output, partial(self._gradient_arrived, name, flops))
+        on_gradient(output, partial(self._gradient_arrived, name, flops))
 
     def _norm_ran(self, module: nn.Module, args: Any, output: Any) -> None:
         """A BatchNorm whose input is the very tensor that a layer returned tells that layer how much ReLU masked."""
         name = self._outputs.get(args[0]) if self._due and args else None
         if name is not None and isinstance(output, Tensor) and output.requires_grad:
-            _on_gradient(output, partial(self._masked_arrived, name))
+            on_gradient(output, partial(self._masked_arrived, name))
 
     def _excuse(self, name: str, reason: str) -> None:
         if name in self._reasons:
@@ -171,7 +170,7 @@ class Observer:
         if not self._active:
             return
         self._delivered = True
-        gradient = _countable(gradient)
+        gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
         # Counted here and not in forward, which a checkpoint runs twice.
@@ -182,22 +181,12 @@ class Observer:
     def _weight_gradient_arrived(self, name: str, gradient: Tensor) -> None:
         if self._active and self._due and gradient.layout == torch.strided:
             pending = self._pending[name]
-            pending.weight = _plus(pending.weight, log_histogram(_countable(gradient)).table)
+            pending.weight = _plus(pending.weight, log_histogram(countable(gradient)).table)
 
     def _masked_arrived(self, name: str, gradient: Tensor) -> None:
         if self._active:
             pending = self._pending[name]
-            pending.masked = _plus(pending.masked, log_histogram(_countable(gradient)).table)
-
-
-def _on_gradient(tensor: Any, act: Callable[[Tensor], None]) -> Any:
-    return tensor.register_hook(act)
-
-
-def _countable(gradient: Tensor) -> Tensor:
-    """float64 is counted as float32."""
-    gradient = gradient.detach()
-    return gradient if gradient.dtype in FLOAT_TYPES else gradient.float()
+            pending.masked = _plus(pending.masked, log_histogram(countable(gradient)).table)
 
 
 def _plus(sum: Any, more: Any) -> Any:

@@ -66,8 +66,6 @@ class Propagation:
         names = ("own", "passed", "transfer")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
-    __hash__ = None  # type: ignore[assignment]  # arrays have none
-
     def growth(self, noise_input: ArrayLike) -> Values:
         """x: by how much the treatments of dX multiply the energy of the gradient that arrives at each layer."""
         return self._carry(self.transfer * self._checked(noise_input), np.ones_like(self.own))
