@@ -222,10 +222,10 @@ def assert_pruned_alike(layer: Layer, g: Tensor, x: Tensor, weight: Tensor, thre
 @native_only
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("last", [False, True])
-def test_equal_bits_for_any_number_of_threads(name: str, last: bool) -> None:
+@pytest.mark.parametrize("threshold", [torch.tensor(20.0), None])
+def test_equal_bits_for_any_number_of_threads(name: str, last: bool, threshold: Tensor | None) -> None:
     layer = LARGE[name]
     g, x, weight = (arranged(tensor, last) for tensor in layer.tensors())
-    threshold = torch.tensor(20.0)
     with machine(native.status().isa, 1):
         expected = layer.sparse(g, x, weight, threshold)
     for threads in (2, 3, 5):

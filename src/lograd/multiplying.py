@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
-from .ops.library import FLOAT_TYPES, call, register
+from .ops.library import FLOAT_TYPES, call, flat, register
+from .ops.library import dense as in_memory
 from .ops.sparse_products import (
     convolution_products,
     linear_products,
@@ -33,6 +34,8 @@ CHANGE = 0.1
 """A share of zeros that differs by so much from the one that was timed makes it worth timing again."""
 TOO_SMALL = -1
 """In place of zeros: there was nothing to time."""
+PART = 2**20
+"""Elements that are pruned at a time while both ways are timed."""
 LEAST_WORK = 2**22
 """Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
 
@@ -163,12 +166,18 @@ def _multiply(
             pruned, counts = call("stochastic_prune", g, limit, key, True)
         return *dense_products(pruned, (x, weight), geometry, wanted), counts
 
+    def dense_in_parts() -> None:
+        """The same work, but no pruned copy of the gradient, which the sparse way would not need either."""
+        for part in () if limit is None else torch.split(flat(in_memory(g)), PART):
+            call("stochastic_prune", part, limit, key, True)
+        dense_products(g, (x, weight), geometry, wanted)
+
     mode = choice.tolist()[MODE] if ready else DENSE
     if mode == UNDECIDED and g.numel() * weight[0].numel() < LEAST_WORK:
         mode = DENSE
         choice[ZEROS] = TOO_SMALL
     elif mode == UNDECIDED:
-        times = faster(dense, sparse)
+        times = faster(dense_in_parts, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
         zeros = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
         choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, zeros * 1e6]))

@@ -53,12 +53,12 @@ public:
 
 // What one thread needs; its size depends on the constants of the plan alone.
 struct Worker {
-    Buffer random, appended, slots, places, lengths, starts, where, offsets, sums, panel, order;
+    Buffer random, appended, slots, places, lengths, starts, where, offsets, sums, weight_sums, panel, order;
     bool failed = false;  // to find room for lists
 };
 
 struct Workspace {
-    Buffer lists, weight, d_weight, sums;
+    Buffer lists, weight, sums;
     std::vector<std::unique_ptr<Worker>> workers;
 };
 
@@ -87,6 +87,8 @@ public:
 constexpr std::size_t kPiece = 4096;
 // Entries that are copied at once, and lists that are asked for ahead of their copy.
 constexpr std::size_t kCopied = 4, kListsAhead = 4;
+// Room for lists that is always there.
+constexpr std::size_t kListBytes = 4 << 20;
 // A thread is worth its start from so many elements of G on.
 constexpr std::size_t kWorthAThread = 16384;
 
@@ -104,9 +106,12 @@ class Backward {
     std::vector<Lists> pixel_lists_;   // by band and output block
     std::vector<Lists> output_lists_;  // by block and run
     // Lists take 16 bytes for each nonzero element.  In a quarter of the size of G there is room for one in sixteen of
-    // its elements; with more of them the bands take turns.
-    const std::size_t capacity_ = std::max(elements(layer_) * sizeof(float) / 4, most_bytes());
-    std::atomic<std::size_t> used_{0};
+    // its elements; with more of them the bands take turns, and at each turn dW is read and written.
+    std::size_t capacity_ = std::min(
+        plan_.bands.size() * most_bytes(),
+        std::max({kListBytes, elements(layer_) * sizeof(float) / 4,
+                  layer_.outputs * plan_.group_channels * layer_.y.kernel * layer_.x.kernel * sizeof(float)}));
+    std::atomic<std::size_t> used_{0}, listed_{0};  // bytes, and bands and strips whose lists these are
     std::atomic<bool> finite_{true};
     using Tally = std::array<std::int64_t, 4>;
     std::vector<Tally> tallies_;  // by band and strip
@@ -129,18 +134,19 @@ public:
         if (with_x_) pack_weight();
         if (!finite_) return false;
         if (with_x_ && plan_.zero_first) clear_input_gradient();
-        if (with_w_) clear_weight_gradient();
         if (with_bias_) work_->sums.get<float>(plan_.blocks.size() * layer_.outputs);
         // Lists of as many bands as memory allows, then their products: the sums do not depend on how many these are.
         for (std::size_t band = 0; band < plan_.bands.size();) {
             const std::size_t first = band;
             band = compress({first, plan_.bands.size()});
-            if (band == first) band = compress({first, first + 1});  // alone it fits
+            if (band == first) {
+                capacity_ = most_bytes();
+                band = compress({first, first + 1});
+            }
             if (with_x_) input_products({first, band});
             if (with_w_) weight_products({plan_.band_blocks[first].begin, plan_.band_blocks[band - 1].end});
             if (!finite_) return false;
         }
-        if (with_w_) unpack_weight_gradient();
         if (with_bias_) sum_bias();
         for (std::size_t k = 0; k < 4; ++k) {
             task_.counts[k] = 0;
@@ -175,14 +181,17 @@ private:
     std::size_t compress(Span bands) {
         char* lists = work_->lists.get<char>(capacity_);
         const std::size_t strips = plan_.strips.size();
-        used_ = 0;
+        used_ = listed_ = 0;
         std::fill(failed_.begin(), failed_.end(), 0);
         parallel_tasks(bands.size() * strips, threads_, [&](std::size_t worker, std::size_t task) {
             const std::size_t band = bands.begin + task / strips, strip = task % strips, place = band * strips + strip;
             Worker& own = *work_->workers[worker];
-            if (used_ > capacity_) own.failed = true;
+            // Another band as large as those before has to fit, or it would be made in vain.
+            const std::size_t used = used_, listed = std::max<std::size_t>(listed_, 1);
+            if (band > bands.begin && used + used / listed * strips > capacity_) own.failed = true;
             else if (layer_.gradient_last) compress_pixels(own, band, plan_.strips[strip], tallies_[place], lists);
             else compress_planes(own, band, plan_.strips[strip], tallies_[place], lists);
+            ++listed_;
             failed_[place] = own.failed;
             own.failed = false;
         });
@@ -580,18 +589,6 @@ private:
 
     // -------------------------------------------------------------------------------------------------------------- dW
 
-    // Sums of a set by tile, kernel row and output channel.
-    float* sums_at(std::size_t set, std::size_t tile, std::size_t y) {
-        const Span& outputs = plan_.sets[set].channels;
-        return work_->d_weight.get<float>(0) +
-               ((tile * layer_.outputs + outputs.begin) * layer_.y.kernel + y * outputs.size()) * row_floats_;
-    }
-
-    void clear_weight_gradient() {
-        const std::size_t floats = plan_.tiles * layer_.outputs * layer_.y.kernel * row_floats_;
-        std::memset(work_->d_weight.get<float>(floats), 0, floats * sizeof(float));
-    }
-
     void weight_products(Span blocks) {
         std::size_t rows = plan_.kernel_rows;
         const std::size_t tiles = plan_.tiles * plan_.sets.size();
@@ -604,9 +601,17 @@ private:
         });
     }
 
+    // Sums go on from what the blocks before have left in dW, so that its bits do not depend on who took turns.
     void weight_product(Worker& own, Span blocks, std::size_t set, std::size_t tile, Span kernel) {
         auto* panel = own.panel.get<float>(plan_.most_block_area * plan_.tile);
         const Outputs& outputs = plan_.sets[set];
+        const std::size_t plane = outputs.channels.size() * row_floats_, size = kernel.size() * plane;
+        auto* sums = own.weight_sums.get<float>(size);
+        if (blocks.begin == 0) std::memset(sums, 0, size * sizeof(float));
+        else
+            over_weights(outputs.channels, tile, kernel, sums, [&](float* part, float* d_weight, const Pixels& rows) {
+                kernels_.pack(d_weight, rows, plan_.tile, part);
+            });
         for (std::size_t b = blocks.begin; b < blocks.end; ++b) {
             const Rectangle& r = plan_.blocks[b];
             const std::size_t columns = plan_.columns_of(r);
@@ -624,29 +629,34 @@ private:
                            std::memset(to + inside.end * plan_.tile, 0, (count - inside.end) * plan_.tile * sizeof(float));
                        });
             if (bad) finite_ = false;
-            for (std::size_t y = kernel.begin; y < kernel.end; ++y)
+            for (std::size_t y = 0; y < kernel.size(); ++y)
                 for (std::size_t run = outputs.parts.begin; run < outputs.parts.end; ++run)
                     for (const Span& taps : plan_.taps) {
-                        const std::size_t down = (y - kernel.begin) * layer_.y.dilation * columns;
+                        const std::size_t down = y * layer_.y.dilation * columns;
                         const float* from = panel + (down + taps.begin * layer_.x.dilation) * plan_.tile;
                         kernels_.multiply[taps.size() * plan_.tile_vectors](
                             output_lists_[b * plan_.runs.size() + run], reinterpret_cast<const char*>(from),
-                            sums_at(set, tile, y) + taps.begin * plan_.tile);
+                            sums + y * plane + taps.begin * plan_.tile);
                     }
         }
+        over_weights(outputs.channels, tile, kernel, sums, [&](float* part, float* d_weight, const Pixels& rows) {
+            kernels_.unpack(part, plan_.tile, rows, false, d_weight);
+        });
     }
 
-    void unpack_weight_gradient() {
+    // Calls go(rows, place in dW, shape) for the rows of sums of these output channels and of these rows of the kernel.
+    template <class Go>
+    void over_weights(Span outputs, std::size_t tile, Span kernel, float* sums, Go go) const {
         const WeightStrides& s = task_.strides;
-        parallel_tasks(plan_.sets.size() * plan_.tiles, threads_, [&](std::size_t, std::size_t task) {
-            const std::size_t set = task / plan_.tiles, tile = task % plan_.tiles;
-            const Span outputs = plan_.sets[set].channels, channels = channels_of_tile(tile);
-            for (std::size_t o = 0; o < outputs.size(); ++o)
-                for (std::size_t y = 0; y < layer_.y.kernel; ++y)
-                    kernels_.unpack(sums_at(set, tile, y) + o * row_floats_, plan_.tile,
-                                    {layer_.x.kernel, 1, channels.size(), s.x, s.channel}, false,
-                                    task_.d_weight + (outputs.begin + o) * s.output + channels.begin * s.channel + y * s.y);
-        });
+        const Span channels = channels_of_tile(tile);
+        const bool one = layer_.x.kernel == 1;  // then the rows of all output channels are as far from each other
+        for (std::size_t y = kernel.begin; y < kernel.end; ++y)
+            for (std::size_t o = outputs.begin; o < outputs.end; o = one ? outputs.end : o + 1) {
+                float* at = task_.d_weight + o * s.output + channels.begin * s.channel + y * s.y;
+                const Pixels rows{one ? outputs.size() : layer_.x.kernel, 1, channels.size(), one ? s.output : s.x, s.channel};
+                go(sums, at, rows);
+                sums += (one ? outputs.size() : 1) * row_floats_;
+            }
     }
 
     void sum_bias() {

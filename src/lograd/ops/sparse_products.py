@@ -9,11 +9,11 @@ differ from a dense product by rounding.  They work in float32; 16-bit tensors a
 type.  Zero times infinity: a gradient element that is not finite reaches all that it multiplies, as in a dense product;
 where x or the weight is not finite, the dense products are computed.
 
-Memory: lists of 16 bytes for each nonzero element, in no more than a quarter of the size of the gradient (or 16 bytes
-for each element of 512 pixels, if that is more; what does not fit is done in turns), the weight and its gradient once
-more, with input channels rounded up to tiles, and of each thread 8 bytes for each of at most 4096 output channels of
-1027 pixels (34 MB at most) and 1 MB.  It is kept for the next call; `release_workspace` gives it back, as a handle's
-`step` does.
+Memory: lists of 16 bytes for each nonzero element, in no more than a quarter of the size of the gradient, the size of
+the weight or 4 MB, whichever is most (what does not fit is done in turns, 512 pixels at least); the weight once more,
+with input channels rounded up to tiles; and of each thread 8 bytes for each of at most 4096 output channels of 1027
+pixels (34 MB at most) and 4 MB.  It is kept for the next call; `release_workspace` gives it back, as a handle's `step`
+does.
 """
 
 from __future__ import annotations
