@@ -20,13 +20,17 @@ from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
 from rich.progress import track
+from torch import Tensor, nn
 
 import lograd
+from lograd.laws.law import Values
 from lograd.plan import Plan
+from lograd.theory import Propagation
 from lograd.training import Config, Run, build_model, load_data, train
 from lograd.training.session import Session
 from lograd.treatments import Prune
@@ -97,6 +101,7 @@ CASES = {
     "copies-85": Case("uniform 85 %, two copies", two_copies, 0.85),
     "split-85": Case("least noise 85 %, split", split, 0.85),
     "late-85": Case("uniform 85 %, late", uniform, 0.85, late=True),
+    "ends-late-85": Case("uniform 85 %, first layer kept too, late", ends_kept, 0.85, late=True),
     "cosine-late-85": Case("common cosine 85 %, late", cosine, 0.85, late=True),
     "split-late-85": Case("least noise 85 %, split, late", split, 0.85, late=True),
     "noise-late-80": Case("least noise 80 %, late", noise, 0.80, late=True, again=True),
@@ -115,11 +120,8 @@ class Experiment:
     start: int
     """Dense steps before the profile, and before late cases begin."""
 
-    def profile(self) -> lograd.Profile:
-        """Of the first seed's network after some dense steps; made once."""
-        path = self.folder / "profile.npz"
-        if path.exists():
-            return lograd.Profile.load(path)
+    def begun(self) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+        """The first seed's network after some dense steps, and the next batch."""
         data = load_data(self.base)
         model = build_model(self.base, data).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=self.base.settled("lr"), momentum=0.9)
@@ -129,7 +131,15 @@ class Experiment:
             loss: Any = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        found = lograd.profile(model, [data.batch(0, self.start)], F.cross_entropy, noise=2)
+        return model, data.batch(0, self.start)
+
+    def profile(self) -> lograd.Profile:
+        """Of that network; made once."""
+        path = self.folder / "profile.npz"
+        if path.exists():
+            return lograd.Profile.load(path)
+        model, batch = self.begun()
+        found = lograd.profile(model, [batch], F.cross_entropy, noise=2)
         found.save(path)
         return found
 
@@ -150,6 +160,12 @@ class Experiment:
         if (path / "summary.json").exists():
             return Run.load(path)
         return train(self.config(case, name, seed, steps), path, overwrite=True)
+
+    def predicted_noise(self, case: Case, name: str) -> float | None:
+        """In dW, summed over the layers, at the step of the profile; None where pruning does not begin there."""
+        if not case.late:
+            return None
+        return Predicted.of(self.profile(), Plan.load(self.folder / f"{name}.json")).numbers()["noise"]
 
     def speeds(self, cases: dict[str, Case]) -> dict[str, float]:
         """How many steps of each case take as long as one dense step: ratio of medians of steps in turns."""
@@ -174,6 +190,40 @@ class Experiment:
         return {name: median(taken["dense"]) / median(seconds) for name, seconds in taken.items()}
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """What a plan brings into the weight gradients."""
+
+    factors: Propagation
+    input: Values
+    weight: Values
+    """Noise-to-signal ratios of the layers in the two products."""
+
+    @classmethod
+    def of(cls, profile: lograd.Profile, plan: Plan, own: dict[str, float] | None = None) -> Predicted:
+        """`own` is what is left of the noise in a layer's own dW."""
+        assert profile.noise is not None
+        names = list(plan.layers)
+        found = profile.noise.among(names)
+        left = np.array([1.0 if own is None else own[name] for name in names])
+        input, weight = (
+            np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])
+            for side in ("predicted_input", "predicted_weight")
+        )
+        input *= np.array([plan.work[name][0] > 0 for name in names])
+        return cls(Propagation(left * found.own, found.passed, found.transfer), input, weight)
+
+    def numbers(self) -> dict[str, float]:
+        """The sum over layers of |error of dW|^2 / |dW|^2, and the largest growth of a gradient's energy."""
+        total = self.factors.total(self.input, self.weight)
+        return {"noise": total, "growth": float(self.factors.growth(self.input).max())}
+
+    def won_by_keeping(self, place: int) -> float:
+        """The share of the noise that is gone if a layer is not pruned."""
+        others = np.arange(self.input.size) != place
+        return 1 - self.factors.total(self.input * others, self.weight * others) / self.numbers()["noise"]
+
+
 def accuracy(run: Run) -> float:
     return 100 * float(run.tests[-1]["accuracy"])
 
@@ -193,6 +243,7 @@ def rows(experiment: Experiment, seeds: range, speeds: dict[str, float]) -> Iter
                 "steps": next(iter(runs.values())).steps, "accuracy": scores, "difference": differences,
                 "sparsity": mean(float(run.tests[-1]["sparsity"] or 0.0) for run in runs.values()),
                 "steps in the time of a dense one": speeds.get(name),
+                "predicted noise": experiment.predicted_noise(case, name),
             }  # fmt: skip
 
 
@@ -204,17 +255,18 @@ def _finished(experiment: Experiment, pattern: str) -> Run | None:
 def table(found: list[dict[str, Any]]) -> str:
     lines = [
         "| way to train | compared at | steps | seeds | zeros | test accuracy, mean | difference to dense, mean | "
-        "spread over seeds | steps in the time of a dense one |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "spread over seeds | steps in the time of a dense one | predicted noise |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:
         differences, speed = row["difference"], row["steps in the time of a dense one"]
+        noise = row["predicted noise"]
         spread = f"{stdev(differences):.2f}" if len(differences) > 1 and row["case"] != "dense" else "–"
         difference = f"{mean(differences):+.2f}" if differences and row["case"] != "dense" else "–"
         lines.append(
             f"| {row['title']} | {row['compared at']} | {row['steps']} | {len(row['seeds'])} | {row['sparsity']:.1%} | "
             f"{mean(row['accuracy']):.2f} % | {difference} | {spread} | "
-            f"{'–' if speed is None else format(speed, '.2f')} |"
+            f"{'–' if speed is None else format(speed, '.2f')} | {'–' if noise is None else format(noise, '.2f')} |"
         )
     return "\n".join(lines)
 
@@ -275,7 +327,8 @@ def main(
         f"{model} of width {base.width} on CIFAR-100 (20,000 images): {epochs} epochs of the dense run, batch {batch}, "
         f"SGD, learning rate {lr:g} with a cosine schedule, no augmentation. Zeros are those of the pruned layers: "
         f"all but the last, unless it says so. Plans are from a profile after {start} dense steps; late means that "
-        f"pruning begins there, and not at the first step. `{command}` makes this table.\n\n"
+        f"pruning begins there, and not at the first step. Noise is what the plan is predicted to bring into the "
+        f"weight gradients, summed over the layers, at that step. `{command}` makes this table.\n\n"
     )
     (RESULTS / f"{name}.md").write_text(words + table(found) + "\n")
     print(words + table(found))

@@ -9,38 +9,83 @@ Measures how noise travels between the layers, once near the beginning of traini
 from __future__ import annotations
 
 import json
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
+import torch
+import torch.nn.functional as F
 import typer
-from learning import RESULTS, Experiment, Maker, cosine, noise, split, uniform
+from learning import RESULTS, Experiment, Maker, Predicted, cosine, everything, noise, split, uniform
+from torch import Tensor, nn
 
 import lograd
+from lograd.ops import log_histogram
 from lograd.plan import Plan
-from lograd.theory import Propagation
+from lograd.profiling.modules import on_gradient
+from lograd.theory import threshold
 from lograd.training import Config
 
 BEGINNINGS = (2, 100)
 SPARSITIES = (0.80, 0.85, 0.90)
 SPLITS: dict[str, Maker] = {"uniform": uniform, "common cosine": cosine, "least noise": noise, "the same, split": split}
-NORMS = 2 / 3
-"""What would be left of the noise in a layer's own dW if elements were kept by the norms of their inputs as well."""
 
 
-def arriving(profile: lograd.Profile, plan: Plan, own: float = 1.0) -> dict[str, float]:
-    """The predicted sum over layers of |error of dW|^2 / |dW|^2, and the largest growth of a gradient's energy."""
-    assert profile.noise is not None
-    names = list(plan.layers)
-    found = profile.noise.among(names)
-    factors = Propagation(own * found.own, found.passed, found.transfer)
-    input, weight = (
-        np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])
-        for side in ("predicted_input", "predicted_weight")
-    )
-    input *= np.array([plan.work[name][0] > 0 for name in names])
-    return {"noise": factors.total(input, weight), "growth": float(factors.growth(input).max())}
+def weighed(model: nn.Module, batch: tuple[Tensor, Tensor], sparsity: float) -> dict[str, float]:
+    """What is left of the noise in a layer's own dW if elements are kept by the norms of their inputs as well.
+
+    An element g that meets the input row or patch x is kept in proportion to |g| |x|, and not to |g|.
+    """
+    found: dict[str, float] = {}
+
+    def ran(name: str, module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        on_gradient(output, lambda g: found.__setitem__(name, _left(g, _norms(module, inputs[0].detach()), sparsity)))
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, nn.Linear))}
+    hooks = [module.register_forward_hook(partial(ran, name)) for name, module in layers.items()]
+    loss: Any = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _norms(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
+    """|x| of each row or patch, in the shape of the gradient but for its channels."""
+    if isinstance(module, nn.Linear):
+        rows: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return rows
+    ones = torch.ones(1, 1, *module.kernel_size)
+    squares = F.conv2d(x.square().sum(1, keepdim=True), ones, None, module.stride, module.padding, module.dilation)
+    return squares.sqrt()
+
+
+def _left(g: Tensor, norms: Tensor, sparsity: float) -> float:
+    """Of the noise sum (a |g| - g^2) |x|^2 over the elements below the threshold a."""
+    weights = g.abs() * norms
+    by_weight = _cut(weights, sparsity) * weights - weights.square()
+    plain = (_cut(g, sparsity) * g.abs() - g.square()) * norms.square()
+    return float(by_weight.clamp(min=0).sum(dtype=torch.float64) / plain.clamp(min=0).sum(dtype=torch.float64))
+
+
+def _cut(x: Tensor, sparsity: float) -> float:
+    return float(threshold(log_histogram(x).law(), sparsity))
+
+
+def by_layer(profile: lograd.Profile, plan: Plan) -> list[dict[str, Any]]:
+    """Of each layer what it costs and what it skips."""
+    predicted = Predicted.of(profile, plan)
+    whole = sum(sum(work) for work in plan.work.values())
+    return [
+        {
+            "layer": name,
+            "sigma": profile.layers[name].sigma,
+            "cosine": layer.predicted_weight.cosine if layer.predicted_weight else None,
+            "work": sum(plan.work[name]) / whole,
+            "won by keeping it": predicted.won_by_keeping(place),
+        }
+        for place, (name, layer) in enumerate(plan.layers.items())
+    ]
 
 
 def main(
@@ -50,29 +95,59 @@ def main(
     base = Config("resnet20", str(data), batch=64, lr=0.05, augment=False)
     rows: list[dict[str, Any]] = []
     for steps in BEGINNINGS:
-        with tempfile.TemporaryDirectory() as folder:
-            profile = Experiment(Path(folder), base, steps).profile()
+        model, batch = Experiment(Path(), base, steps).begun()
+        profile = lograd.profile(model, [batch], F.cross_entropy, noise=2)
         for sparsity in SPARSITIES:
             for name, make in SPLITS.items():
                 plan = make(profile, sparsity)
-                rows.append({"steps": steps, "sparsity": sparsity, "split": name, **arriving(profile, plan)})
-            weighed = arriving(profile, plan, NORMS)
-            rows.append({"steps": steps, "sparsity": sparsity, "split": "and dW weighed by input norms", **weighed})
+                found = Predicted.of(profile, plan).numbers()
+                rows.append({"steps": steps, "sparsity": sparsity, "split": name, **found})
+            left = weighed(model, batch, sparsity)
+            row = {"steps": steps, "sparsity": sparsity, "split": "and dW weighed by input norms", "left": left}
+            rows.append(row | Predicted.of(profile, plan, left).numbers())
+    layers = by_layer(profile, everything(profile, 0.85))
+    text = words() + table(rows) + words_on_layers(steps) + layer_table(layers)
+    (RESULTS / "noise.json").write_text(json.dumps({"plans": rows, "layers": layers}, indent=1) + "\n")
+    (RESULTS / "noise.md").write_text(text)
+    print(text)
+
+
+def words() -> str:
+    return (
+        "Noise that pruning is predicted to bring into the weight gradients of a ResNet-20, the sum over layers of "
+        "|error of dW|² / |dW|², and the largest factor by which it multiplies the energy of a gradient, from factors "
+        "that were measured after so many steps of training; the last layer is kept. Weighed by input norms: what "
+        "would arrive if an element were kept in proportion to |g| |x|; the own noise of each dW is then lower by a "
+        "factor that was measured on the same gradients, and nothing else changes; lograd does not do so. "
+        "`experiments/noise.py --data FILE` makes this page.\n\n"
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| steps before | sparsity | split | noise in dW | growth of energy |", "|---:|---:|---|---:|---:|"]
     lines += [
         f"| {row['steps']} | {row['sparsity']:.0%} | {row['split']} | {row['noise']:.3g} | {row['growth']:.3g} |"
         for row in rows
     ]
-    words = (
-        "Noise that pruning is predicted to bring into the weight gradients of a ResNet-20, the sum over layers of "
-        "|error of dW|² / |dW|², and the largest factor by which it multiplies the energy of a gradient, from factors "
-        "that were measured after so many steps of training; the last layer is kept. Weighed by input norms: if the "
-        "own noise of each dW were a third lower; that is not built. `experiments/noise.py --data FILE` makes this "
-        "table.\n\n"
+    return "\n".join(lines) + "\n"
+
+
+def words_on_layers(steps: int) -> str:
+    return (
+        f"\nWhich layers cost it: uniform 85 %, the last layer included, after {steps} steps. Sigma is the natural one "
+        "of |g|; the cosine is that of the pruned gradient with the gradient; work is the share of the multiply-adds "
+        "of both products; what is won is the share of all noise that is gone if this layer alone is kept.\n\n"
     )
-    (RESULTS / "noise.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (RESULTS / "noise.md").write_text(words + "\n".join(lines) + "\n")
-    print("\n".join(lines))
+
+
+def layer_table(layers: list[dict[str, Any]]) -> str:
+    lines = ["| layer | sigma | cosine | work | won by keeping it |", "|---|---:|---:|---:|---:|"]
+    lines += [
+        f"| {row['layer']} | {row['sigma']:.2f} | {row['cosine']:.3f} | {row['work']:.1%} | "
+        f"{row['won by keeping it']:.1%} |"
+        for row in layers
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
