@@ -200,18 +200,18 @@ class Predicted:
     """Noise-to-signal ratios of the layers in the two products."""
 
     @classmethod
-    def of(cls, profile: lograd.Profile, plan: Plan, own: dict[str, float] | None = None) -> Predicted:
-        """`own` is what is left of the noise in a layer's own dW."""
+    def of(cls, profile: lograd.Profile, plan: Plan, left: dict[str, float] | None = None) -> Predicted:
+        """`left` is what is left of the noise in a layer's own dW; all of it, if not given."""
         assert profile.noise is not None
         names = list(plan.layers)
         found = profile.noise.among(names)
-        left = np.array([1.0 if own is None else own[name] for name in names])
+        share = np.array([1.0 if left is None else left[name] for name in names])
         input, weight = (
             np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])
             for side in ("predicted_input", "predicted_weight")
         )
         input *= np.array([plan.work[name][0] > 0 for name in names])
-        return cls(Propagation(left * found.own, found.passed, found.transfer), input, weight)
+        return cls(Propagation(share * found.own, found.passed, found.transfer), input, weight)
 
     def numbers(self) -> dict[str, float]:
         """The sum over layers of |error of dW|^2 / |dW|^2, and the largest growth of a gradient's energy."""

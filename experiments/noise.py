@@ -25,13 +25,21 @@ from lograd.plan import Plan
 from lograd.profiling.modules import on_gradient
 from lograd.theory import threshold
 from lograd.training import Config
+from lograd.treatments import Prediction
 
 BEGINNINGS = (2, 100)
 SPARSITIES = (0.80, 0.85, 0.90)
 SPLITS: dict[str, Maker] = {"uniform": uniform, "common cosine": cosine, "least noise": noise, "the same, split": split}
 
 
-def weighed(model: nn.Module, batch: tuple[Tensor, Tensor], sparsity: float) -> dict[str, float]:
+def predicted(plan: Plan, name: str) -> Prediction:
+    """Of a layer's gradient in the product for dW."""
+    found = plan.layers[name].predicted_weight
+    assert found is not None
+    return found
+
+
+def weighed(model: nn.Module, batch: tuple[Tensor, Tensor], plan: Plan) -> dict[str, float]:
     """What is left of the noise in a layer's own dW if elements are kept by the norms of their inputs as well.
 
     An element g that meets the input row or patch x is kept in proportion to |g| |x|, and not to |g|.
@@ -39,10 +47,10 @@ def weighed(model: nn.Module, batch: tuple[Tensor, Tensor], sparsity: float) -> 
     found: dict[str, float] = {}
 
     def ran(name: str, module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        sparsity = predicted(plan, name).sparsity
         on_gradient(output, lambda g: found.__setitem__(name, _left(g, _norms(module, inputs[0].detach()), sparsity)))
 
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, nn.Linear))}
-    hooks = [module.register_forward_hook(partial(ran, name)) for name, module in layers.items()]
+    hooks = [model.get_submodule(name).register_forward_hook(partial(ran, name)) for name in plan.layers]
     loss: Any = F.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
     for hook in hooks:
@@ -74,17 +82,17 @@ def _cut(x: Tensor, sparsity: float) -> float:
 
 def by_layer(profile: lograd.Profile, plan: Plan) -> list[dict[str, Any]]:
     """Of each layer what it costs and what it skips."""
-    predicted = Predicted.of(profile, plan)
+    brought = Predicted.of(profile, plan)
     whole = sum(sum(work) for work in plan.work.values())
     return [
         {
             "layer": name,
             "sigma": profile.layers[name].sigma,
-            "cosine": layer.predicted_weight.cosine if layer.predicted_weight else None,
+            "cosine": predicted(plan, name).cosine,
             "work": sum(plan.work[name]) / whole,
-            "won by keeping it": predicted.won_by_keeping(place),
+            "won by keeping it": brought.won_by_keeping(place),
         }
-        for place, (name, layer) in enumerate(plan.layers.items())
+        for place, name in enumerate(plan.layers)
     ]
 
 
@@ -102,7 +110,7 @@ def main(
                 plan = make(profile, sparsity)
                 found = Predicted.of(profile, plan).numbers()
                 rows.append({"steps": steps, "sparsity": sparsity, "split": name, **found})
-            left = weighed(model, batch, sparsity)
+            left = weighed(model, batch, plan)
             row = {"steps": steps, "sparsity": sparsity, "split": "and dW weighed by input norms", "left": left}
             rows.append(row | Predicted.of(profile, plan, left).numbers())
     layers = by_layer(profile, everything(profile, 0.85))

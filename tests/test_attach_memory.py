@@ -128,7 +128,7 @@ def allocated():
 def bound(g, weight, threads):
     """What the docstring of ops.sparse_products says, in bytes."""
     outputs, channels = weight.shape[:2]
-    lists = max(g.nbytes / 4, weight.nbytes, 2**22, 16 * 512 * outputs * 9 / 8)
+    lists = max(g.nbytes / 4, weight.nbytes, 2**21, 16 * 512 * outputs * 9 / 8)
     packed = weight.nbytes * (9 / 8 + 64 / channels)
     return lists + packed + threads * 8 * 1027 * min(outputs, 4096) + (4 * threads + 1) * 2**20
 

@@ -303,7 +303,9 @@ class Handle:
         for module in modules.values():
             restore(module)
         total = self.counters().total
-        begun = any(int(layer.seen[0]) > self.start for layer in self.layers.values())
+        begun = self.steps > self.start or (
+            not self.steps and any(int(layer.seen[0]) > self.start for layer in self.layers.values())
+        )
         if modules and total.passed_through and not total.treated and begun:
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "

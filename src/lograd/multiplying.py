@@ -167,7 +167,7 @@ def _multiply(
         return *dense_products(pruned, (x, weight), geometry, wanted), counts
 
     def dense_in_parts() -> None:
-        """The same work, but no pruned copy of the gradient, which the sparse way would not need either."""
+        """Without a pruned copy of the gradient: the step that times both ways should need no more than the others."""
         for part in () if limit is None else torch.split(flat(in_memory(g)), PART):
             call("stochastic_prune", part, limit, key, True)
         dense_products(g, (x, weight), geometry, wanted)

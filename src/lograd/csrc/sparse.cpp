@@ -48,7 +48,6 @@ public:
         }
         return static_cast<T*>(data_);
     }
-    std::size_t bytes() const { return bytes_; }
 };
 
 // What one thread needs; its size depends on the constants of the plan alone.
@@ -88,7 +87,7 @@ constexpr std::size_t kPiece = 4096;
 // Entries that are copied at once, and lists that are asked for ahead of their copy.
 constexpr std::size_t kCopied = 4, kListsAhead = 4;
 // Room for lists that is always there.
-constexpr std::size_t kListBytes = 4 << 20;
+constexpr std::size_t kListBytes = 2 << 20;
 // A thread is worth its start from so many elements of G on.
 constexpr std::size_t kWorthAThread = 16384;
 
@@ -111,7 +110,8 @@ class Backward {
         plan_.bands.size() * most_bytes(),
         std::max({kListBytes, elements(layer_) * sizeof(float) / 4,
                   layer_.outputs * plan_.group_channels * layer_.y.kernel * layer_.x.kernel * sizeof(float)}));
-    std::atomic<std::size_t> used_{0}, listed_{0};  // bytes, and bands and strips whose lists these are
+    std::atomic<std::size_t> used_{0}, listed_{0};  // bytes, and strips of bands whose lists these are
+    std::atomic<bool> full_{false};                  // a band had no room, so those behind it have to wait
     std::atomic<bool> finite_{true};
     using Tally = std::array<std::int64_t, 4>;
     std::vector<Tally> tallies_;  // by band and strip
@@ -140,7 +140,7 @@ public:
             const std::size_t first = band;
             band = compress({first, plan_.bands.size()});
             if (band == first) {
-                capacity_ = most_bytes();
+                capacity_ = std::max(capacity_, most_bytes());
                 band = compress({first, first + 1});
             }
             if (with_x_) input_products({first, band});
@@ -182,18 +182,21 @@ private:
         char* lists = work_->lists.get<char>(capacity_);
         const std::size_t strips = plan_.strips.size();
         used_ = listed_ = 0;
+        full_ = false;
         std::fill(failed_.begin(), failed_.end(), 0);
         parallel_tasks(bands.size() * strips, threads_, [&](std::size_t worker, std::size_t task) {
             const std::size_t band = bands.begin + task / strips, strip = task % strips, place = band * strips + strip;
             Worker& own = *work_->workers[worker];
-            // Another band as large as those before has to fit, or it would be made in vain.
-            const std::size_t used = used_, listed = std::max<std::size_t>(listed_, 1);
-            if (band > bands.begin && used + used / listed * strips > capacity_) own.failed = true;
-            else if (layer_.gradient_last) compress_pixels(own, band, plan_.strips[strip], tallies_[place], lists);
-            else compress_planes(own, band, plan_.strips[strip], tallies_[place], lists);
-            ++listed_;
+            // What is left of the band, if it is as large as what was listed, has to fit, or it would be made in vain.
+            const std::size_t used = used_, expected = used / std::max<std::size_t>(listed_, 1) * (strips - strip);
+            own.failed = band > bands.begin && (full_ || used + expected > capacity_);
+            if (!own.failed) {
+                if (layer_.gradient_last) compress_pixels(own, band, plan_.strips[strip], tallies_[place], lists);
+                else compress_planes(own, band, plan_.strips[strip], tallies_[place], lists);
+            }
             failed_[place] = own.failed;
-            own.failed = false;
+            if (own.failed) full_ = true;
+            else ++listed_;
         });
         const auto failure = std::find(failed_.begin(), failed_.end(), 1);
         return failure == failed_.end() ? bands.end : static_cast<std::size_t>(failure - failed_.begin()) / strips;

@@ -10,10 +10,11 @@ type.  Zero times infinity: a gradient element that is not finite reaches all th
 where x or the weight is not finite, the dense products are computed.
 
 Memory: lists of 16 bytes for each nonzero element, in no more than a quarter of the size of the gradient, the size of
-the weight or 4 MB, whichever is most (what does not fit is done in turns, 512 pixels at least); the weight once more,
-with input channels rounded up to tiles; and of each thread 8 bytes for each of at most 4096 output channels of 1027
-pixels (34 MB at most) and 4 MB.  It is kept for the next call; `release_workspace` gives it back, as a handle's `step`
-does.
+the weight or 2 MB, whichever is most; what does not fit is done in turns, and if the lists of 512 pixels do not, there
+is room for all their elements.  Then the weight once more, with input channels rounded up to tiles; and of each thread
+8 bytes for each of at most 4096 output channels of 1027 pixels (34 MB at most; 1795 pixels with up to eight input
+channels), and 4 MB, with kernels wider than 15 more.  It is kept for the next call; `release_workspace` gives it back,
+as a handle's `step` does.
 """
 
 from __future__ import annotations
