@@ -36,7 +36,7 @@ from lograd.training.session import Session
 from lograd.treatments import Prune
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from timing import machine, versions
+from timing import machine, markdown, versions
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, WARM_UP = 15, 30
@@ -253,22 +253,23 @@ def _finished(experiment: Experiment, pattern: str) -> Run | None:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [
-        "| way to train | compared at | steps | seeds | zeros | test accuracy, mean | difference to dense, mean | "
-        "spread over seeds | steps in the time of a dense one | predicted noise |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for row in found:
-        differences, speed = row["difference"], row["steps in the time of a dense one"]
-        noise = row["predicted noise"]
-        spread = f"{stdev(differences):.2f}" if len(differences) > 1 and row["case"] != "dense" else "–"
-        difference = f"{mean(differences):+.2f}" if differences and row["case"] != "dense" else "–"
-        lines.append(
-            f"| {row['title']} | {row['compared at']} | {row['steps']} | {len(row['seeds'])} | {row['sparsity']:.1%} | "
-            f"{mean(row['accuracy']):.2f} % | {difference} | {spread} | "
-            f"{'–' if speed is None else format(speed, '.2f')} | {'–' if noise is None else format(noise, '.2f')} |"
-        )
-    return "\n".join(lines)
+        differences = [] if row["case"] == "dense" else row["difference"]
+        speed, noise = row["steps in the time of a dense one"], row["predicted noise"]
+        lines.append({
+            "way to train": row["title"],
+            "compared at": row["compared at"],
+            "steps": row["steps"],
+            "seeds": len(row["seeds"]),
+            "zeros": f"{row['sparsity']:.1%}",
+            "test accuracy, mean": f"{mean(row['accuracy']):.2f} %",
+            "difference to dense, mean": f"{mean(differences):+.2f}" if differences else "–",
+            "spread over seeds": f"{stdev(differences):.2f}" if len(differences) > 1 else "–",
+            "steps in the time of a dense one": "–" if speed is None else f"{speed:.2f}",
+            "predicted noise": "–" if noise is None else f"{noise:.2f}",
+        })  # fmt: skip
+    return markdown(lines, list(lines[0]))
 
 
 def main(

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from learning import RESULTS, Experiment, Maker, Predicted, cosine, everything, noise, split, uniform
+from timing import markdown
 from torch import Tensor, nn
 
 import lograd
@@ -32,8 +33,8 @@ SPARSITIES = (0.80, 0.85, 0.90)
 SPLITS: dict[str, Maker] = {"uniform": uniform, "common cosine": cosine, "least noise": noise, "the same, split": split}
 
 
-def predicted(plan: Plan, name: str) -> Prediction:
-    """Of a layer's gradient in the product for dW."""
+def for_weight(plan: Plan, name: str) -> Prediction:
+    """What the plan predicts of a layer's gradient in the product for dW."""
     found = plan.layers[name].predicted_weight
     assert found is not None
     return found
@@ -47,8 +48,10 @@ def weighed(model: nn.Module, batch: tuple[Tensor, Tensor], plan: Plan) -> dict[
     found: dict[str, float] = {}
 
     def ran(name: str, module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        sparsity = predicted(plan, name).sparsity
-        on_gradient(output, lambda g: found.__setitem__(name, _left(g, _norms(module, inputs[0].detach()), sparsity)))
+        def arrived(g: Tensor) -> None:
+            found[name] = _left(g, _norms(module, inputs[0].detach()), for_weight(plan, name).sparsity)
+
+        on_gradient(output, arrived)
 
     hooks = [model.get_submodule(name).register_forward_hook(partial(ran, name)) for name in plan.layers]
     loss: Any = F.cross_entropy(model(batch[0]), batch[1])
@@ -88,7 +91,7 @@ def by_layer(profile: lograd.Profile, plan: Plan) -> list[dict[str, Any]]:
         {
             "layer": name,
             "sigma": profile.layers[name].sigma,
-            "cosine": predicted(plan, name).cosine,
+            "cosine": for_weight(plan, name).cosine,
             "work": sum(plan.work[name]) / whole,
             "won by keeping it": brought.won_by_keeping(place),
         }
@@ -132,12 +135,17 @@ def words() -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| steps before | sparsity | split | noise in dW | growth of energy |", "|---:|---:|---|---:|---:|"]
-    lines += [
-        f"| {row['steps']} | {row['sparsity']:.0%} | {row['split']} | {row['noise']:.3g} | {row['growth']:.3g} |"
+    lines = [
+        {
+            "split": row["split"],
+            "steps before": row["steps"],
+            "sparsity": f"{row['sparsity']:.0%}",
+            "noise in dW": f"{row['noise']:.3g}",
+            "growth of energy": f"{row['growth']:.3g}",
+        }
         for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return markdown(lines, list(lines[0])) + "\n"
 
 
 def words_on_layers(steps: int) -> str:
@@ -149,13 +157,9 @@ def words_on_layers(steps: int) -> str:
 
 
 def layer_table(layers: list[dict[str, Any]]) -> str:
-    lines = ["| layer | sigma | cosine | work | won by keeping it |", "|---|---:|---:|---:|---:|"]
-    lines += [
-        f"| {row['layer']} | {row['sigma']:.2f} | {row['cosine']:.3f} | {row['work']:.1%} | "
-        f"{row['won by keeping it']:.1%} |"
-        for row in layers
-    ]
-    return "\n".join(lines) + "\n"
+    formats = {"layer": "", "sigma": ".2f", "cosine": ".3f", "work": ".1%", "won by keeping it": ".1%"}
+    lines = [{name: format(row[name], form) for name, form in formats.items()} for row in layers]
+    return markdown(lines, list(formats)) + "\n"
 
 
 if __name__ == "__main__":

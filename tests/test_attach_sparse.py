@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Plan, multiplying
-from lograd.multiplying import DENSE, SPARSE, UNDECIDED
+from lograd.multiplying import DENSE, SPARSE, UNDECIDED, work_of_element
 from lograd.plan import LayerPlan
 from lograd.treatments import recipe
 
@@ -291,3 +291,17 @@ def test_the_operator_keeps_the_rules_of_torch_library():
 def test_a_word_that_is_no_way_is_refused():
     with pytest.raises(InvalidValue, match=r"products must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean"):
         lograd.attach(nn.Linear(3, 3), Plan.uniform("prune85"), products="spars")
+
+
+@pytest.mark.parametrize(
+    ("module", "work"),
+    [
+        (nn.Linear(16, 32), 16),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), 16),
+        (nn.Conv2d(16, 32, 3, groups=2), 72),
+        (nn.ConvTranspose2d(16, 8, 4, stride=2), 64),
+        (nn.Conv1d(16, 4, 5, bias=False), 80),
+    ],
+)
+def test_work_of_an_element(module, work):
+    assert work_of_element(module) == work
