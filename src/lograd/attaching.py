@@ -303,6 +303,7 @@ class Handle:
         for module in modules.values():
             restore(module)
         total = self.counters().total
+        # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (
             not self.steps and any(int(layer.seen[0]) > self.start for layer in self.layers.values())
         )
