@@ -30,7 +30,10 @@ def check_rounding(rounding: str, valid: tuple[str, ...] = ROUNDINGS) -> None:
 
 def check_width(what: str, width: Any, low: int, high: int) -> int:
     """`width` as an int; NumPy's integers will do, a bool or a float will not."""
-    whole = None if isinstance(width, bool) or not hasattr(width, "__index__") else operator.index(width)
+    try:  # torch.compile makes a constant of what operator.index is asked for
+        whole = None if isinstance(width, bool) else operator.index(width)
+    except TypeError:
+        whole = None
     if whole is None or not low <= whole <= high:
         raise InvalidValue(sentence(what, width, f"a whole number from {low} to {high}"))
     return whole

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import InvalidType, InvalidValue
-from ..formats import FloatFormat, Format, IntFormat
+from ..formats import BlockFormat, FloatFormat, Format, IntFormat
 
 
 class Grid(NamedTuple):
@@ -24,8 +23,7 @@ class Grid(NamedTuple):
     largest_negative: float
 
 
-@lru_cache(maxsize=256)
-def grid_of(format: Format) -> Grid:
+def _grid_of(format: Format) -> Grid:
     """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
     if not isinstance(format, FloatFormat | IntFormat):
         raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {format!r}.")
@@ -40,11 +38,34 @@ def grid_of(format: Format) -> Grid:
     return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
 
 
-def _arguments_of(format: Format) -> tuple[Any, ...]:
+grid_of = lru_cache(maxsize=256)(_grid_of)
+
+
+def arguments_of(format: Format) -> tuple[Any, ...]:
+    """The grid as the operator's arguments.
+
+    torch.compile follows the computation itself, so that a format may be made inside of what is compiled: it cannot
+    look into a cache, nor hand a format that it has only traced to a function that it does not trace.
+    """
+    if torch.compiler.is_compiling():
+        return tuple(_grid_of(constant(format)))
     return tuple(grid_of(format))
 
 
-# A format is a value, so compiled code takes its numbers as constants and does not look into it.
-_constant: Any = torch.compiler.assume_constant_result  # torch leaves it untyped
-arguments_of: Callable[[Format], tuple[Any, ...]] = _constant(_arguments_of)
-"""The grid as the operator's arguments."""
+def constant(format: Any) -> Any:
+    """The same format; in compiled code with numbers that are constants there, whatever they were before.
+
+    A format that came from outside may have symbols in place of its numbers, and its class makes constants of them.
+    """
+    if not torch.compiler.is_compiling():
+        return format
+    if isinstance(format, BlockFormat):
+        return BlockFormat(constant(format.element), format.size, constant(format.scale))
+    if isinstance(format, IntFormat):
+        return IntFormat(format.bits, format.symmetric, format.signed)
+    if isinstance(format, FloatFormat):
+        return FloatFormat(
+            format.exponent, format.mantissa, format.bias, format.specials, format.signed, format.subnormals,
+            format.zero,
+        )  # fmt: skip
+    return format

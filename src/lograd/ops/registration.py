@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..formats import BlockFormat, Format
+from .grid import constant
 from .library import dense, kept_finite, register
 
 
@@ -73,6 +74,7 @@ def register_with_out(
 
 def text_of(format: BlockFormat | Format) -> str:
     """str(format), in steps that torch.compile can follow."""
+    format = constant(format)
     if isinstance(format, BlockFormat):
         return "/".join((str(format.element), str(format.size), str(format.scale)))
     return str(format)
