@@ -10,7 +10,7 @@ from bits import assert_same_bits, awkward
 from torch import Tensor
 
 import lograd
-from lograd import BlockFormat, FloatFormat, InvalidType, InvalidValue, IntFormat, ops, parse_format
+from lograd import BlockFormat, FloatFormat, IntFormat, InvalidType, InvalidValue, ops, parse_format
 from lograd.formats import CATALOGUE
 
 E8M0_TEXT = "0-8-0:fn:nozero"

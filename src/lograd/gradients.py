@@ -66,6 +66,23 @@ class DoubleBackward(LogradError, RuntimeError):
     """A second derivative of a treated gradient was asked for."""
 
 
+def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any, Any]:
+    """The tensors of a layer in the type that autocast gives them; outside of it as they are.
+
+    Autograd records the casts, so that gradients of the parameters come back in their own types.
+    """
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if tensor is not None and eligible else tensor
+
+    return cast(x), cast(weight), cast(bias)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, catcher: Catcher) -> Tensor:
     """F.linear for any leading dimensions."""
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.

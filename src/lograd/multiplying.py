@@ -15,15 +15,18 @@ from torch import Tensor, nn
 
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
+from .ops.contracts import Takes
 from .ops.library import FLOAT_TYPES, call, flat, register
 from .ops.library import dense as in_memory
 from .ops.sparse_products import (
+    check_convolution,
+    check_linear,
     convolution_products,
     linear_products,
     sparse_convolution_backward,
     sparse_linear_backward,
 )
-from .slots import READY, constant, count_passed_through, count_treated
+from .slots import COUNTERS, READY, constant, count_passed_through, count_treated
 from .sparse.choosing import faster, supported
 
 Way = Literal["auto", "sparse", "dense"]
@@ -206,6 +209,17 @@ def _unpacked(geometry: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]
     return stride, padding, dilation, geometry[-1]
 
 
+def _check(g: Tensor, x: Tensor, weight: Tensor, geometry: Sequence[int], *rest: object) -> None:
+    if geometry:
+        if len(geometry) % 3 != 1:
+            raise InvalidValue(
+                f"geometry must be empty, or hold stride, padding and dilation of each axis and groups; got {geometry}."
+            )
+        check_convolution(g, x, weight, None, None, *_unpacked(geometry))
+    else:
+        check_linear(g, x, weight)
+
+
 def _fake(g: Tensor, x: Tensor, weight: Tensor, geometry: list[int], *rest: object) -> tuple[Tensor, ...]:
     need_x, need_weight, need_bias = rest[-3:]
     return (
@@ -222,4 +236,13 @@ register(
     _multiply,
     _multiply,
     _fake,
+    _check,
+    {
+        "g": Takes(),
+        "x": Takes(),
+        "weight": Takes(),
+        "control": Takes((torch.int64,), 2, anywhere=True),
+        "counters": Takes((torch.int64,), len(COUNTERS)),
+        "choice": Takes((torch.int64,), 4, anywhere=True),
+    },
 )

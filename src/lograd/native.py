@@ -1,7 +1,8 @@
 """The door to the compiled kernels.
 
 The extension is optional.  This module loads it if it can and otherwise knows why not; it never fails at import.
-Kernels take addresses, so type and layout are checked here, in front of them.
+Kernels take addresses, and `address` is the only way to one: it knows what a kernel will read or write there, and
+refuses a tensor that is something else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import LogradWarning, sentence
+from .errors import InvalidValue, LogradWarning, sentence
 
 BINS_PER_OCTAVE = 16
 """Bins of one octave of |x|, one for each value of the four leading mantissa bits."""
@@ -120,6 +121,60 @@ def kernel(name: str) -> Any:
     return getattr(_extension, name, None)
 
 
+def address(what: str, x: Any, dtype: object, count: int) -> int:
+    """Where the elements of a CPU tensor begin, for a kernel that takes `count` of them, of this type, in memory order.
+
+    The caller keeps the tensor until the kernel has returned.  Anything that would make the kernel leave its memory, or
+    misread it, is refused: another type or size, gaps or overlaps, another device, a negated view, freed memory.
+    """
+    if x.dtype is dtype and x.numel() == count and x.is_cpu and (x.is_contiguous() or _is_dense(x)) and not x.is_neg():
+        where: int = x.data_ptr()
+        if where or not count:
+            return where
+    raise InvalidValue(_refusal(what, x, dtype, count))
+
+
+def overlap(x: Any, y: Any) -> bool:
+    """Whether two tensors share memory without being laid out alike in the same place."""
+    a, b = x.data_ptr(), y.data_ptr()
+    if a == b and x.stride() == y.stride() and x.dtype == y.dtype:
+        return False
+    return bool(a < b + _span(y) and b < a + _span(x))
+
+
+def _span(x: Any) -> int:
+    """Bytes from the first element to the end of the last."""
+    elements = x.numel()
+    if not x.is_contiguous():
+        elements = elements and 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return int(elements * x.element_size())
+
+
+def _is_dense(x: Any) -> bool:
+    """Whether the elements fill a block of memory, in whatever order of the dimensions."""
+    expected = 1
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _refusal(what: str, x: Any, dtype: object, count: int) -> str:
+    wanted = f"{count} elements of {str(dtype).removeprefix('torch.')}, without gaps, in the memory of the CPU"
+    if not x.is_cpu:
+        got = f"on {x.device}"
+    elif x.is_neg():
+        got = "a negated view, whose elements are not those in memory"
+    elif x.dtype is not dtype or x.numel() != count:
+        got = f"{x.numel()} of {type_name(x)}"
+    elif not _is_dense(x):
+        got = f"shape {tuple(x.shape)} with strides {tuple(x.stride())}"
+    else:
+        got = "memory that was freed"
+    return f"a native kernel takes {wanted} as {what}; got {got}."
+
+
 def use_isa(name: str = "") -> bool:
     """Use the kernels of an instruction set (generic, avx2, avx512); the widest one without a name.
 
@@ -152,16 +207,16 @@ def log_histogram(x: Any) -> NDArray[np.int64] | None:
     name = type_name(x)
     if _extension is None or name not in TYPES:
         return None
-    if hasattr(x, "data_ptr"):  # a tensor, recognised by its methods: this layer needs no torch
-        if x.device.type != "cpu" or not x.is_contiguous():
-            return None
-        address, count = x.data_ptr(), x.numel()
-    else:
+    if isinstance(x, np.ndarray):
         if not (x.dtype.isnative and x.flags.c_contiguous and x.flags.aligned):
             return None
-        address, count = x.ctypes.data, x.size
+        where, count = x.ctypes.data, x.size
+    else:  # a tensor; this layer needs no torch
+        if not (x.is_cpu and x.is_contiguous()):
+            return None
+        where, count = address("x", x, x.dtype, x.numel()), x.numel()
     counts = np.zeros(histogram_layout(name)[1] + len(EXTRA_SLOTS), dtype=np.int64)
-    _extension.log_histogram(TYPES[name], address, count, 1, 1, counts.ctypes.data)
+    _extension.log_histogram(TYPES[name], where, count, 1, 1, counts.ctypes.data)
     return counts
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import gradients
-from .gradients import Catcher, Geometry
+from .gradients import Catcher, Geometry, cast_as_autocast_would
 
 ATTRIBUTE = "_lograd_catcher"
 
@@ -103,7 +103,7 @@ class _Linear(_Swapped):
         if not _records(self, input):
             result: Tensor = super().forward(input)  # type: ignore[misc]
             return result
-        return gradients.linear(*_cast(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return gradients.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Conv1D(_Swapped):
@@ -111,7 +111,7 @@ class _Conv1D(_Swapped):
         if not _records(self, x):
             result: Tensor = super().forward(x)  # type: ignore[misc]
             return result
-        return gradients.addmm(*_cast(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return gradients.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Convolution(_Swapped):
@@ -123,7 +123,7 @@ class _Convolution(_Swapped):
         if self.padding_mode != "zeros":  # before the cast, as torch does it: some modes pad in float32 only
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0,) * len(self.stride)
-        x, weight, bias = _cast(input, self.weight, self.bias)
+        x, weight, bias = cast_as_autocast_would(input, self.weight, self.bias)
         if isinstance(padding, str):
             extra, padding = _padding_of(self)
             x = F.pad(x, extra) if any(extra) else x
@@ -141,7 +141,9 @@ class _Transposed(_Swapped):
             input, output_size, self.stride, self.padding, self.kernel_size, spatial, self.dilation
         )
         geometry = Geometry(self.stride, self.padding, self.dilation, True, tuple(output_padding), self.groups)
-        return gradients.convolution(*_cast(input, self.weight, self.bias), geometry, getattr(self, ATTRIBUTE))
+        return gradients.convolution(
+            *cast_as_autocast_would(input, self.weight, self.bias), geometry, getattr(self, ATTRIBUTE)
+        )
 
 
 _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
@@ -198,20 +200,6 @@ def _records(module: Any, x: Tensor) -> bool:
     if "weight" not in module._parameters:  # computed, and to compute it twice may change buffers, as spectral_norm's
         return any(parameter.requires_grad for parameter in module.parameters())
     return bool(module.weight.requires_grad or (module.bias is not None and module.bias.requires_grad))
-
-
-def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any, Any]:
-    """The tensors in the type that autocast would give them."""
-    device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if tensor is not None and eligible else tensor
-
-    return cast(x), cast(weight), cast(bias)
 
 
 def _padding_of(module: Any) -> tuple[list[int], tuple[int, ...]]:

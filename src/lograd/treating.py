@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import time
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from .errors import InvalidValue, sentence
 from .multiplying import Choice, Way, dense_products, multiply
+from .ops.contracts import Takes
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, call, dense, register
 from .plan import LayerPlan
@@ -273,11 +275,29 @@ def _parsed(text: str) -> Sentence:
     return from_json(json.loads(text))
 
 
+def _check_treated(g: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
+    treatments, state = _parsed(text), rest[2]
+    names, size = sum(len(one.number_names) for one in treatments), sum(one.state_size for one in treatments)
+    if numbers.numel() != names or state.numel() != size:
+        raise InvalidValue(
+            f"these treatments have {names} numbers and a state of {size}; got {numbers.numel()} and {state.numel()}."
+        )
+    if any(not 0 <= dim < g.dim() for dim in contracted):
+        raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {g.dim()}"))
+
+
+_CONTROL = Takes((torch.int64,), 2, anywhere=True)
 register(
     "observe_gradient(Tensor g, Tensor control, Tensor(a!) histogram, Tensor(b!) seen) -> ()",
     _observe,
     _observe,
     lambda g, *rest: None,
+    takes={
+        "g": Takes(),
+        "control": _CONTROL,
+        "histogram": Takes((torch.int64,), SLOTS, anywhere=True),
+        "seen": Takes((torch.int64,), 3, anywhere=True),
+    },
 )
 register(
     "treat_gradient(Tensor g, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
@@ -285,4 +305,12 @@ register(
     _treat,
     None,
     lambda g, *rest: torch.empty_like(dense(g)),
+    _check_treated,
+    {
+        "g": Takes(),
+        "numbers": Takes((torch.float32,)),
+        "control": _CONTROL,
+        "state": Takes((torch.float64,)),
+        "counters": Takes((torch.int64,), len(COUNTERS)),
+    },
 )

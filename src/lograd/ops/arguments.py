@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from .library import FLOAT_TYPES, watched
+from .contracts import FLOAT_TYPES
+from .contracts import type_name as type_name
+from .library import refuse_overlap, watched
 
 Scalar = float | Tensor
 
@@ -27,10 +29,6 @@ class Counted(NamedTuple):
 
 def describe(x: Tensor) -> str:
     return f"{type_name(x.dtype)} {tuple(x.shape)} with strides {tuple(x.stride())}"
-
-
-def type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_tensor(what: str, x: object) -> None:
@@ -73,25 +71,8 @@ def check_out(out: object, x: Tensor, dtype: torch.dtype) -> None:
         raise InvalidValue(
             "out is a negated view, whose elements are not those in memory; write into a tensor of its own."
         )
-    if type(out) is Tensor and type(x) is Tensor and out.device.type != "meta" and _overlap(x, out):
-        raise InvalidValue(
-            "out and x share some memory but are not the same tensor; write into x itself, or elsewhere."
-        )
-
-
-def _overlap(x: Tensor, out: Tensor) -> bool:
-    a, b = x.data_ptr(), out.data_ptr()
-    if a == b and x.stride() == out.stride() and x.dtype == out.dtype:
-        return False
-    return a < b + _span(out) and b < a + _span(x)
-
-
-def _span(x: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    elements = x.numel()
-    if not x.is_contiguous():
-        elements = elements and 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return elements * x.element_size()
+    if type(out) is Tensor and type(x) is Tensor:
+        refuse_overlap(x, out)
 
 
 def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
@@ -115,7 +96,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def in_type_of(x: Tensor, value: Tensor) -> Tensor:
     """A float32 scalar as x's type has it: what becomes a value of the result must not be rounded once more there."""
-    if x.dtype == torch.float32:
+    if x.dtype in (torch.float32, torch.float64):
         return value
     return value.clamp(max=torch.finfo(x.dtype).max).to(x.dtype).float()
 

@@ -105,6 +105,7 @@ class BlockCoding:
 def coding_of(text: str, unbiased: bool) -> BlockCoding:
     """The coding of a block format that serves the variant."""
     format = parse_format(text)
+    _check_format(format)
     assert isinstance(format, BlockFormat)
     if unbiased and (reason := why_biased(format)):
         raise InvalidValue(reason)
@@ -218,12 +219,7 @@ def dequantize_block_codes(
     check_dtype(dtype)
     _check_format(format)
     _check_variant(variant)
-    blocks = (*codes.shape[:-1], -(-codes.shape[-1] // format.size) if codes.dim() else 1)
-    if scales.shape != blocks:
-        raise InvalidValue(
-            f"codes of shape {tuple(codes.shape)} in blocks of {format.size} need scales of shape {blocks}; got "
-            f"{tuple(scales.shape)}."
-        )
+    _check_scales(codes, scales, format.size)
     result: Tensor = call(
         "dequantize_block_codes",
         codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
@@ -274,6 +270,15 @@ def _arguments(
         variant == "unbiased",
         key_of(seed, offset, x),
     )
+
+
+def _check_scales(codes: Tensor, scales: Tensor, size: int) -> None:
+    blocks = _scales_shape(codes, size)
+    if scales.shape != blocks:
+        raise InvalidValue(
+            f"codes of shape {tuple(codes.shape)} in blocks of {size} need scales of shape {blocks}; got "
+            f"{tuple(scales.shape)}."
+        )
 
 
 def _check_variant(variant: str) -> None:
@@ -394,11 +399,15 @@ def _run_native(
     stochastic: bool, unbiased: bool, key: Tensor,
 ) -> Tensor:  # fmt: skip
     source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
-    addresses = (0 if out is None else out.data_ptr() for out in (y, codes, scales))
+    address, (rows, columns) = native.address, rows_and_columns(x)
+    n, blocks = rows * columns, rows * (-(-columns // _size(format)))
     native.kernel("quantize_blocks")(
-        _compiled(format, unbiased), FLOAT_TYPES[x.dtype], source.data_ptr(), *addresses, *rows_and_columns(x),
-        tensor_scale.data_ptr(), torch.finfo(x.dtype).max, stochastic, unbiased, key.data_ptr(),
-        torch.get_num_threads(), counts.data_ptr(),
+        _compiled(format, unbiased), FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n),
+        0 if y is None else address("out", y, x.dtype, n),
+        0 if codes is None else address("codes", codes, torch.uint8, n),
+        0 if scales is None else address("scales", scales, torch.uint8, blocks), rows, columns,
+        address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(x.dtype).max, stochastic, unbiased,
+        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
     )  # fmt: skip
     return counts
 
@@ -417,11 +426,15 @@ def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: A
 def dequantize_native(
     codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
 ) -> Tensor:
-    source, blocks = codes.contiguous(), scales.contiguous()
+    source, per_block = codes.contiguous(), scales.contiguous()
     y = codes.new_empty(codes.shape, dtype=dtype)
+    address, (rows, columns) = native.address, rows_and_columns(codes)
+    n, blocks = rows * columns, rows * (-(-columns // _size(format)))
     native.kernel("dequantize_blocks")(
-        _compiled(format, unbiased), source.data_ptr(), blocks.data_ptr(), FLOAT_TYPES[dtype], y.data_ptr(),
-        *rows_and_columns(codes), tensor_scale.data_ptr(), torch.finfo(dtype).max, unbiased, torch.get_num_threads(),
+        _compiled(format, unbiased), address("codes", source, torch.uint8, n),
+        address("scales", per_block, torch.uint8, blocks), FLOAT_TYPES[dtype], address("out", y, dtype, n), rows,
+        columns, address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(dtype).max, unbiased,
+        torch.get_num_threads(),
     )  # fmt: skip
     return in_layout_of(codes, y)
 
@@ -459,4 +472,7 @@ register(
     dequantize_plain,
     dequantize_native if _AVAILABLE else None,
     lambda codes, scales, tensor_scale, format, unbiased, dtype: empty_for(codes, dtype),
+    lambda codes, scales, tensor_scale, format, unbiased, dtype: _check_scales(
+        codes, scales, coding_of(format, unbiased).size
+    ),
 )

@@ -14,11 +14,11 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidValue, sentence
 from .arguments import check_floats, check_out, key_of
+from .contracts import BLOCKS
 from .library import FLOAT_TYPES, call
 from .random import philox
 from .registration import in_layout_of, narrowed, register_with_out, rows_and_columns
 
-BLOCKS = (16, 32, 64, 128)
 _SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
 
 
@@ -69,12 +69,7 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: T
     check_floats(x)
     if block not in BLOCKS:
         raise InvalidValue(sentence("block", block, "one of 16, 32, 64, 128"))
-    columns = x.shape[-1] if x.dim() else 1
-    if columns % block:
-        raise InvalidValue(
-            f"the last dimension must be a multiple of the block of {block}; got {columns}: pad it with zeros, or "
-            f"choose a smaller block."
-        )
+    _check_columns(x, block)
     key = None if seed is None else key_of(seed, 0, x)
     if out is None:
         result: Tensor = call("hadamard", x, block, key, inverse)
@@ -82,6 +77,15 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: T
     check_out(out, x, x.dtype)
     call("hadamard_out", x, block, key, inverse, out)
     return out
+
+
+def _check_columns(x: Tensor, block: int, *rest: object) -> None:
+    columns = x.shape[-1] if x.dim() else 1
+    if columns % block:
+        raise InvalidValue(
+            f"the last dimension must be a multiple of the block of {block}; got {columns}: pad it with zeros, or "
+            f"choose a smaller block."
+        )
 
 
 def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
@@ -103,10 +107,10 @@ def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> 
 
 
 def hadamard_into(out: Tensor, x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
-    source = x.contiguous()
+    source, address, n = x.contiguous(), native.address, x.numel()
     native.kernel("hadamard")(
-        FLOAT_TYPES[x.dtype], source.data_ptr(), out.data_ptr(), *rows_and_columns(x), block,
-        0 if key is None else key.data_ptr(), inverse, torch.get_num_threads(),
+        FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n), address("out", out, x.dtype, n), *rows_and_columns(x),
+        block, 0 if key is None else address("key", key, torch.int64, 2), inverse, torch.get_num_threads(),
     )  # fmt: skip
     return ()
 
@@ -114,5 +118,5 @@ def hadamard_into(out: Tensor, x: Tensor, block: int, key: Tensor | None, invers
 register_with_out(
     "hadamard", "int block, Tensor? key, bool inverse", "", hadamard_plain,
     hadamard_into if native.kernel("hadamard") is not None else None,
-    lambda x, *rest: x.dtype, lambda x, *rest: (),
+    lambda x, *rest: x.dtype, lambda x, *rest: (), _check_columns,
 )  # fmt: skip

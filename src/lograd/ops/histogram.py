@@ -116,6 +116,11 @@ def lines_of(x: Tensor, stride: int) -> Tensor:
     return x[index[index < x.numel()]]
 
 
+def _check_stride(x: Tensor, stride: int) -> None:
+    if not 1 <= stride <= 10**9:
+        raise InvalidValue(sentence("stride of lograd::log_histogram", stride, "from 1 to 1000000000"))
+
+
 def _plain(x: Tensor, stride: int) -> Tensor:
     x = flat(dense(x))
     x = x if stride == 1 else lines_of(x, stride)
@@ -134,7 +139,11 @@ def _plain(x: Tensor, stride: int) -> Tensor:
 def _native(x: Tensor, stride: int) -> Tensor:
     x = dense(x)
     table = x.new_zeros(SLOTS, dtype=torch.int64)
-    _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), stride, torch.get_num_threads(), table.data_ptr())
+    address, n = native.address, x.numel()
+    _kernel(
+        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, stride, torch.get_num_threads(),
+        address("table", table, torch.int64, SLOTS),
+    )  # fmt: skip
     return table
 
 
@@ -144,4 +153,5 @@ register(
     _plain,
     _native if _kernel is not None else None,
     lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64),
+    _check_stride,
 )

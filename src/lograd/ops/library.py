@@ -10,27 +10,30 @@ layout; one with gaps or overlaps is copied to a contiguous one first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..errors import InvalidValue
 from . import reference
+from .contracts import FLOAT_TYPES as FLOAT_TYPES
+from .contracts import TENSORS, Contract, Takes, type_name
 from .grid import Grid
 
 _Library: Any = torch.library.Library  # torch leaves it untyped
 library = _Library("lograd", "DEF")
 
-FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Element types, and the number by which the native module knows each."""
 COUNTS = 3
 """Zeros, NaN and saturated elements of a result; those of this file count the zeros of x besides."""
 
 
 _direct: dict[str, Callable[..., Any]] = {}
 """Kernels for the CPU by the name of their operator."""
+contracts: dict[str, Contract] = {}
+"""What each operator takes, by its name."""
 
 
 def call(name: str, x: Tensor, *arguments: Any) -> Any:
@@ -46,18 +49,30 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
 
-def register(signature: str, plain: Callable[..., Any], compiled: Callable[..., Any] | None, fake: Any) -> None:
+def register(
+    signature: str,
+    plain: Callable[..., Any],
+    compiled: Callable[..., Any] | None,
+    fake: Any,
+    check: Callable[..., None] | None = None,
+    takes: Mapping[str, Takes] | None = None,
+) -> None:
     """An operator: plain PyTorch for every device, another kernel for the CPU unless None, and a fake for tracers.
 
     The one for the CPU is called at once by `call`; it may be the plain one.  An operator records no gradient: results
     are those of detached tensors.
+
+    PyTorch calls either kernel behind a `Contract`.  `takes` adds rules to it for the operator's own arguments, and
+    `check(*arguments)` what concerns several of them.
     """
     name = signature.partition("(")[0]
     library.define(signature)
+    schema = getattr(torch.ops.lograd, name).default._schema
+    contract = contracts[name] = Contract(name, schema, takes or {}, check)
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    library.impl(name, plain, "CompositeExplicitAutograd")
+    library.impl(name, contract.guarded(plain), "CompositeExplicitAutograd")
     if compiled is not None:
-        library.impl(name, compiled, "CPU")
+        library.impl(name, contract.guarded(compiled), "CPU")
         _direct[name] = compiled
     torch.library.register_fake(f"lograd::{name}", fake, lib=library)
 
@@ -131,15 +146,22 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         zeros, nan = (result == 0).sum(), result.isnan().sum()
         return torch.stack([zeros, nan, torch.as_tensor(clipped, device=x.device), before])
 
-    kernel = native.kernel(name)
+    kernel, address = native.kernel(name), native.address
+    tensors = [
+        (place, argument, TENSORS[argument].dtypes[0], TENSORS[argument].elements or 0)
+        for place, (kind, argument) in enumerate(pair.split() for pair in arguments.split(", "))
+        if kind == "Tensor"
+    ]
 
     def run_native(x: Tensor, out: Tensor, *rest: Any) -> Tensor:
         *values, counted = rest
         counts = _counts(x, True) if counted else _NO_COUNTS
-        addresses = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
+        for place, argument, dtype, elements in tensors:
+            values[place] = address(argument, values[place], dtype, elements)
+        n = x.numel()
         kernel(
-            FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), *addresses, torch.get_num_threads(),
-            counts.data_ptr() if counted else 0,
+            FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), address("out", out, x.dtype, n), n, *values,
+            torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS + 1) if counted else 0,
         )  # fmt: skip
         return counts
 
@@ -162,8 +184,37 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
     )  # fmt: skip
     register(
         f"{name}_out(Tensor x, {arguments}, bool counted, Tensor(a!) out) -> Tensor", plain_forms[1], native_forms[1],
-        lambda x, *rest: _counts(x, rest[-2]),
+        lambda x, *rest: _counts(x, rest[-2]), _check_out,
     )  # fmt: skip
+
+
+def _check_out(x: Tensor, *rest: Any) -> None:
+    """Random numbers belong to positions in memory, so x is dense and `out` lies as x does."""
+    out = rest[-1]
+    if out.dtype != x.dtype or out.shape != x.shape or out.stride() != x.stride() or dense(x) is not x:
+        raise InvalidValue(
+            f"out must have the type, shape and strides of x, which has no gaps; got {_described(out)} for x of "
+            f"{_described(x)}."
+        )
+    refuse_overlap(x, out)
+
+
+def check_result(x: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+    """Refuses what cannot take a result of x in this type."""
+    if out.dtype != dtype or out.shape != x.shape:
+        raise InvalidValue(f"out must be {type_name(dtype)} of shape {tuple(x.shape)}; got {_described(out)}.")
+    refuse_overlap(x, out)
+
+
+def refuse_overlap(x: Tensor, out: Tensor) -> None:
+    if out is not x and out.device.type != "meta" and native.overlap(x, out):
+        raise InvalidValue(
+            "out and x share some memory but are not the same tensor; write into x itself, or elsewhere."
+        )
+
+
+def _described(x: Tensor) -> str:
+    return f"{type_name(x.dtype)} of shape {tuple(x.shape)} and strides {tuple(x.stride())}"
 
 
 _NO_COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")

@@ -21,7 +21,7 @@ from ..formats.values import check_rounding
 from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar, type_name
 from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES, call, dense, flat, register
+from .library import COUNTS, FLOAT_TYPES, call, check_result, dense, flat, register
 from .registration import empty_for, narrowed, rows_and_columns, text_of
 
 Rounding = Literal["nearest", "stochastic"]
@@ -100,6 +100,7 @@ def _value_or_nan(format: FloatFormat | IntFormat, code: int) -> float:
 @lru_cache(maxsize=256)
 def coding_of(text: str) -> Coding:
     format = parse_format(text)
+    _check_format("quantize_codes", format)
     assert isinstance(format, FloatFormat | IntFormat)
     return Coding.of(format, grid_of(format))
 
@@ -174,8 +175,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     tensor([33, 15], dtype=torch.uint8)
     """
     check_codes("codes", codes)
-    if not codes.dim():
-        raise InvalidValue("codes must have at least one dimension to be packed along; got a tensor without any.")
+    _check_packable(codes)
     result: Tensor = call("pack_nibbles", codes)
     return result
 
@@ -183,14 +183,23 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 def unpack_nibbles(packed: Tensor, length: int | None = None) -> Tensor:
     """The inverse of `pack_nibbles`; `length` of the last dimension of the codes, twice the bytes if not given."""
     check_codes("packed", packed)
+    length = (2 * packed.shape[-1] if packed.dim() else 0) if length is None else length
+    _check_length(packed, length)
+    result: Tensor = call("unpack_nibbles", packed, length)
+    return result
+
+
+def _check_packable(codes: Tensor) -> None:
+    if not codes.dim():
+        raise InvalidValue("codes must have at least one dimension to be packed along; got a tensor without any.")
+
+
+def _check_length(packed: Tensor, length: int) -> None:
     if not packed.dim():
         raise InvalidValue("packed must have at least one dimension to be unpacked along; got a tensor without any.")
     n = packed.shape[-1]
-    length = 2 * n if length is None else length
     if (length + 1) // 2 != n:
         raise InvalidValue(f"{n} bytes hold {2 * n} or {max(2 * n - 1, 0)} codes of 4 bits; got length={length}.")
-    result: Tensor = call("unpack_nibbles", packed, length)
-    return result
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -220,9 +229,11 @@ def quantize_plain(x: Tensor, scale: Tensor, format: str, stochastic: bool, key:
 def quantize_into(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> Tensor:
     """Codes of a dense x into a tensor of its layout; gives the counts."""
     counts = x.new_zeros(COUNTS, dtype=torch.int64)
+    address, n = native.address, x.numel()
     native.kernel("quantize_codes")(
-        FLOAT_TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), scale.data_ptr(), _compiled(format), stochastic,
-        key.data_ptr(), torch.get_num_threads(), counts.data_ptr(),
+        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), address("out", out, torch.uint8, n), n,
+        address("scale", scale, torch.float32, 1), _compiled(format), stochastic, address("key", key, torch.int64, 2),
+        torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
     )  # fmt: skip
     return counts
 
@@ -266,9 +277,10 @@ def dequantize_native(codes: Tensor, scale: Tensor, format: str, dtype: torch.dt
     coding = _compiled(format)
     codes = dense(codes)
     out = torch.empty_like(codes, dtype=dtype)
+    address, n = native.address, codes.numel()
     native.kernel("dequantize_codes")(
-        codes.data_ptr(), FLOAT_TYPES[dtype], out.data_ptr(), codes.numel(), scale.data_ptr(), coding,
-        torch.get_num_threads(),
+        address("codes", codes, torch.uint8, n), FLOAT_TYPES[dtype], address("out", out, dtype, n), n,
+        address("scale", scale, torch.float32, 1), coding, torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -283,9 +295,11 @@ def pack_plain(codes: Tensor) -> Tensor:
 def pack_native(codes: Tensor) -> Tensor:
     codes = codes.contiguous()
     out = _packed_shape(codes)
+    rows, columns = rows_and_columns(codes)
     if not native.kernel("pack_nibbles")(
-        codes.data_ptr(), out.data_ptr(), *rows_and_columns(codes), torch.get_num_threads()
-    ):
+        native.address("codes", codes, torch.uint8, rows * columns),
+        native.address("packed", out, torch.uint8, rows * ((columns + 1) // 2)), rows, columns, torch.get_num_threads(),
+    ):  # fmt: skip
         raise _too_wide()
     return out
 
@@ -309,7 +323,11 @@ def unpack_plain(packed: Tensor, length: int) -> Tensor:
 def unpack_native(packed: Tensor, length: int) -> Tensor:
     packed = packed.contiguous()
     out = packed.new_empty((*packed.shape[:-1], length))
-    native.kernel("unpack_nibbles")(packed.data_ptr(), out.data_ptr(), *rows_and_columns(out), torch.get_num_threads())
+    rows, columns = rows_and_columns(out)
+    native.kernel("unpack_nibbles")(
+        native.address("packed", packed, torch.uint8, rows * ((columns + 1) // 2)),
+        native.address("codes", out, torch.uint8, rows * columns), rows, columns, torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
@@ -326,6 +344,7 @@ register(
     quantize_plain_out,
     quantize_native_out if _AVAILABLE else None,
     lambda x, *rest: x.new_empty(COUNTS, dtype=torch.int64),
+    lambda x, *rest: check_result(x, rest[-1], torch.uint8),
 )
 register(
     "dequantize_codes(Tensor codes, Tensor scale, str format, ScalarType dtype) -> Tensor",
@@ -333,10 +352,17 @@ register(
     dequantize_native if _AVAILABLE else None,
     lambda codes, scale, format, dtype: empty_for(codes, dtype),
 )
-register("pack_nibbles(Tensor codes) -> Tensor", pack_plain, pack_native if _AVAILABLE else None, _packed_shape)
+register(
+    "pack_nibbles(Tensor codes) -> Tensor",
+    pack_plain,
+    pack_native if _AVAILABLE else None,
+    _packed_shape,
+    _check_packable,
+)
 register(
     "unpack_nibbles(Tensor packed, SymInt length) -> Tensor",
     unpack_plain,
     unpack_native if _AVAILABLE else None,
     lambda packed, length: packed.new_empty((*packed.shape[:-1], length)),
+    _check_length,
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..formats import BlockFormat, Format
 from .grid import constant
-from .library import dense, kept_finite, register
+from .library import check_result, dense, kept_finite, register
 
 
 def register_with_out(
@@ -25,11 +25,13 @@ def register_with_out(
     into: Callable[..., tuple[Tensor, ...]] | None,
     dtype_of: Callable[..., torch.dtype],
     fake_others: Callable[..., tuple[Tensor, ...]],
+    check: Callable[..., None] | None = None,
 ) -> None:
     """`register` of `name(Tensor x, arguments) -> (y, others)` and of `name_out(Tensor x, arguments, out) -> (others)`.
 
     `plain(x, *arguments)` gives all results.  `into(out, x, *arguments)` writes y, of the type that `dtype_of` gives,
     into a contiguous tensor, which may be x, and gives the others; it is None where the native module is not in use.
+    `check(x, *arguments)` is that of `register`.
     """
 
     def unpacked(results: tuple[Tensor, ...]) -> Any:
@@ -58,17 +60,24 @@ def register_with_out(
                 out.copy_(target)
             return further or None
 
+    def check_with_out(x: Tensor, *rest: Any) -> None:
+        check_result(x, rest[-1], dtype_of(x, *rest[:-1]))
+        if check is not None:
+            check(x, *rest[:-1])
+
     register(
         f"{name}(Tensor x, {arguments}) -> " + (f"(Tensor, {others})" if others else "Tensor"),
         lambda x, *rest: unpacked(plain(x, *rest)),
         compiled,
         lambda x, *rest: unpacked((empty_for(x, dtype_of(x, *rest)), *fake_others(x, *rest))),
+        check,
     )
     register(
         f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> ({others})",
         plain_out,
         compiled_out,
         lambda x, *rest: fake_others(x, *rest[:-1]) or None,
+        check_with_out,
     )
 
 

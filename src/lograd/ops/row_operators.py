@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, register
+from ..errors import InvalidValue
+from .contracts import type_name
+from .library import COUNTS, check_result, register
 from .row_passes import WIDENING, Groups, Native, Passes, Plain
 
 Rest = tuple[Tensor, ...]
@@ -95,7 +98,7 @@ def householder_groups(ranges: Tensor) -> Groups:
     group, v = group[listed], v[listed]
     first = torch.searchsorted(group, group)
     n = (torch.searchsorted(group, group, right=True) - first).double()
-    share = 1 / n.sqrt()
+    share = _share(n)
     # Entries of H beside 1 / sqrt n: the diagonal, and from n = 3 on the rest.
     rest = 1 / (n - n.sqrt())
     greatest = torch.maximum(share, torch.maximum((1 - rest).abs(), torch.where(n > 2, rest, 0.0)))
@@ -123,15 +126,11 @@ def dequantize_householder(
     bins: int,
     dtype: torch.dtype,
 ) -> Rest:
-    rows = parameters.shape[1]
+    rows, listed = parameters.shape[1], _groups_of(groups, stretch)
     result = matrix(out, rows)
     work = result if result.dtype == torch.float32 else torch.empty_like(result, dtype=torch.float32)
     passes.dequantize(matrix(codes, rows), work, parameters.contiguous(), bins)
-    order, first = groups.unbind()
-    size = torch.bincount(first, minlength=rows)[first] if rows else first
-    passes.reflect_back(
-        work, result, Groups(order.contiguous(), first.contiguous(), stretch.contiguous(), 1 / size.double().sqrt())
-    )
+    passes.reflect_back(work, result, listed)
     return ()
 
 
@@ -153,10 +152,12 @@ def _define(
     body: Body,
     dtype_of: Callable[..., torch.dtype],
     fake_rest: Callable[..., Rest],
+    check: Callable[..., None] | None = None,
 ) -> None:
     """Register `lograd::name(Tensor x, arguments) -> (y, results)` and `lograd::name_out(..., out) -> (results)`.
 
     `body(passes, x, out, *arguments)` writes a contiguous `out` of type `dtype_of(x, *arguments)` and returns the rest.
+    `check(x, *arguments)` is that of `register`.
     """
 
     def forms(passes: Passes) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -184,13 +185,70 @@ def _define(
         out = _empty(x, dtype_of(x, *rest))
         return (out, *others) if others else out
 
+    def check_with_out(x: Tensor, *rest: Any) -> None:
+        if check is not None:
+            check(x, *rest[:-1])
+        check_result(x, rest[-1], dtype_of(x, *rest[:-1]))
+
     plain, compiled = forms(Plain()), forms(Native()) if _AVAILABLE else (None, None)
     outer = f"(Tensor, {results})" if results else "Tensor"
-    register(f"{name}(Tensor x, {arguments}) -> {outer}", plain[0], compiled[0], fake)
+    source = "codes" if name.startswith("dequantize") else "x"
+    register(f"{name}(Tensor {source}, {arguments}) -> {outer}", plain[0], compiled[0], fake, check)
     register(
-        f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> ({results})", plain[1], compiled[1],
-        lambda x, *rest: fake_rest(x, *rest[:-1]) or None,
+        f"{name}_out(Tensor {source}, {arguments}, Tensor(a!) out) -> ({results})", plain[1], compiled[1],
+        lambda x, *rest: fake_rest(x, *rest[:-1]) or None, check_with_out,
     )  # fmt: skip
+
+
+def check_samples(x: Tensor, *rest: object) -> None:
+    if x.dim() < 2:
+        raise InvalidValue(
+            f"x must have at least 2 dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
+        )
+
+
+def check_parameters(codes: Tensor, parameters: Tensor, *rest: object) -> None:
+    rows = parameters.shape[-1] if parameters.dim() else 0
+    if parameters.dim() != 2 or parameters.shape[0] != 3 or rows not in (1, codes.shape[0] if codes.dim() else 1):
+        raise InvalidValue(
+            "scale, low and zero must have one element, or one for each row of the codes; got "
+            f"{tuple(parameters.shape[1:])} for codes of shape {tuple(codes.shape)}."
+        )
+
+
+def check_groups(codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, *rest: object) -> None:
+    """Kernels use the groups as addresses, so `_groups_of` looks at their elements as well."""
+    check_parameters(codes, parameters)
+    rows = parameters.shape[1]
+    for what, value, dtype, shape in (
+        ("groups", groups, torch.int64, (2, rows)),
+        ("stretch", stretch, torch.float32, (rows,)),
+    ):
+        if value.dtype != dtype or tuple(value.shape) != shape or codes.dim() < 2 or codes.shape[0] != rows:
+            got = f"{type_name(value.dtype)} of shape {tuple(value.shape)} for codes of shape {tuple(codes.shape)}"
+            raise InvalidValue(f"{what} must be {type_name(dtype)} of shape {shape}, one for each row; got {got}.")
+
+
+def _groups_of(groups: Tensor, stretch: Tensor) -> Groups:
+    """The groups of a packed tensor; refused where their elements name rows that are not there."""
+    rows = groups.shape[1]
+    place = torch.arange(rows, device=groups.device)
+    order, first = groups.contiguous().unbind()
+    listed = torch.equal(order.sort().values, place)
+    if not (listed and bool(((first >= 0) & (first <= place)).all()) and bool((first[first] == first).all())):
+        raise InvalidValue(
+            "groups must list every row once, and where each group begins; these were changed since packing."
+        )
+    size = torch.bincount(first, minlength=rows)[first] if rows else first
+    return Groups(order, first, stretch.contiguous(), _share(size))
+
+
+def _share(size: Tensor) -> Tensor:
+    """1 / sqrt n in float64.  On a CPU by NumPy, which rounds it correctly: PyTorch's own depends on the machine, and
+    what was packed on one is decoded on another."""
+    if size.device.type == "cpu":
+        return torch.from_numpy(1 / np.sqrt(size.numpy().astype(np.float64)))
+    return 1 / size.double().sqrt()
 
 
 def _packed_or_not(x: Tensor, *rest: Any) -> torch.dtype:
@@ -213,7 +271,7 @@ _define(
 )  # fmt: skip
 _define(
     "quantize_per_sample", _COMMON, "Tensor, Tensor", per_sample, _packed_or_not,
-    lambda x, *rest: (_parameters(x, x.shape[0]), _counts(x)),
+    lambda x, *rest: (_parameters(x, x.shape[0]), _counts(x)), check_samples,
 )  # fmt: skip
 _define(
     "quantize_interval", f"Tensor gamma, {_COMMON}", "Tensor, Tensor, Tensor", interval, _packed_or_not,
@@ -225,15 +283,16 @@ _define(
         _parameters(x, x.shape[0]), x.new_empty((2, x.shape[0]), dtype=torch.int64),
         x.new_empty(x.shape[0], dtype=torch.float32), _counts(x),
     ),
+    check_samples,
 )  # fmt: skip
 _define(
     "dequantize_rows", "Tensor parameters, int bins, ScalarType dtype", "", dequantize,
-    lambda codes, *rest: rest[-1], lambda codes, *rest: (),
+    lambda codes, *rest: rest[-1], lambda codes, *rest: (), check_parameters,
 )  # fmt: skip
 _define(
     "dequantize_block_householder",
     "Tensor parameters, Tensor groups, Tensor stretch, int bins, ScalarType dtype", "", dequantize_householder,
-    lambda codes, *rest: rest[-1], lambda codes, *rest: (),
+    lambda codes, *rest: rest[-1], lambda codes, *rest: (), check_groups,
 )  # fmt: skip
 
 

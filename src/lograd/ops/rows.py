@@ -36,9 +36,9 @@ from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
-from . import row_operators  # noqa: F401  registers the operators
 from .arguments import Counted, check_codes, check_floats, check_out, check_tensor, key_of, type_name
-from .library import FLOAT_TYPES, call, watched
+from .library import FLOAT_TYPES, call
+from .row_operators import check_groups, check_parameters, check_samples
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -282,7 +282,9 @@ def dequantize_block_householder(
 ) -> Tensor:
     """T^-1 of the decoded rows, in `dtype`."""
     parameters = _stacked(scale, low, torch.zeros_like(low))
-    _check_groups(codes, groups, stretch, parameters.shape[1])
+    for what, value in (("codes", codes), ("groups", groups), ("stretch", stretch)):
+        check_tensor(what, value)
+    check_groups(codes, parameters, groups, stretch)
     result: Tensor = _decode("dequantize_block_householder", codes, parameters, (groups, stretch), bins, dtype, out)
     return result
 
@@ -297,27 +299,6 @@ def _stacked(*lists: Tensor) -> Tensor:
             shapes = ", ".join(str(tuple(each.shape)) for each in lists)
             raise InvalidValue(f"scale, low and zero must be lists of one length; got shapes {shapes}.")
     return torch.stack([values.float() for values in lists])
-
-
-def _check_groups(codes: Tensor, groups: Tensor, stretch: Tensor, rows: int) -> None:
-    """Kernels use the groups as addresses."""
-    for what, value, dtype, shape in (
-        ("groups", groups, torch.int64, (2, rows)),
-        ("stretch", stretch, torch.float32, (rows,)),
-    ):
-        check_tensor(what, value)
-        if value.dtype != dtype or tuple(value.shape) != shape or codes.dim() < 2 or codes.shape[0] != rows:
-            got = f"{type_name(value.dtype)} of shape {tuple(value.shape)} for codes of shape {tuple(codes.shape)}"
-            raise InvalidValue(f"{what} must be {type_name(dtype)} of shape {shape}, one for each row; got {got}.")
-    if torch.compiler.is_compiling() or watched():
-        return
-    place = torch.arange(rows, device=groups.device)
-    order, first = groups
-    listed = torch.equal(order.sort().values, place)
-    if not (listed and bool(((first >= 0) & (first <= place)).all()) and bool((first[first] == first).all())):
-        raise InvalidValue(
-            "groups must list every row once, and where each group begins; these were changed since packing."
-        )
 
 
 def _packed(codes: Tensor, parameters: Tensor, bins: int, counts: Tensor) -> PackedRows:
@@ -344,10 +325,8 @@ def _run(
     name: str, x: Tensor, dimensions: int, arguments: tuple[Any, ...], out: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Any, ...]:
     """The operator's results, `out` first if there is one."""
-    if x.dim() < dimensions:
-        raise InvalidValue(
-            f"x must have at least {dimensions} dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
-        )
+    if dimensions:
+        check_samples(x)
     if out is None:
         results: tuple[Any, ...] = call(name, x, *arguments)
         return results
@@ -368,12 +347,7 @@ def _decode(
     if dtype not in FLOAT_TYPES:
         raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {type_name(dtype)}.")
     check_codes("codes", codes)
-    rows = parameters.shape[-1]
-    if parameters.dim() != 2 or rows not in (1, codes.shape[0] if codes.dim() else 1):
-        raise InvalidValue(
-            "scale, low and zero must have one element, or one for each row of the codes; got "
-            f"{tuple(parameters.shape[1:])} for codes of shape {tuple(codes.shape)}."
-        )
+    check_parameters(codes, parameters)
     arguments: tuple[Any, ...] = (parameters.float(), *groups, bins, dtype)
     if out is None:
         return call(name, codes, *arguments)

@@ -40,10 +40,15 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
             return x.new_zeros((), dtype=torch.float32)
     elif isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise InvalidType(sentence("k", k, "a whole number"))
-    elif not 1 <= k <= n:
-        raise InvalidValue(sentence("k", k, f"from 1 to {n}, the number of elements"))
+    else:
+        _check_place(x, k)
     result: Tensor = call("kth_magnitude", x, k)
     return result
+
+
+def _check_place(x: Tensor, k: int) -> None:
+    if not 1 <= k <= x.numel():
+        raise InvalidValue(sentence("k", k, f"from 1 to {x.numel()}, the number of elements"))
 
 
 def _plain(x: Tensor, k: int) -> Tensor:
@@ -53,7 +58,11 @@ def _plain(x: Tensor, k: int) -> Tensor:
 def _native(x: Tensor, k: int) -> Tensor:
     x = dense(x)
     out = x.new_empty((), dtype=torch.float32)
-    _kernel(FLOAT_TYPES[x.dtype], x.data_ptr(), x.numel(), k, torch.get_num_threads(), out.data_ptr())
+    address, n = native.address, x.numel()
+    _kernel(
+        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, k, torch.get_num_threads(),
+        address("out", out, torch.float32, 1),
+    )  # fmt: skip
     return out
 
 
@@ -63,4 +72,5 @@ register(
     _plain,
     _native if _kernel is not None else None,
     lambda x, k: x.new_empty((), dtype=torch.float32),
+    _check_place,
 )

@@ -19,13 +19,16 @@ as a handle's `step` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..errors import InvalidType, InvalidValue
+from .contracts import WIDE_FLOATS, Takes, type_name
 from .library import FLOAT_TYPES, call, dense, register
 
 Products = tuple[Tensor, Tensor, Tensor]
@@ -39,6 +42,7 @@ def sparse_linear_backward(
 
     `threshold` and `key` are those of `stochastic_prune`; `need` says which of the three are wanted.
     """
+    check_linear(g, x, weight)
     result: Results = call("sparse_linear_backward", g, x, weight, threshold, key, *need)
     return result
 
@@ -54,6 +58,7 @@ def sparse_convolution_backward(
 ) -> Results:
     """The same for a convolution over one or two dimensions; `geometry` is stride, padding, dilation and groups."""
     stride, padding, dilation, groups = geometry
+    check_convolution(g, x, weight, threshold, key, stride, padding, dilation, groups)
     result: Results = call(
         "sparse_convolution_backward", g, x, weight, threshold, key, list(stride), list(padding), list(dilation),
         groups, *need,
@@ -67,13 +72,67 @@ def release_workspace() -> None:
         _release()
 
 
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_linear(g: Tensor, x: Tensor, weight: Tensor, *rest: object) -> None:
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise InvalidValue(
+            "a linear layer has a weight of (outputs, inputs) and an x of (..., inputs); got "
+            f"{tuple(weight.shape)} and {tuple(x.shape)}."
+        )
+    _check_gradient(g, x, weight, (*x.shape[:-1], weight.shape[0]))
+
+
+def check_convolution(
+    g: Tensor, x: Tensor, weight: Tensor, threshold: object, key: object, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, *rest: object,
+) -> None:  # fmt: skip
+    axes, lengths = weight.dim() - 2, {len(stride), len(padding), len(dilation)}
+    if axes not in (1, 2, 3) or x.dim() != weight.dim() or lengths != {axes}:
+        raise InvalidValue(
+            "a convolution has an x of (batch, channels, ...), a weight of as many dimensions, and a stride, padding "
+            f"and dilation for each of the last ones; got {tuple(x.shape)}, {tuple(weight.shape)}, {list(stride)}, "
+            f"{list(padding)} and {list(dilation)}."
+        )
+    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
+        raise InvalidValue(
+            f"stride, dilation and groups must be at least 1 and padding at least 0; got {list(stride)}, "
+            f"{list(dilation)}, {groups} and {list(padding)}."
+        )
+    if x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
+        raise InvalidValue(
+            "a weight of (outputs, channels / groups, ...) meets an x of (batch, channels, ...); got "
+            f"{tuple(weight.shape)} and {tuple(x.shape)} with groups={groups}."
+        )
+    sizes = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    _check_gradient(g, x, weight, (x.shape[0], weight.shape[0], *sizes))
+
+
+def _check_gradient(g: Tensor, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(g.shape) != shape:
+        raise InvalidValue(
+            f"g must have the shape of the layer's result, {shape} for x of {tuple(x.shape)} and a weight of "
+            f"{tuple(weight.shape)}; got {tuple(g.shape)}."
+        )
+    if not g.dtype == x.dtype == weight.dtype:
+        types = ", ".join(type_name(each.dtype) for each in (g, x, weight))
+        raise InvalidType(f"g, x and weight must have one type; got {types}.")
+
+
 # ------------------------------------------------------------------------------------------------ dense, for any device
 
 
 def _pruned(g: Tensor, threshold: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor]:
     if threshold is not None:
-        pruned: tuple[Tensor, Tensor] = torch.ops.lograd.stochastic_prune.default(g, threshold, key, True)
-        return pruned
+        narrow = g.float() if g.dtype == torch.float64 else g
+        pruned: tuple[Tensor, Tensor] = torch.ops.lograd.stochastic_prune.default(narrow, threshold, key, True)
+        # What is kept in float64 is kept with all its digits; what is pruned is what float32 makes of it.
+        kept = (pruned[0] == narrow) & (pruned[0] != 0)
+        return (pruned[0] if narrow is g else torch.where(kept, g, pruned[0].double())), pruned[1]
     zeros = (g == 0).sum()
     return g, torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
 
@@ -186,12 +245,18 @@ def _products(
     wide = [result if result.dtype == torch.float32 else result.float() for result in results]
     counted = torch.zeros(4, dtype=torch.int64)
     axes = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
+    address, floats = native.address, torch.float32
+    expected = zip(
+        ("d_x", "d_weight", "d_bias"), wide, (image.numel(), kernel.numel(), kernel.shape[0]), need, strict=True
+    )
     finite = _kernel(
         image.shape[0], image.shape[1], kernel.shape[0], geometry[3], *axes, _channels_last(gradient),
-        _channels_last(image), gradient.data_ptr(), 0 if threshold is None else threshold.data_ptr(), key.data_ptr(),
-        image.data_ptr(), kernel.data_ptr(), kernel.stride(),
-        *(result.data_ptr() if wanted else 0 for result, wanted in zip(wide, need, strict=True)),
-        counted.data_ptr(), torch.get_num_threads(),
+        _channels_last(image),
+        address("g", gradient, floats, image.shape[0] * kernel.shape[0] * math.prod(gradient.shape[2:])),
+        0 if threshold is None else address("threshold", threshold, floats, 1), address("key", key, torch.int64, 2),
+        address("x", image, floats, image.numel()), address("weight", kernel, floats, kernel.numel()), kernel.stride(),
+        *(address(name, result, floats, count) if wanted else 0 for name, result, count, wanted in expected),
+        address("counts", counted, torch.int64, 4), torch.get_num_threads(),
     )  # fmt: skip
     if not finite:
         return None
@@ -225,12 +290,15 @@ def _fake(empty: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., 
 _kernel: Any = native.kernel("sparse_backward")
 _release: Any = native.kernel("release_sparse_workspace")
 _GRADIENT = "Tensor g, Tensor x, Tensor weight, Tensor? threshold, Tensor key"
+_TAKES = {name: Takes(WIDE_FLOATS) for name in ("g", "x", "weight")}
 _NEED = "bool need_x, bool need_weight, bool need_bias"
 register(
     f"sparse_linear_backward({_GRADIENT}, {_NEED}) -> (Tensor, Tensor, Tensor, Tensor)",
     _plain_linear,
     _native_linear if _kernel is not None else None,
     _fake(_empty_linear),
+    check_linear,
+    _TAKES,
 )
 register(
     f"sparse_convolution_backward({_GRADIENT}, int[] stride, int[] padding, int[] dilation, int groups, {_NEED}) -> "
@@ -238,4 +306,6 @@ register(
     _plain_convolution,
     _native_convolution if _kernel is not None else None,
     _fake(_empty_convolution),
+    check_convolution,
+    _TAKES,
 )

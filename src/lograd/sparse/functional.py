@@ -1,9 +1,9 @@
 """linear, conv1d and conv2d of torch.nn.functional with a sparse backward.
 
-The forward is PyTorch's own.  In the backward the gradient is pruned as `ops.stochastic_prune` does it, E[T(g)] = g,
-and enters both products and the bias; without a threshold it stays as it is and only the zeros that it has are skipped.
-Random numbers are a function of (seed, position): give each step its own seed, or a key tensor (seed, offset) that you
-change in place.
+The forward is PyTorch's own, autocast included.  In the backward the gradient is pruned as `ops.stochastic_prune` does
+it, E[T(g)] = g, and enters both products and the bias; without a threshold it stays as it is and only the zeros that it
+has are skipped.  Random numbers are a function of (seed, position): give each step its own seed, or a key tensor (seed,
+offset) that you change in place.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..gradients import DoubleBackward
-from ..ops.arguments import Scalar, in_type_of, key_of, scalar
+from ..gradients import DoubleBackward, cast_as_autocast_would
+from ..ops.arguments import Scalar, key_of, scalar
 from ..ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
 from .threshold import Pruning
 
@@ -65,11 +65,13 @@ def conv1d(
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pruning: Pruning) -> Tensor:
+    x, weight, bias = cast_as_autocast_would(x, weight, bias)
     result: Tensor = _Linear.apply(x, weight, bias, *pruning)  # type: ignore[no-untyped-call]
     return result
 
 
 def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, pruning: Pruning) -> Tensor:
+    x, weight, bias = cast_as_autocast_would(x, weight, bias)
     batched = x.dim() == weight.dim()
     result: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
         x if batched else x.unsqueeze(0), weight, bias, geometry, *pruning
@@ -87,7 +89,7 @@ def _single(value: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def _pruning(x: Tensor, threshold: Scalar | None, seed: int | Tensor) -> Pruning:
     key = key_of(seed, 0, x)
-    return Pruning(None if threshold is None else in_type_of(x, scalar("threshold", threshold, x, 0.0)), key)
+    return Pruning(None if threshold is None else scalar("threshold", threshold, x, 0.0), key)
 
 
 class _Linear(torch.autograd.Function):

@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .threshold import Pruning
 
 
 class _Sparse(nn.Module):
-    """The sparsity of a layer, and its pruning as buffers that move with it."""
+    """The sparsity of a layer, and its pruning as buffers that move with it and keep their types."""
 
     weight: Tensor
     threshold: Tensor
@@ -29,10 +30,33 @@ class _Sparse(nn.Module):
     def __init__(self, *arguments: Any, sparsity: float = 0.85, seed: int = 0, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.sparsity = Prune(sparsity).sparsity if sparsity else 0.0
-        device = self.weight.device
-        self.register_buffer("threshold", torch.zeros((), device=device), persistent=False)
-        self.register_buffer("key", torch.tensor([seed, 0], device=device), persistent=False)
-        self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
+        self._seed = seed
+        for name, tensor in self._beginning(self.weight.device).items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def _beginning(self, device: torch.device) -> dict[str, Tensor]:
+        return {
+            "threshold": torch.zeros((), dtype=torch.float32, device=device),
+            "key": torch.tensor([self._seed, 0], device=device),
+            "passes": torch.zeros((), dtype=torch.int64, device=device),
+        }
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move the layer; a cast of its parameters leaves the pruning as it is, in type and value.
+
+        From the meta device it begins anew: what `to_empty` gives holds whatever was in memory.
+        """
+        own = {id(self._buffers[name]): name for name in ("threshold", "key", "passes")}
+
+        def moved(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            if id(tensor) not in own:
+                return result
+            if tensor.is_meta and not result.is_meta:
+                return self._beginning(result.device)[own[id(tensor)]]
+            return result if result.dtype == tensor.dtype else tensor.to(result.device)
+
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def _pruning(self) -> Pruning:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..errors import InvalidValue
 from ..ops import log_histogram
+from ..ops.arguments import in_type_of
+from ..ops.contracts import WIDE_FLOATS, Takes
 from ..ops.library import register
 from ..treatments import Prune, Statistics
 
@@ -31,10 +33,10 @@ class Pruning(NamedTuple):
     """Gradients that came by; None where the threshold is given."""
 
     def ready_for(self, g: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Threshold and key for this gradient."""
+        """Threshold and key for this gradient; the threshold as a value of the gradient's type, as it becomes one."""
         if self.passes is not None:
             torch.ops.lograd.follow_gradient.default(g, self.sparsity, self.threshold, self.key, self.passes)
-        return self.threshold, self.key
+        return None if self.threshold is None else in_type_of(g, self.threshold), self.key
 
 
 def _follow(g: Tensor, sparsity: float, threshold: Tensor, key: Tensor, passes: Tensor) -> None:
@@ -45,12 +47,10 @@ def _follow(g: Tensor, sparsity: float, threshold: Tensor, key: Tensor, passes: 
     if g.numel() == 0 or (count > EARLY and count % EVERY):
         return
     try:
-        law = log_histogram(g, min(1.0, SAMPLE / g.numel())).law()
+        law = log_histogram(g.float() if g.dtype == torch.float64 else g, min(1.0, SAMPLE / g.numel())).law()
     except InvalidValue:  # nothing but zeros, or not all finite: the next gradient will do
         return
     threshold.fill_(Prune(sparsity).numbers(Statistics(law))["threshold"])
-    if g.dtype != torch.float32:  # it becomes a value of the pruned gradient
-        threshold.copy_(threshold.to(g.dtype))
 
 
 register(
@@ -58,4 +58,5 @@ register(
     _follow,
     None,
     lambda g, *rest: None,
+    takes={"g": Takes(WIDE_FLOATS), "passes": Takes((torch.int64,), 1)},
 )

@@ -1,0 +1,136 @@
+"""What an operator takes, argument by argument: refused in one sentence before a kernel of any device runs.
+
+PyTorch's own signatures know tensors and numbers only; that a key is an int64 pair, or that a gradient has the shape
+that its layer gives, is said here and in the checks beside the operators.  Whoever calls `torch.ops.lograd` directly
+meets these checks; the public functions have theirs, which speak of their own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidType, InvalidValue, sentence
+
+FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Element types, and the number by which the native module knows each."""
+FLOATS = tuple(FLOAT_TYPES)
+WIDE_FLOATS = (*FLOATS, torch.float64)
+BLOCKS = (16, 32, 64, 128)
+"""Sizes of a Hadamard transform."""
+
+
+class Takes(NamedTuple):
+    """A tensor argument."""
+
+    dtypes: tuple[torch.dtype, ...] = ()
+    """Those that it may have; any if there are none."""
+    elements: int | None = None
+    """As many as it has, in whatever shape; any number if None."""
+    anywhere: bool = False
+    """Whether it may lie on another device than the first tensor."""
+
+    def __str__(self) -> str:
+        dtypes = " or ".join(type_name(dtype) for dtype in self.dtypes) or "a tensor"
+        if self.elements is None:
+            return dtypes
+        return f"{dtypes} of {self.elements} element" + ("s" if self.elements != 1 else "")
+
+
+NUMBER = Takes((torch.float32,), 1)
+TENSORS: dict[str, Takes] = {
+    "x": Takes(FLOATS),
+    "g": Takes(FLOATS),
+    "weight": Takes(FLOATS),
+    "threshold": NUMBER,
+    "step": NUMBER,
+    "scale": NUMBER,
+    "tensor_scale": NUMBER,
+    "gamma": Takes(WIDE_FLOATS, 1),
+    "key": Takes((torch.int64,), 2),
+    "codes": Takes((torch.uint8,)),
+    "packed": Takes((torch.uint8,)),
+    "scales": Takes((torch.uint8,)),
+    "parameters": Takes((torch.float32,)),
+    "groups": Takes((torch.int64,)),
+    "stretch": Takes((torch.float32,)),
+    "out": Takes((*FLOATS, torch.uint8)),
+}
+"""By the argument's name; the name says the same in every operator, unless the operator says otherwise."""
+
+NUMBERS: dict[str, range | tuple[Any, ...]] = {
+    "bits": range(2, 9),
+    "bins": range(1, 256),
+    "block": BLOCKS,
+    "dtype": FLOATS,
+    "mantissa": range(8),
+    "smallest_exponent": range(-100, 101),
+}
+"""Valid values of arguments that are no tensors."""
+
+
+class Contract:
+    """The rules of one operator."""
+
+    def __init__(self, name: str, schema: Any, takes: Mapping[str, Takes], more: Callable[..., None] | None) -> None:
+        self._name, self._more = name, more
+        names = [argument.name for argument in schema.arguments]
+        known = {**TENSORS, **takes}
+        self._tensors = [(place, name, known[name]) for place, name in enumerate(names) if name in known]
+        self._numbers = [(place, name, NUMBERS[name]) for place, name in enumerate(names) if name in NUMBERS]
+
+    @property
+    def covered(self) -> set[str]:
+        """The arguments that have a rule of their own."""
+        return {name for _, name, _ in (*self._tensors, *self._numbers)}
+
+    def check(self, *arguments: Any) -> None:
+        first = arguments[0].device
+        for place, name, takes in self._tensors:
+            value = arguments[place]
+            if not isinstance(value, Tensor):  # one that may be None, and is
+                continue
+            if takes.dtypes and value.dtype not in takes.dtypes:
+                raise InvalidType(self._sentence(name, takes, value))
+            if takes.elements is not None and value.numel() != takes.elements:
+                raise InvalidValue(self._sentence(name, takes, value))
+            if value.device != first and not takes.anywhere:
+                raise InvalidValue(
+                    f"the tensors of lograd::{self._name} must lie on one device; {name} is on {value.device}, and "
+                    f"the first on {first}."
+                )
+        for place, name, valid in self._numbers:
+            if arguments[place] not in valid:
+                expected = f"from {valid[0]} to {valid[-1]}" if isinstance(valid, range) else _list(valid)
+                raise InvalidValue(sentence(f"{name} of lograd::{self._name}", _shown(arguments[place]), expected))
+        if self._more is not None:
+            self._more(*arguments)
+
+    def _sentence(self, name: str, takes: Takes, value: Tensor) -> str:
+        got = f"{type_name(value.dtype)} of shape {tuple(value.shape)}"
+        return f"{name} of lograd::{self._name} must be {takes}; got {got}."
+
+    def guarded(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel behind the check."""
+
+        def run(*arguments: Any) -> Any:
+            self.check(*arguments)
+            return kernel(*arguments)
+
+        return run
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(value: Any) -> Any:
+    return f"an element type {type_name(value)}" if isinstance(value, torch.dtype) else value
+
+
+def _list(values: tuple[Any, ...]) -> str:
+    *most, last = (type_name(value) if isinstance(value, torch.dtype) else str(value) for value in values)
+    return f"{', '.join(most)} or {last}"
