@@ -400,7 +400,7 @@ def _run_native(
 ) -> Tensor:  # fmt: skip
     source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
     address, (rows, columns) = native.address, rows_and_columns(x)
-    n, blocks = rows * columns, rows * (-(-columns // _size(format)))
+    n, blocks = rows * columns, rows * coding_of(format, unbiased).per_row(columns)
     native.kernel("quantize_blocks")(
         _compiled(format, unbiased), FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n),
         0 if y is None else address("out", y, x.dtype, n),
@@ -418,7 +418,7 @@ def quantize_into(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     codes = x.new_empty(x.shape, dtype=torch.uint8)
-    scales = x.new_empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
+    scales = x.new_empty(_scales_shape(x, coding_of(format, rest[1]).size), dtype=torch.uint8)
     counts = _run_native(x, None, codes, scales, tensor_scale, format, *rest)
     return in_layout_of(x, codes), scales, counts
 
@@ -429,7 +429,7 @@ def dequantize_native(
     source, per_block = codes.contiguous(), scales.contiguous()
     y = codes.new_empty(codes.shape, dtype=dtype)
     address, (rows, columns) = native.address, rows_and_columns(codes)
-    n, blocks = rows * columns, rows * (-(-columns // _size(format)))
+    n, blocks = rows * columns, rows * coding_of(format, unbiased).per_row(columns)
     native.kernel("dequantize_blocks")(
         _compiled(format, unbiased), address("codes", source, torch.uint8, n),
         address("scales", per_block, torch.uint8, blocks), FLOAT_TYPES[dtype], address("out", y, dtype, n), rows,
@@ -439,18 +439,13 @@ def dequantize_native(
     return in_layout_of(codes, y)
 
 
-def _size(format: str) -> int:
-    return int(format.split("/")[1])
-
-
 def quantize_fake_counts(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, ...]:
     coding_of(format, rest[1])
     return (x.new_empty(COUNTS, dtype=torch.int64),)
 
 
 def quantize_codes_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    coding_of(format, rest[1])
-    scales = x.new_empty(_scales_shape(x, _size(format)), dtype=torch.uint8)
+    scales = x.new_empty(_scales_shape(x, coding_of(format, rest[1]).size), dtype=torch.uint8)
     return empty_for(x, torch.uint8), scales, x.new_empty(COUNTS, dtype=torch.int64)
 
 

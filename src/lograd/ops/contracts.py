@@ -88,6 +88,7 @@ class Contract:
         return {name for _, name, _ in (*self._tensors, *self._numbers)}
 
     def check(self, *arguments: Any) -> None:
+        """Refuses an argument that is not what its name says."""
         first = arguments[0].device
         for place, name, takes in self._tensors:
             value = arguments[place]
@@ -106,18 +107,19 @@ class Contract:
             if arguments[place] not in valid:
                 expected = f"from {valid[0]} to {valid[-1]}" if isinstance(valid, range) else _list(valid)
                 raise InvalidValue(sentence(f"{name} of lograd::{self._name}", _shown(arguments[place]), expected))
-        if self._more is not None:
-            self._more(*arguments)
 
     def _sentence(self, name: str, takes: Takes, value: Tensor) -> str:
         got = f"{type_name(value.dtype)} of shape {tuple(value.shape)}"
         return f"{name} of lograd::{self._name} must be {takes}; got {got}."
 
-    def guarded(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel behind the check."""
+    def guarded(self, kernel: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
+        """The kernel behind the rules of each argument, and of several together unless `alone`."""
+        more = None if alone else self._more
 
         def run(*arguments: Any) -> Any:
             self.check(*arguments)
+            if more is not None:
+                more(*arguments)
             return kernel(*arguments)
 
         return run

@@ -62,8 +62,8 @@ def register(
     The one for the CPU is called at once by `call`; it may be the plain one.  An operator records no gradient: results
     are those of detached tensors.
 
-    PyTorch calls either kernel behind a `Contract`.  `takes` adds rules to it for the operator's own arguments, and
-    `check(*arguments)` what concerns several of them.
+    PyTorch calls them behind a `Contract`.  `takes` adds rules to it for the operator's own arguments, and
+    `check(*arguments)` what concerns several of them; the fake, which has shapes without numbers, does without that.
     """
     name = signature.partition("(")[0]
     library.define(signature)
@@ -74,7 +74,7 @@ def register(
     if compiled is not None:
         library.impl(name, contract.guarded(compiled), "CPU")
         _direct[name] = compiled
-    torch.library.register_fake(f"lograd::{name}", fake, lib=library)
+    torch.library.register_fake(f"lograd::{name}", contract.guarded(fake, alone=True), lib=library)
 
 
 # PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.

@@ -40,7 +40,7 @@ def register_with_out(
     def plain_out(x: Tensor, *rest: Any) -> Any:
         result, *further = plain(x, *rest[:-1])
         rest[-1].copy_(result)
-        return tuple(further) or None
+        return _given(tuple(further))
 
     compiled = compiled_out = None
     if into is not None:
@@ -58,7 +58,7 @@ def register_with_out(
             further = write(target, x, *arguments)
             if target is not out:
                 out.copy_(target)
-            return further or None
+            return _given(further)
 
     def check_with_out(x: Tensor, *rest: Any) -> None:
         check_result(x, rest[-1], dtype_of(x, *rest[:-1]))
@@ -76,9 +76,14 @@ def register_with_out(
         f"{name}_out(Tensor x, {arguments}, Tensor(a!) out) -> ({others})",
         plain_out,
         compiled_out,
-        lambda x, *rest: fake_others(x, *rest[:-1]) or None,
+        lambda x, *rest: _given(fake_others(x, *rest[:-1])),
         check_with_out,
     )
+
+
+def _given(results: tuple[Tensor, ...]) -> Any:
+    """What an operator gives: nothing, a tensor, or several."""
+    return results[0] if len(results) == 1 else results or None
 
 
 def text_of(format: BlockFormat | Format) -> str:

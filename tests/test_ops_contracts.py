@@ -1,0 +1,315 @@
+"""What operators refuse: whoever calls `torch.ops.lograd` directly meets one sentence, before memory is touched."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lograd
+from lograd import FloatFormat, InvalidValue, native, ops, treating  # noqa: F401  with its operators
+from lograd.errors import LogradError
+from lograd.ops.grid import arguments_of
+from lograd.ops.histogram import SLOTS
+from lograd.ops.library import contracts
+from lograd.slots import COUNTERS
+from lograd.treatments import Prune, to_json
+
+SOURCE = Path(lograd.__file__).parent
+KEY, ONE = torch.tensor([3, 4]), torch.tensor(0.5)
+GRID = arguments_of(FloatFormat(4, 3))
+MX = "1-2-1/32/0-8-0:fn:nozero"
+
+
+def long(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def valid_arguments() -> dict[str, tuple[Any, ...]]:
+    """For every operator, arguments that it takes; made anew, because some are written."""
+    x, wide = torch.randn(4, 64), torch.randn(4, 8, 6, 6)
+    rows, householder = ops.pack_per_sample(x, 4), ops.pack_block_householder(x, 4)
+    parameters = torch.stack([rows.scale, rows.low, rows.zero])
+    codes, blocks = ops.quantize_codes(x, FloatFormat(2, 1)), ops.quantize_block_codes(x, lograd.parse_format(MX))
+    linear = (torch.randn(4, 16), x, torch.randn(16, 64), ONE, KEY)
+    convolution = (torch.randn(4, 12, 6, 6), wide, torch.randn(12, 8, 3, 3), ONE, KEY)
+    geometry, need = ([1, 1], [1, 1], [1, 1], 1), (True, True, True)
+    common = (4, True, False, KEY)
+    treatments = json.dumps(to_json((Prune(0.5),)))
+    single = {
+        "stochastic_prune": (x, ONE, KEY, True),
+        "threshold_prune": (x, ONE, True),
+        "dither": (x, ONE, KEY, True),
+        "quantize": (x, ONE, *GRID, True, KEY, True),
+        "quantize_codes": (x, ONE, "1-4-3", True, KEY),
+        "quantize_blocks": (x, ONE, MX, True, False, KEY),
+        "hadamard": (x, 32, KEY, False),
+        "quantize_per_tensor": (x, *common),
+        "quantize_per_sample": (x, *common),
+        "quantize_interval": (x, ONE.double(), *common),
+        "quantize_block_householder": (x, *common),
+        "dequantize_rows": (rows.codes, parameters, 15, torch.float32),
+        "dequantize_block_householder": (
+            householder.codes, parameters, householder.groups, householder.stretch, 15, torch.float32,
+        ),
+    }  # fmt: skip
+    with_out = {
+        f"{name}_out": (*arguments, torch.empty_like(x, dtype=torch.uint8 if name == "quantize_codes" else x.dtype))
+        for name, arguments in single.items()
+    }
+    return {
+        **single,
+        **with_out,
+        "log_histogram": (x, 1),
+        "kth_magnitude": (x, 3),
+        "largest_and_scale": (x, 64.0),
+        "dequantize_codes": (codes, ONE, "1-2-1", torch.float32),
+        "pack_nibbles": (codes,),
+        "unpack_nibbles": (codes, 128),
+        "quantize_block_codes": (x, ONE, MX, True, False, KEY),
+        "dequantize_block_codes": (blocks.codes, blocks.scales, ONE, MX, False, torch.float32),
+        "sparse_linear_backward": (*linear, *need),
+        "sparse_convolution_backward": (*convolution, *geometry, *need),
+        "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
+        "observe_gradient": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
+        "treat_gradient": (
+            x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
+            long(len(COUNTERS)),
+        ),
+        "multiply": (
+            *linear[:3], [], ONE, torch.tensor([1, 0]), KEY.clone(), long(len(COUNTERS)), torch.tensor([2, 0, 0, 0]),
+            *need,
+        ),
+    }  # fmt: skip
+
+
+def operator(name: str) -> Any:
+    return getattr(torch.ops.lograd, name).default
+
+
+def tensors_of(name: str) -> list[tuple[int, str]]:
+    arguments = operator(name)._schema.arguments
+    return [(place, each.name) for place, each in enumerate(arguments) if "Tensor" in str(each.type)]
+
+
+def test_every_operator_is_here_and_every_tensor_has_a_rule() -> None:
+    assert set(valid_arguments()) == set(contracts)
+    for name, contract in contracts.items():
+        assert {argument for _, argument in tensors_of(name)} <= contract.covered, name
+
+
+@pytest.mark.parametrize("name", contracts)
+def test_valid_arguments_are_taken(name: str) -> None:
+    operator(name)(*valid_arguments()[name])
+
+
+DATA = ("x", "g", "weight")
+"""Tensors of any float type and size; all others have one type, and as many elements as their operator wants."""
+
+
+def refused(name: str, arguments: list[Any], place: int, value: Any, why: object) -> None:
+    """One sentence, and nothing written."""
+    changed = [*arguments[:place], value, *arguments[place + 1 :]]
+    before = [each.clone() if isinstance(each, Tensor) and not each.is_meta else None for each in changed]
+    try:
+        operator(name)(*changed)
+    except LogradError as error:
+        message = str(error)
+    else:
+        pytest.fail(f"{name} took {why}")
+    assert message.endswith(".")
+    assert "\n" not in message
+    for one, other in zip(changed, before, strict=True):
+        assert other is None or torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+
+
+def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
+    for place, argument in tensors_of(name):
+        arguments = list(valid_arguments()[name])
+        yield arguments, place, argument, arguments[place]
+
+
+@pytest.mark.parametrize("name", contracts)
+def test_other_types_are_refused(name: str) -> None:
+    for arguments, place, argument, value in cases(name):
+        if argument == "g" and name in ("observe_gradient", "treat_gradient"):
+            continue  # what they do not treat, they let pass
+        others = {torch.int32, torch.complex64, torch.int8}
+        if argument not in (*DATA, "gamma"):
+            others |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8}
+        for dtype in others - {value.dtype}:
+            refused(name, arguments, place, value.to(dtype), (argument, dtype))
+
+
+@pytest.mark.parametrize("name", contracts)
+def test_other_sizes_are_refused(name: str) -> None:
+    alone = not name.startswith(("sparse", "multiply"))  # there the sizes of all three belong together
+    for arguments, place, argument, value in cases(name):
+        if place == 0 and alone:
+            continue
+        flat = value.flatten()
+        shorter, longer = flat[: max(len(flat) - 1, 0)], torch.cat([flat, flat.new_zeros(1)])
+        for other in (shorter, longer, longer[None]):
+            if other.numel() != value.numel():
+                refused(name, arguments, place, other, (argument, other.shape))
+
+
+@pytest.mark.parametrize("name", contracts)
+def test_other_devices_are_refused(name: str) -> None:
+    for arguments, place, argument, value in cases(name):
+        if place and argument not in ("control", "seen", "histogram", "choice"):
+            refused(name, arguments, place, value.to("meta"), argument)
+
+
+MISMATCHES: dict[str, tuple[str, int, Any]] = {
+    "a gradient of another batch": ("sparse_convolution_backward", 1, torch.randn(1, 8, 6, 6)),
+    "a gradient of another size": ("sparse_convolution_backward", 0, torch.randn(4, 12, 5, 6)),
+    "channels without weights": ("sparse_convolution_backward", 1, torch.randn(4, 9, 6, 6)),
+    "a stride of 0": ("sparse_convolution_backward", 5, [0, 1]),
+    "a padding below 0": ("sparse_convolution_backward", 6, [-1, 1]),
+    "a dilation of 0": ("sparse_convolution_backward", 7, [1, 0]),
+    "a stride too few": ("sparse_convolution_backward", 5, [1]),
+    "no groups": ("sparse_convolution_backward", 8, 0),
+    "groups that do not divide": ("sparse_convolution_backward", 8, 3),
+    "rows of another batch": ("sparse_linear_backward", 1, torch.randn(3, 64)),
+    "outputs without weights": ("sparse_linear_backward", 0, torch.randn(4, 17)),
+    "a weight of one dimension": ("sparse_linear_backward", 2, torch.randn(16)),
+    "two types": ("sparse_linear_backward", 2, torch.randn(16, 64).half()),
+    "half a geometry": ("multiply", 3, [1, 1]),
+    "a geometry of a linear layer": ("multiply", 3, [1, 0, 1, 1]),
+    "no such place": ("kth_magnitude", 1, 257),
+    "place zero": ("kth_magnitude", 1, 0),
+    "every 0th line": ("log_histogram", 1, 0),
+    "a block of 3": ("hadamard", 1, 3),
+    "a block that does not divide": ("hadamard", 1, 128),
+    "one bit": ("quantize_per_sample", 1, 1),
+    "nine bits": ("quantize_interval_out", 2, 9),
+    "bins beyond a byte": ("dequantize_rows", 2, 256),
+    "integers out": ("dequantize_codes", 3, torch.int8),
+    "a mantissa beyond 8 bits": ("quantize", 3, 40),
+    "no format": ("quantize_codes", 2, "1-40"),
+    "a block format for elements": ("quantize_codes", 2, MX),
+    "an element format for blocks": ("quantize_blocks", 2, "1-4-3"),
+    "codes beyond the bytes": ("unpack_nibbles", 1, 130),
+    "scales of other blocks": ("dequantize_block_codes", 1, torch.zeros(4, 3, dtype=torch.uint8)),
+    "a single sample": ("quantize_per_sample", 0, torch.randn(64)),
+    "rows that are not there": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 900], [0, 0, 0, 0]])),
+    "a group before its beginning": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 3], [3, 0, 0, 0]])),
+    "numbers of other treatments": ("treat_gradient", 3, torch.ones(2)),
+    "a dimension that is not there": ("treat_gradient", 2, [5]),
+}
+
+
+@pytest.mark.parametrize("why", MISMATCHES)
+def test_what_does_not_fit_together_is_refused(why: str) -> None:
+    name, place, value = MISMATCHES[why]
+    refused(name, list(valid_arguments()[name]), place, value, why)
+
+
+def test_public_functions_refuse_gradients_that_do_not_fit() -> None:
+    """They skip PyTorch's dispatcher, and its contracts with it."""
+    g, x, weight = torch.randn(4, 12, 6, 6), torch.randn(1, 8, 6, 6), torch.randn(12, 8, 3, 3)
+    need = (True, True, True)
+    with pytest.raises(InvalidValue, match=r"g must have the shape of the layer's result, \(1, 12, 6, 6\) for x of"):
+        ops.sparse_convolution_backward(g, x, weight, ONE, KEY, ((1, 1), (1, 1), (1, 1), 1), need)
+    with pytest.raises(InvalidValue, match=r"g must have the shape of the layer's result, \(3, 5\) for x of"):
+        ops.sparse_linear_backward(torch.randn(4, 5), torch.randn(3, 7), torch.randn(5, 7), ONE, KEY, need)
+
+
+# -------------------------------------------------------------------------------------------------- out= of raw calls
+
+
+def test_counts_are_a_tensor_beside_a_given_result() -> None:
+    x, format = torch.randn(4, 64), lograd.parse_format(MX)
+    out, counts = ops.quantize_blocks(x, format, out=torch.empty_like(x), counted=True)
+    expected = ops.quantize_blocks(x, format, counted=True)
+    assert torch.equal(out, expected.result)
+    assert torch.equal(counts, expected.counts)
+
+
+@pytest.mark.parametrize("name", [name for name in contracts if name.endswith("_out")])
+def test_out_that_shares_some_memory_is_refused(name: str) -> None:
+    arguments = valid_arguments()[name]
+    if arguments[-1].dtype != arguments[0].dtype:
+        memory = torch.zeros(4 * 64 * 4 + 64, dtype=torch.uint8)
+        x = memory[: 4 * 64 * 4].view(torch.float32).view(4, 64) if arguments[0].dtype == torch.float32 else None
+        if x is None:  # codes to floats
+            floats = torch.zeros(4, 64)
+            x, out = floats.view(torch.uint8).flatten()[:256].view(4, 64), floats
+        else:
+            out = memory[32 : 32 + 256].view(4, 64)
+    else:
+        memory = torch.zeros(5, 64)
+        x, out = memory[:4], memory[1:]
+    with pytest.raises(InvalidValue, match="out and x share some memory"):
+        operator(name)(x, *arguments[1:-1], out)
+
+
+@pytest.mark.parametrize("name", ["stochastic_prune", "threshold_prune", "dither", "quantize"])
+def test_out_laid_out_otherwise_is_refused_by_operators_that_write_in_memory_order(name: str) -> None:
+    x, *rest = valid_arguments()[name]
+    pairs = ((x, torch.empty(64, 4).t()), (x[:, :1].expand(4, 64), torch.empty(4, 64)), (x[::2], x[1::2]))
+    for source, out in pairs:
+        with pytest.raises(InvalidValue, match="out must have the type, shape and strides of x, which has no gaps"):
+            operator(f"{name}_out")(source, *rest, out)
+
+
+# ----------------------------------------------------------------------------------------------------------- the gateway
+
+
+def test_addresses_are_taken_in_one_place() -> None:
+    """Whoever takes an address by himself skips the checks; native.py has the only ones."""
+    found = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("data_ptr", "ctypes", "__array_interface__")
+    }
+    assert found == {"native.py"}
+
+
+REFUSED: dict[str, tuple[Tensor, str]] = {
+    "type": (torch.zeros(6, dtype=torch.float16), "got 6 of float16"),
+    "size": (torch.zeros(5), "got 5 of float32"),
+    "gaps": (torch.zeros(12)[::2], r"got shape \(6,\) with strides \(2,\)"),
+    "overlaps": (torch.zeros(1).expand(6), r"got shape \(6,\) with strides \(0,\)"),
+    "backwards": (torch.zeros(3, 4)[:, ::2], r"got shape \(3, 2\) with strides \(4, 2\)"),
+    "device": (torch.zeros(6, device="meta"), "got on meta"),
+    "negated": (torch._neg_view(torch.zeros(6)), "got a negated view"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_gateway_refuses(what: str) -> None:
+    tensor, got = REFUSED[what]
+    with pytest.raises(InvalidValue, match=f"a native kernel takes 6 elements of float32, without gaps, .* {got}"):
+        native.address("x", tensor, torch.float32, 6)
+
+
+def test_the_gateway_refuses_memory_that_was_freed() -> None:
+    x = torch.zeros(6)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(InvalidValue, match="memory that was freed"):
+        native.address("x", x, torch.float32, 6)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.zeros(2, 3), torch.zeros(3, 2).t(), torch.zeros(1, 2, 1, 3), torch.zeros(2, 3, 1).transpose(0, 2)],
+    ids=["contiguous", "transposed", "ones", "permuted"],
+)
+def test_the_gateway_takes_dense_tensors_of_any_layout(x: Tensor) -> None:
+    assert native.address("x", x, torch.float32, 6) == x.data_ptr()
+    assert native.address("x", torch.zeros(0, 4), torch.float32, 0) == 0
+
+
+@pytest.mark.skipif(not native.status().available, reason="plain PyTorch reads such views as they are meant")
+def test_numbers_that_are_negated_views_are_not_misread() -> None:
+    with pytest.raises(InvalidValue, match=r"as threshold; got a negated view"):
+        ops.threshold_prune(torch.randn(64), torch._neg_view(torch.tensor(-0.5)))
