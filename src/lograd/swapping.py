@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import gradients
 from .gradients import Catcher, Geometry
+from .ops.library import transforming
 
 ATTRIBUTE = "_lograd_catcher"
 
@@ -193,7 +194,7 @@ def _plain_twin(module: Any, method: str) -> Callable[[Any], Any]:
 
 def _records(module: Any, x: Tensor) -> bool:
     """Whether a gradient will come back."""
-    if not torch.is_grad_enabled() or x.requires_grad:
+    if not torch.is_grad_enabled() or x.requires_grad or transforming():  # a tensor under vmap hides that it needs one
         return torch.is_grad_enabled()
     if "weight" not in module._parameters:  # computed, and to compute it twice may change buffers, as spectral_norm's
         return any(parameter.requires_grad for parameter in module.parameters())
