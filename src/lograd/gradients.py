@@ -51,7 +51,10 @@ class Catcher(Protocol):
         """All that changes as gradients pass, by name."""
 
     def copied(self) -> None:
-        """The layer is being copied or pickled, and the copy will have no catcher."""
+        """The layer is being copied, pickled, traced or exported, and the copy will have no catcher."""
+
+    def move_to(self, device: torch.device) -> None:
+        """The layer's parameters are on this device now."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, catcher: Catcher) -> Tensor:
