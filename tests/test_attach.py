@@ -11,7 +11,7 @@ from torch import nn
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
 from lograd.errors import LogradWarning
-from lograd.gradients import DoubleBackward
+from lograd.differentiating import DoubleBackward
 from lograd.plan import LayerPlan
 from lograd.refreshing import Drift
 from lograd.treating import TreatedLayer

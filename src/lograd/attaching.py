@@ -23,7 +23,8 @@ from .multiplying import Way, check_way, why_dense, work_of_element
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
-from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
+from .slots import CPU
+from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
 
@@ -224,7 +225,7 @@ class Handle:
         common = mix(mix(np.uint64(self.seed % 2**64)) + np.uint64(distributed.get_rank() if ready else 0))
         seeds = mix(mix(common + np.array([number for number, _ in products], dtype=np.uint64)) + np.uint64(self.steps))
         for (_, product), seed in zip(products, seeds.view(np.int64).tolist(), strict=True):
-            product.key.copy_(torch.tensor([seed, 0]))
+            product.key.copy_(torch.tensor([seed, 0], device=CPU))
 
     # -- what happened --
 
@@ -295,10 +296,8 @@ class Handle:
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""
         for name, module in self._modules.items():
-            if not is_swapped(module):
-                raise InvalidValue(
-                    f"the class of layer {name!r} was changed after attach, to {type(module).__name__}; undo that."
-                )
+            if (reason := reason_not_restored(module)) is not None:
+                raise InvalidValue(f"layer {name!r} cannot be given back: {reason}; set back its class first.")
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)

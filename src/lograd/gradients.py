@@ -11,9 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .errors import LogradError
+from .differentiating import Gradients, Need, differentiable
 
-Gradients = tuple[Tensor | None, ...]
+NO_SECOND_DERIVATIVE = (
+    "a treated gradient cannot be differentiated again (create_graph=True); "
+    "take second derivatives after handle.remove()."
+)
 
 
 class Catcher(Protocol):
@@ -48,22 +51,10 @@ class Catcher(Protocol):
         """All that changes as gradients pass, by name."""
 
     def copied(self) -> None:
-        """The layer is being copied or pickled, and the copy will have no catcher."""
+        """The layer is being copied, pickled, traced or exported, and the copy will have no catcher."""
 
-
-class Geometry(NamedTuple):
-    """The arguments of a convolution beside its tensors, in the order of aten::convolution."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-
-class DoubleBackward(LogradError, RuntimeError):
-    """A second derivative of a treated gradient was asked for."""
+    def move_to(self, device: torch.device) -> None:
+        """The layer's parameters are on this device now."""
 
 
 def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any, Any]:
@@ -87,152 +78,140 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, catcher: Catcher) -> 
     """F.linear for any leading dimensions."""
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
     fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
-    flat = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, fused, catcher)  # type: ignore[no-untyped-call]
-    result: Tensor = flat.view(*x.shape[:-1], weight.shape[0])
-    return result
+    rows = x.reshape(-1, x.shape[-1])
+    flat = differentiable(rows, weight, bias, Linear(fused, _by_column(rows), weight.shape[1]), catcher)
+    return flat.view(*x.shape[:-1], weight.shape[0])
 
 
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, catcher: Catcher) -> Tensor:
     """bias + x weight with the weight stored as (inputs, outputs), as in the Conv1D of transformers."""
-    flat = _Addmm.apply(x.view(-1, x.shape[-1]), weight, bias, catcher)  # type: ignore[no-untyped-call]
-    result: Tensor = flat.view(*x.shape[:-1], weight.shape[1])
-    return result
+    rows = x.view(-1, x.shape[-1])
+    flat = differentiable(rows, weight, bias, Addmm(_by_column(rows), weight.shape[0]), catcher)
+    return flat.view(*x.shape[:-1], weight.shape[1])
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, catcher: Catcher) -> Tensor:
     """A convolution, transposed or not, of a batch or of one sample."""
     batched = x.dim() == weight.dim()
-    result: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x if batched else x.unsqueeze(0), weight, bias, geometry, catcher
-    )
+    result = differentiable(x if batched else x.unsqueeze(0), weight, bias, geometry, catcher)
     return result if batched else result.squeeze(0)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fused: bool, catcher: Catcher) -> Tensor:
-        ctx.save_for_backward(*_needed(ctx, x, weight))
-        ctx.by_column, ctx.catcher, ctx.inputs = _by_column(x), catcher, weight.shape[1]
+class Linear(NamedTuple):
+    """x weight^T + bias of matrices."""
+
+    fused: bool
+    """Whether the bias is added inside the product."""
+    by_column: bool
+    """Whether dX is laid out by columns."""
+    inputs: int
+    no_second_derivative = NO_SECOND_DERIVATIVE
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
             return x.mm(weight.t())
-        return torch.addmm(bias, x, weight.t()) if fused else x.mm(weight.t()).add_(bias)
+        return torch.addmm(bias, x, weight.t()) if self.fused else x.mm(weight.t()).add_(bias)
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Gradients:
-        if ctx.catcher.sparse:
-            x, weight = ctx.saved_tensors
-            return *_sparse_linear(ctx, g, x, weight), None, None
-        g_x, g_w = _caught(ctx, g)
-        x, weight = ctx.catcher.operands(*ctx.saved_tensors, (0,))
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
+        return _for_products(x, weight, need)
+
+    def products(self, g: Tensor, x: Any, weight: Any, catcher: Catcher, need: Need) -> Gradients:
+        if catcher.sparse:
+            return _sparse_linear(self.inputs, g, x, weight, catcher, need)
+        g_x, g_w = catcher.split(g, need[0], need[1] or need[2])
+        x, weight = catcher.operands(*_for_products(x, weight, need), (0,))
         d_x = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_x = weight.t().mm(g_x.t()).t() if ctx.by_column else g_x.mm(weight)
-        if ctx.needs_input_grad[1]:
+        if need[0]:
+            d_x = weight.t().mm(g_x.t()).t() if self.by_column else g_x.mm(weight)
+        if need[1]:
             d_weight = g_w.t().mm(x)
-        return d_x, d_weight, _bias_gradient(ctx, g_w), None, None
+        return d_x, d_weight, g_w.sum(0) if need[2] else None
 
 
-class _Addmm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, catcher: Catcher) -> Tensor:
-        ctx.save_for_backward(*_needed(ctx, x, weight))
-        ctx.by_column, ctx.catcher, ctx.inputs = _by_column(x), catcher, weight.shape[0]
-        return torch.addmm(bias, x, weight)
+class Addmm(NamedTuple):
+    """x weight + bias of matrices."""
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Gradients:
-        if ctx.catcher.sparse:
-            x, weight = ctx.saved_tensors
-            d_x, d_weight, d_bias = _sparse_linear(ctx, g, x, None if weight is None else weight.t())
-            return d_x, None if d_weight is None else d_weight.t(), d_bias, None
-        g_x, g_w = _caught(ctx, g)
-        x, weight = ctx.catcher.operands(*ctx.saved_tensors, (1,))
+    by_column: bool
+    """Whether dX is laid out by columns."""
+    inputs: int
+    no_second_derivative = NO_SECOND_DERIVATIVE
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x.mm(weight) if bias is None else torch.addmm(bias, x, weight)
+
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
+        return _for_products(x, weight, need)
+
+    def products(self, g: Tensor, x: Any, weight: Any, catcher: Catcher, need: Need) -> Gradients:
+        if catcher.sparse:
+            weight = None if weight is None else weight.t()
+            d_x, d_weight, d_bias = _sparse_linear(self.inputs, g, x, weight, catcher, need)
+            return d_x, None if d_weight is None else d_weight.t(), d_bias
+        g_x, g_w = catcher.split(g, need[0], need[1] or need[2])
+        x, weight = catcher.operands(*_for_products(x, weight, need), (1,))
         d_x = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_x = weight.mm(g_x.t()).t() if ctx.by_column else g_x.mm(weight.t())
-        if ctx.needs_input_grad[1]:
+        if need[0]:
+            d_x = weight.mm(g_x.t()).t() if self.by_column else g_x.mm(weight.t())
+        if need[1]:
             d_weight = x.t().mm(g_w)
-        return d_x, d_weight, _bias_gradient(ctx, g_w), None
+        return d_x, d_weight, g_w.sum(0) if need[2] else None
 
 
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, catcher: Catcher
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias_sizes = None if bias is None else list(bias.shape)
-        ctx.geometry, ctx.catcher = geometry, catcher
-        return torch.convolution(x, weight, bias, *geometry)
+class Geometry(NamedTuple):
+    """A convolution: its arguments beside the tensors, in the order of aten::convolution."""
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Gradients:
-        if ctx.catcher.sparse:
-            x, weight = ctx.saved_tensors
-            stride, padding, dilation, _, _, groups = ctx.geometry
-            return *_sparse(ctx, g, x, weight, (*stride, *padding, *dilation, groups)), None, None
-        g_x, g_w = _caught(ctx, g)
-        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        # Each product reads one of the two; of the other it needs the shape only.
-        x, weight = ctx.saved_tensors
-        for_weight, for_input = ctx.catcher.operands(
-            x if need_weight else None, weight if need_x else None, (1,) if ctx.geometry.transposed else (0,)
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+    no_second_derivative = NO_SECOND_DERIVATIVE
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(x, weight, bias, *self)
+
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
+        """Both: each product reads one of the two, and of the other the shape."""
+        return x, weight
+
+    def products(self, g: Tensor, x: Any, weight: Any, catcher: Catcher, need: Need) -> Gradients:
+        if catcher.sparse:
+            geometry = (*self.stride, *self.padding, *self.dilation, self.groups)
+            return catcher.products_of(g, x, weight, geometry, need)
+        need_x, need_weight, need_bias = need
+        g_x, g_w = catcher.split(g, need_x, need_weight or need_bias)
+        for_weight, for_input = catcher.operands(
+            x if need_weight else None, weight if need_x else None, (1,) if self.transposed else (0,)
         )
-        x, weight = x if for_weight is None else for_weight, weight if for_input is None else for_input
-
-        def products(gradient: Tensor, mask: list[bool]) -> Gradients:
-            result: Gradients = torch.ops.aten.convolution_backward.default(
-                gradient, x, weight, ctx.bias_sizes, *ctx.geometry, mask
-            )
-            return result
-
+        operands = x if for_weight is None else for_weight, weight if for_input is None else for_input
         if g_x is g_w or not need_x or not (need_weight or need_bias):
-            d_x, d_weight, d_bias = products(g_x if need_x else g_w, [need_x, need_weight, need_bias])
-        else:
-            d_x, _, _ = products(g_x, [True, False, False])
-            _, d_weight, d_bias = products(g_w, [False, need_weight, need_bias])
-        return d_x, d_weight, d_bias, None, None
+            return self._dense_products(g_x if need_x else g_w, operands, need)
+        d_x, _, _ = self._dense_products(g_x, operands, (True, False, False))
+        _, d_weight, d_bias = self._dense_products(g_w, operands, (False, need_weight, need_bias))
+        return d_x, d_weight, d_bias
 
-
-def _sparse_linear(ctx: Any, g: Tensor, x: Tensor | None, weight: Tensor | None) -> Gradients:
-    """With a weight of (outputs, inputs); what is not needed was not saved, and is not read."""
-    x = g.new_empty(()).expand(g.shape[0], ctx.inputs) if x is None else x
-    weight = g.new_empty(()).expand(g.shape[1], ctx.inputs) if weight is None else weight
-    return _sparse(ctx, g, x, weight, ())
-
-
-def _sparse(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...]) -> Gradients:
-    _refuse_second_derivatives()
-    need = tuple(ctx.needs_input_grad[:3])
-    found = ctx.catcher.products_of(g, x, weight, geometry, need)
-    return tuple(one if wanted else None for one, wanted in zip(found, need, strict=True))
-
-
-def _refuse_second_derivatives() -> None:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise DoubleBackward(
-            "a treated gradient cannot be differentiated again (create_graph=True); "
-            "take second derivatives after handle.remove()."
+    def _dense_products(self, g: Tensor, operands: tuple[Tensor, Tensor], need: Need) -> Gradients:
+        result: Gradients = torch.ops.aten.convolution_backward.default(
+            g, *operands, [g.shape[1]] if need[2] else None, *self, list(need)
         )
+        return result
 
 
-def _caught(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-    _refuse_second_derivatives()
-    result: tuple[Tensor, Tensor] = ctx.catcher.split(
-        g, ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-    )
-    return result
+def _sparse_linear(
+    inputs: int, g: Tensor, x: Tensor | None, weight: Tensor | None, catcher: Catcher, need: Need
+) -> Gradients:
+    """With a weight of (outputs, inputs); what is not needed was not saved, and is not read."""
+    x = g.new_empty(()).expand(g.shape[0], inputs) if x is None else x
+    weight = g.new_empty(()).expand(g.shape[1], inputs) if weight is None else weight
+    return catcher.products_of(g, x, weight, (), need)
 
 
-def _needed(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What the products of a linear layer will read: x for dW, the weight for dX."""
-    return x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None
+def _for_products(x: Any, weight: Any, need: Need) -> tuple[Any, Any]:
+    """What the products of a linear layer read: x for dW, the weight for dX."""
+    return x if need[1] else None, weight if need[0] else None
 
 
 def _by_column(x: Tensor) -> bool:
     """Autograd lays the gradient of a column-major matrix out by columns, too, and so orders the product otherwise."""
     return x.stride(0) == 1 and x.stride(1) == x.shape[0]
-
-
-def _bias_gradient(ctx: Any, g: Tensor) -> Tensor | None:
-    return g.sum(0) if ctx.needs_input_grad[2] else None

@@ -26,7 +26,7 @@ from .ops.sparse_products import (
     sparse_convolution_backward,
     sparse_linear_backward,
 )
-from .slots import COUNTERS, READY, constant, count_passed_through, count_treated
+from .slots import COUNTERS, CPU, READY, constant, count_passed_through, count_treated, zeros
 from .sparse.choosing import faster, supported
 
 Way = Literal["auto", "sparse", "dense"]
@@ -84,7 +84,7 @@ class Choice:
 
     def __init__(self, way: Way) -> None:
         self.fixed = way != "auto"
-        self.tensor = torch.zeros(4, dtype=torch.int64)
+        self.tensor = zeros(4, torch.int64, CPU)
         self.tensor[MODE] = SPARSE if way == "sparse" else UNDECIDED
 
     @property
@@ -182,8 +182,8 @@ def _multiply(
     elif mode == UNDECIDED:
         times = faster(dense_in_parts, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
-        zeros = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
-        choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, zeros * 1e6]))
+        share = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
+        choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, share * 1e6], device=CPU))
     *results, counts = sparse() if mode == SPARSE else dense()
     if limit is not None:
         count_treated(counters, key, counts, g.numel())

@@ -16,7 +16,7 @@ from torch import Tensor
 from .errors import InvalidValue, nearest_name, sentence
 from .ops import LogHistogram
 from .ops.histogram import BINS
-from .slots import READY, STRIDE
+from .slots import CPU, READY, STRIDE
 from .theory import allocate
 from .treating import TreatedLayer
 from .treatments import Prediction, Prune, Statistics, numbers_of, predict
@@ -191,7 +191,7 @@ class LayerStatistics:
         return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
 
     def state(self) -> dict[str, Any]:
-        table = torch.zeros(0, dtype=torch.int64) if self.table is None else self.table
+        table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
             "allotted": [self.allotted.get(one, one.sparsity) for one in self.joint],

@@ -16,6 +16,7 @@ PASSES, ELEMENTS, NANOSECONDS = range(3)
 """Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
 COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through")
 """In the order of the operators' own counts, so that those are added at once."""
+CPU = torch.device("cpu")
 LONGEST_ROW = 128
 """A row of one element may be padded to so many, each with its own random number."""
 
@@ -30,6 +31,15 @@ def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) 
 
 def count_passed_through(counters: Tensor) -> None:
     counters[COUNTERS.index("passed_through")] += 1
+
+
+def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A small tensor that can be changed wherever training happens, whatever mode is on where it is made.
+
+    It is real although its layer may still be on the meta device.
+    """
+    with torch.inference_mode(False):
+        return torch.zeros(size, dtype=dtype, device=CPU if device.type == "meta" else device)
 
 
 @lru_cache(maxsize=1024)

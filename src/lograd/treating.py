@@ -20,7 +20,7 @@ from .ops.contracts import Takes
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, call, dense, register
 from .plan import LayerPlan
-from .slots import COUNTERS, READY, STRIDE, constant, count_passed_through, count_treated
+from .slots import COUNTERS, CPU, READY, STRIDE, constant, count_passed_through, count_treated, zeros
 from .treatments import Numbers, Prune, Sentence, from_json, memories, to_json, treat
 
 TENSORS = ("both", "input", "weight", "weights", "activations")
@@ -40,11 +40,11 @@ class Product:
         self.treatments = treatments
         self.text = json.dumps(to_json(treatments))
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
-        self.numbers = torch.zeros(len(self.names), dtype=torch.float32, device=device)
-        self.key = torch.zeros(2, dtype=torch.int64, device=device)
-        self.state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=device)
+        self.numbers = zeros(len(self.names), torch.float32, device)
+        self.key = zeros(2, torch.int64, device)
+        self.state = zeros(sum(one.state_size for one in treatments), torch.float64, device)
         """What treatments remember from one tensor to the next, in order."""
-        self.counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
+        self.counters = zeros(len(COUNTERS), torch.int64, device)
         self.choice: Choice | None = None
         """How its products go; None where there is no choice but dense ones."""
         self._asked = (0, 0)
@@ -54,6 +54,10 @@ class Product:
             g, self.text, contracted, self.numbers, control, self.key, self.state, self.counters
         )
         return result
+
+    def move_to(self, device: torch.device) -> None:
+        self.numbers, self.key = self.numbers.to(device), self.key.to(device)
+        self.state, self.counters = self.state.to(device), self.counters.to(device)
 
     def rescale(self, factor: float) -> None:
         """The loss scale was multiplied by a factor."""
@@ -93,7 +97,8 @@ class Product:
         )
 
     def set_numbers(self, numbers: list[Numbers]) -> None:
-        self.numbers.copy_(torch.tensor([numbers[place][name] for place, name in self.names], dtype=torch.float32))
+        found = [numbers[place][name] for place, name in self.names]
+        self.numbers.copy_(torch.tensor(found, dtype=torch.float32, device=CPU))
 
     def current_numbers(self) -> list[Numbers]:
         found: list[Numbers] = [{} for _ in self.treatments]
@@ -123,11 +128,11 @@ class TreatedLayer:
         self.sparse = False
         """Whether its products have a choice; else they are dense, and `why_dense` says why, if zeros are made."""
         self.why_dense = ""
-        self.control = torch.zeros(2, dtype=torch.int64)
-        self.operand_control = torch.zeros(2, dtype=torch.int64)
+        self.control = zeros(2, torch.int64, CPU)
+        self.operand_control = zeros(2, torch.int64, CPU)
         self.begin()
-        self.seen = torch.zeros(3, dtype=torch.int64)
-        self.histogram = torch.zeros(SLOTS, dtype=torch.int64, device=device)
+        self.seen = zeros(3, torch.int64, CPU)
+        self.histogram = zeros(SLOTS, torch.int64, device)
 
     @property
     def products(self) -> dict[str, Product]:
@@ -226,6 +231,17 @@ class TreatedLayer:
     def copied(self) -> None:
         self.session.copied()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        """A copy of the layer that takes all its attributes along has no catcher."""
+        self.copied()
+
+    def move_to(self, device: torch.device) -> None:
+        """The layer has moved."""
+        if device.type != "meta" and device != self.histogram.device:
+            self.histogram = self.histogram.to(device)
+            for product in (*self.products.values(), *self.operands_by_name.values()):
+                product.move_to(device)
+
     def tensors(self) -> dict[str, Tensor]:
         """All that changes as gradients pass, by name."""
         named = {"control": self.control, "seen": self.seen, "histogram": self.histogram}
@@ -246,7 +262,7 @@ def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> Non
         start = time.perf_counter_ns()
         histogram += torch.ops.lograd.log_histogram.default(g, stride).to(histogram.device)
         spent = time.perf_counter_ns() - start
-    seen += constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent])
+    seen += constant((1, g.numel(), 0), seen.device) if not spent else torch.tensor([1, g.numel(), spent], device=CPU)
 
 
 def _treat(

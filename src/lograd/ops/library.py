@@ -83,9 +83,9 @@ try:
     _dispatch_keys = _C._dispatch_keys
     _modes, _function_modes = _C._len_torch_dispatch_stack, _C._is_torch_function_mode_enabled
     _profiler, _tracer = _C._autograd._profiler_enabled, _C._get_tracing_state
-    _transform = _C._functorch.peek_interpreter_stack
+    transforming = _C._are_functorch_transforms_active
 except AttributeError:
-    _dispatch_keys = None
+    _dispatch_keys, transforming = None, lambda: False
 
 with torch.inference_mode(False):
     _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")) if _dispatch_keys is not None else None
@@ -95,7 +95,7 @@ def watched() -> bool:
     """Whether a mode, a tracer, a transform or the profiler wants to see each operator."""
     if _dispatch_keys is None or _modes() or _function_modes() or _profiler():
         return True
-    return _tracer() is not None or _transform() is not None
+    return _tracer() is not None or transforming()
 
 
 _PLAIN_CLASSES = (Tensor, torch.nn.Parameter)

@@ -243,7 +243,7 @@ def _products(
     if not (image.is_contiguous() or _channels_last(image)):
         image = image.contiguous()
     wide = [result if result.dtype == torch.float32 else result.float() for result in results]
-    counted = torch.zeros(4, dtype=torch.int64)
+    counted = torch.zeros(4, dtype=torch.int64, device="cpu")
     axes = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
     address, floats = native.address, torch.float32
     expected = zip(

@@ -8,13 +8,14 @@ offset) that you change in place.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..gradients import DoubleBackward, cast_as_autocast_would
+from ..differentiating import Gradients, Need, differentiable
+from ..gradients import cast_as_autocast_would
 from ..ops.arguments import Scalar, key_of, scalar
 from ..ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
 from .threshold import Pruning
@@ -66,16 +67,13 @@ def conv1d(
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pruning: Pruning) -> Tensor:
     x, weight, bias = cast_as_autocast_would(x, weight, bias)
-    result: Tensor = _Linear.apply(x, weight, bias, *pruning)  # type: ignore[no-untyped-call]
-    return result
+    return differentiable(x, weight, bias, _Linear(), pruning)
 
 
 def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, pruning: Pruning) -> Tensor:
     x, weight, bias = cast_as_autocast_would(x, weight, bias)
     batched = x.dim() == weight.dim()
-    result: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x if batched else x.unsqueeze(0), weight, bias, geometry, *pruning
-    )
+    result = differentiable(x if batched else x.unsqueeze(0), weight, bias, _Convolution(geometry), pruning)
     return result if batched else result.squeeze(0)
 
 
@@ -92,48 +90,35 @@ def _pruning(x: Tensor, threshold: Scalar | None, seed: int | Tensor) -> Pruning
     return Pruning(None if threshold is None else scalar("threshold", threshold, x, 0.0), key)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *pruning: Any) -> Tensor:
-        _save(ctx, x, weight, pruning)
+NO_SECOND_DERIVATIVE = (
+    "a sparse backward cannot be differentiated again (create_graph=True); "
+    "use the functions of torch.nn.functional for second derivatives."
+)
+
+
+class _Linear(NamedTuple):
+    no_second_derivative = NO_SECOND_DERIVATIVE
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        need, pruning = _ready(ctx, g)
-        x, weight = ctx.saved_tensors
-        return _wanted(sparse_linear_backward(g, x, weight, *pruning, need), need, 4)
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor, Tensor]:
+        return x, weight
+
+    def products(self, g: Tensor, x: Tensor, weight: Tensor, pruning: Pruning, need: Need) -> Gradients:
+        return sparse_linear_backward(g, x, weight, *pruning.ready_for(g), need)[:3]
 
 
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *pruning: Any) -> Tensor:
-        _save(ctx, x, weight, pruning)
-        ctx.geometry = geometry
-        stride, padding, dilation, groups = geometry
+class _Convolution(NamedTuple):
+    geometry: Geometry
+    no_second_derivative = NO_SECOND_DERIVATIVE
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        stride, padding, dilation, groups = self.geometry
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        need, pruning = _ready(ctx, g)
-        x, weight = ctx.saved_tensors
-        return _wanted(sparse_convolution_backward(g, x, weight, *pruning, ctx.geometry, need), need, 5)
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor, Tensor]:
+        return x, weight
 
-
-def _save(ctx: Any, x: Tensor, weight: Tensor, pruning: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(x, weight)
-    # Not saved: these change between forward and backward, and their present values count.
-    ctx.pruning = pruning
-
-
-def _ready(ctx: Any, g: Tensor) -> tuple[tuple[bool, bool, bool], tuple[Tensor | None, Tensor]]:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise DoubleBackward(
-            "a sparse backward cannot be differentiated again (create_graph=True); "
-            "use the functions of torch.nn.functional for second derivatives."
-        )
-    return tuple(ctx.needs_input_grad[:3]), Pruning(*ctx.pruning).ready_for(g)
-
-
-def _wanted(results: tuple[Tensor, ...], need: tuple[bool, ...], others: int) -> tuple[Tensor | None, ...]:
-    return *(result if wanted else None for result, wanted in zip(results, need, strict=False)), *(None,) * others
+    def products(self, g: Tensor, x: Tensor, weight: Tensor, pruning: Pruning, need: Need) -> Gradients:
+        return sparse_convolution_backward(g, x, weight, *pruning.ready_for(g), self.geometry, need)[:3]
