@@ -10,8 +10,8 @@ from torch import nn
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
-from lograd.errors import LogradWarning
 from lograd.differentiating import DoubleBackward
+from lograd.errors import LogradWarning
 from lograd.plan import LayerPlan
 from lograd.refreshing import Drift
 from lograd.treating import TreatedLayer

@@ -23,8 +23,8 @@ from .multiplying import Way, check_way, why_dense, work_of_element
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
-from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap
 from .slots import CPU
+from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
 
@@ -363,8 +363,10 @@ def check_loss_scale(loss_scale: float | None) -> float | None:
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
     """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
     if not handle.layers and (plan.layers or plan.every is not None):
-        found = [f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3]]
-        reasons = "; ".join(found) or "it has no linear layer or convolution"
+        found: dict[str, str] = {}
+        for name, reason in handle.skipped.items():
+            found.setdefault(reason, f"{name!r} is {reason}")
+        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
         raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
     if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
         name, reason = next(iter(left.items()))

@@ -13,11 +13,6 @@ from torch import Tensor
 
 from .differentiating import Gradients, Need, differentiable
 
-NO_SECOND_DERIVATIVE = (
-    "a treated gradient cannot be differentiated again (create_graph=True); "
-    "take second derivatives after handle.remove()."
-)
-
 
 class Catcher(Protocol):
     """What meets the gradient of a layer's output."""
@@ -88,7 +83,6 @@ class Linear(NamedTuple):
     by_column: bool
     """Whether dX is laid out by columns."""
     inputs: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
@@ -117,7 +111,6 @@ class Addmm(NamedTuple):
     by_column: bool
     """Whether dX is laid out by columns."""
     inputs: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x.mm(weight) if bias is None else torch.addmm(bias, x, weight)
@@ -149,7 +142,6 @@ class Geometry(NamedTuple):
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(x, weight, bias, *self)
