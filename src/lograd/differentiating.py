@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from .errors import LogradError
 from .ops.library import transforming
@@ -158,7 +159,9 @@ class _Products(torch.autograd.Function):
 
 def _transformed_products(ctx: Any, g: Tensor) -> Gradients:
     need = tuple(ctx.needs_input_grad[:3])
-    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, ctx.catcher, need)  # type: ignore[no-untyped-call]
+    # A threshold that was made inside of grad is a wrapper without a level once the forward is over.
+    catcher = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.catcher)
+    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, catcher, need)  # type: ignore[no-untyped-call]
     return _wanted(found, need)
 
 
