@@ -640,17 +640,6 @@ def test_remove_gives_the_model_back():
     assert handle.counters().total.passes == 0
 
 
-def test_remove_refuses_to_undo_what_others_did():
-    model = nn.Sequential(nn.Linear(3, 3))
-    handle = lograd.attach(model, IDENTITY)
-    nn.utils.parametrizations.orthogonal(model[0])
-    with pytest.raises(InvalidValue, match="the class of layer '0' was changed after attach, to ParametrizedLinear"):
-        handle.remove()
-    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
-    handle.remove()
-    assert type(model[0]) is nn.Linear
-
-
 def test_a_parametrized_layer_is_treated():
     model, x = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))), torch.randn(32, 6)
     expected = gradients_of(model, x)

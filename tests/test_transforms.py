@@ -237,7 +237,7 @@ def test_a_whole_graph_of_a_transform_is_refused_in_one_sentence():
     torch._dynamo.reset()
     with (
         lograd.attach(model, IDENTITY),
-        pytest.raises(Exception, match="under torch.func an attached or sparse layer runs eagerly"),
+        pytest.raises(RuntimeError, match=r"under torch\.func an attached or sparse layer runs eagerly"),
     ):
         torch.compile(grad(loss_of(model)), backend="eager", fullgraph=True)(detached(model), *data())
 

@@ -20,6 +20,7 @@ from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sent
 from .explaining import Explanation
 from .formats.values import check_width
 from .multiplying import Way, check_way, why_dense, work_of_element
+from .ops.library import transforming
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
@@ -67,6 +68,8 @@ def attach(
         raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidType(sentence("seed", seed, "a whole number"))
+    if transforming():
+        raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
     modules = candidates(model)
     if any(catcher_of(module) is not None for module in modules.values()):
         raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")

@@ -56,9 +56,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, catcher: Catcher) -> 
     """F.linear for any leading dimensions."""
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
     fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     flat = differentiable(rows, weight, bias, Linear(fused, _by_column(rows), weight.shape[1]), catcher)
-    return flat.view(*x.shape[:-1], weight.shape[0])
+    if x.dim() == 2:
+        return flat
+    # No view: hooks on a view, such as those of fully_shard, are lost when it is changed in place.
+    result: Tensor = torch.ops.aten._unsafe_view.default(flat, (*x.shape[:-1], weight.shape[0]))
+    return result
 
 
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, catcher: Catcher) -> Tensor:
