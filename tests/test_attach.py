@@ -10,8 +10,8 @@ from torch import nn
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
-from lograd.errors import LogradWarning
 from lograd.differentiating import DoubleBackward
+from lograd.errors import LogradWarning
 from lograd.plan import LayerPlan
 from lograd.refreshing import Drift
 from lograd.treating import TreatedLayer
@@ -638,17 +638,6 @@ def test_remove_gives_the_model_back():
     assert_same(list(model.state_dict().values()), list(state.values()))
     gradients_of(model, x)
     assert handle.counters().total.passes == 0
-
-
-def test_remove_refuses_to_undo_what_others_did():
-    model = nn.Sequential(nn.Linear(3, 3))
-    handle = lograd.attach(model, IDENTITY)
-    nn.utils.parametrizations.orthogonal(model[0])
-    with pytest.raises(InvalidValue, match="the class of layer '0' was changed after attach, to ParametrizedLinear"):
-        handle.remove()
-    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
-    handle.remove()
-    assert type(model[0]) is nn.Linear
 
 
 def test_a_parametrized_layer_is_treated():

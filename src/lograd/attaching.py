@@ -20,6 +20,7 @@ from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sent
 from .explaining import Explanation
 from .formats.values import check_width
 from .multiplying import Way, check_way, why_dense, work_of_element
+from .ops.library import transforming
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
@@ -67,6 +68,8 @@ def attach(
         raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidType(sentence("seed", seed, "a whole number"))
+    if transforming():
+        raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
     modules = candidates(model)
     if any(catcher_of(module) is not None for module in modules.values()):
         raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
@@ -363,8 +366,10 @@ def check_loss_scale(loss_scale: float | None) -> float | None:
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
     """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
     if not handle.layers and (plan.layers or plan.every is not None):
-        found = [f"{name!r} is {reason}" for name, reason in list(handle.skipped.items())[:3]]
-        reasons = "; ".join(found) or "it has no linear layer or convolution"
+        found: dict[str, str] = {}
+        for name, reason in handle.skipped.items():
+            found.setdefault(reason, f"{name!r} is {reason}")
+        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
         raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
     if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
         name, reason = next(iter(left.items()))

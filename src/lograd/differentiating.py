@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from .errors import LogradError
 from .ops.library import transforming
@@ -26,6 +27,12 @@ Need = tuple[bool, bool, bool]
 class DoubleBackward(LogradError, RuntimeError):
     """A second derivative of a treated gradient was asked for."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "a treated gradient cannot be differentiated again (create_graph=True, torch.func.hessian); take second "
+            "derivatives after handle.remove(), and those of sparse layers with the layers of torch.nn."
+        )
+
 
 class NotCompiled(LogradError, RuntimeError):
     """torch.compile was asked for a whole graph of what runs eagerly."""
@@ -33,10 +40,6 @@ class NotCompiled(LogradError, RuntimeError):
 
 class Form(Protocol):
     """How a layer computes its output, and the gradients of input, weight and bias."""
-
-    @property
-    def no_second_derivative(self) -> str:
-        """The sentence for whoever asks for a second derivative."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -84,7 +87,7 @@ class _Layer(torch.autograd.Function):
         if transforming():
             return _transformed_products(ctx, g)
         if torch.is_grad_enabled():
-            raise DoubleBackward(ctx.form.no_second_derivative)
+            raise DoubleBackward
         if _is_batched(g):
             return _wanted(_batched_products(ctx, g), need)
         return _wanted(ctx.form.products(g, *ctx.saved_tensors, ctx.catcher, need), need)
@@ -120,8 +123,8 @@ class _Transformed(torch.autograd.Function):
             x = x.movedim(in_dims[0], 0)
             samples = x.shape[:2]
             flat = differentiable(x.flatten(0, 1) if x.dim() > 2 else x, weight, bias, form, catcher)
-            return flat.unflatten(0, samples) if x.dim() > 2 else flat, 0
-        outputs = [differentiable(*each, form, catcher) for each in _samples(info, in_dims, (x, weight, bias))]
+            return flat.view(*samples, *flat.shape[1:]) if x.dim() > 2 else flat, 0
+        outputs = [differentiable(*each, form, catcher) for each in _samples(info, in_dims, inputs[:3])]
         return torch.stack(outputs), 0
 
 
@@ -135,15 +138,15 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.form = inputs[3]
+        """Nothing is kept."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:
-        raise DoubleBackward(ctx.form.no_second_derivative)
+        raise DoubleBackward
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
-        raise DoubleBackward(ctx.form.no_second_derivative)
+        raise DoubleBackward
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -156,7 +159,9 @@ class _Products(torch.autograd.Function):
 
 def _transformed_products(ctx: Any, g: Tensor) -> Gradients:
     need = tuple(ctx.needs_input_grad[:3])
-    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, ctx.catcher, need)  # type: ignore[no-untyped-call]
+    # A threshold that was made inside of grad is a wrapper without a level once the forward is over.
+    catcher = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.catcher)
+    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, catcher, need)  # type: ignore[no-untyped-call]
     return _wanted(found, need)
 
 
@@ -175,10 +180,10 @@ def _wanted(found: Gradients, need: Need) -> Gradients:
     return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), None, None
 
 
-def _samples(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _samples(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
     """The arguments of each call of a vmap, in order."""
-    apart = [
+    first, second, third = (
         [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
         for tensor, dim in zip(tensors, in_dims, strict=False)
-    ]
-    return list(zip(*apart, strict=True))
+    )
+    return list(zip(first, second, third, strict=True))

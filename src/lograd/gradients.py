@@ -13,11 +13,6 @@ from torch import Tensor
 
 from .differentiating import Gradients, Need, differentiable
 
-NO_SECOND_DERIVATIVE = (
-    "a treated gradient cannot be differentiated again (create_graph=True); "
-    "take second derivatives after handle.remove()."
-)
-
 
 class Catcher(Protocol):
     """What meets the gradient of a layer's output."""
@@ -63,7 +58,7 @@ def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tu
     Autograd records the casts, so that gradients of the parameters come back in their own types.
     """
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(device)
 
@@ -78,9 +73,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, catcher: Catcher) -> 
     """F.linear for any leading dimensions."""
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
     fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     flat = differentiable(rows, weight, bias, Linear(fused, _by_column(rows), weight.shape[1]), catcher)
-    return flat.view(*x.shape[:-1], weight.shape[0])
+    if x.dim() == 2:
+        return flat
+    # No view: hooks on a view, such as those of fully_shard, are lost when it is changed in place.
+    result: Tensor = torch.ops.aten._unsafe_view.default(flat, (*x.shape[:-1], weight.shape[0]))
+    return result
 
 
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, catcher: Catcher) -> Tensor:
@@ -105,7 +104,6 @@ class Linear(NamedTuple):
     by_column: bool
     """Whether dX is laid out by columns."""
     inputs: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
@@ -134,7 +132,6 @@ class Addmm(NamedTuple):
     by_column: bool
     """Whether dX is laid out by columns."""
     inputs: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x.mm(weight) if bias is None else torch.addmm(bias, x, weight)
@@ -166,7 +163,6 @@ class Geometry(NamedTuple):
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(x, weight, bias, *self)

@@ -38,6 +38,10 @@ def reason_not_supported(module: nn.Module) -> str | None:
     weight = module._parameters.get("weight")
     if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
         weight = next(module.parameters(), None)
+    if weight is None:
+        return "it has no parameters of its own; under FullyShardedDataParallel attach first, then wrap"
+    if type(weight).__name__ == "DTensor" and not getattr(module, "_is_fsdp_managed_module", False):
+        return "its weight is distributed over processes; fully_shard and DistributedDataParallel are supported"
     if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
         return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
@@ -202,7 +206,8 @@ _KINDS = {_Conv1D, *_BEHAVIOUR.values()}
 
 def kind_of(module: nn.Module) -> type[nn.Module] | None:
     """The class whose forward, and whose two products in the backward, we know; None for any other module."""
-    return _kind(type(module))
+    kind: type[nn.Module] | None = _kind(type(module))
+    return kind
 
 
 def _kind(found: type) -> Any:
@@ -270,7 +275,10 @@ def _records(module: Any, x: Tensor) -> bool:
     if x.requires_grad or transforming():  # a tensor under vmap hides that it needs a gradient
         return True
     if "weight" not in module._parameters:  # computed, and to compute it twice may change buffers, as spectral_norm's
-        return any(parameter.requires_grad for parameter in module.parameters())
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            return True
+        weight = vars(module).get("weight")  # a view, as under FullyShardedDataParallel
+        return weight is not None and weight.requires_grad
     return bool(module.weight.requires_grad or (module.bias is not None and module.bias.requires_grad))
 
 
@@ -283,8 +291,8 @@ def _is_being_copied(module: Any) -> bool:
     return True
 
 
-_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-_tracing = torch.jit.is_tracing
+_exporting: Any = getattr(torch.compiler, "is_exporting", lambda: False)
+_tracing: Any = getattr(torch.jit, "is_tracing")  # noqa: B009  torch does not list it
 
 
 def _padding_of(module: Any) -> tuple[list[int], tuple[int, ...]]:

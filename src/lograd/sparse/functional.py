@@ -90,15 +90,7 @@ def _pruning(x: Tensor, threshold: Scalar | None, seed: int | Tensor) -> Pruning
     return Pruning(None if threshold is None else scalar("threshold", threshold, x, 0.0), key)
 
 
-NO_SECOND_DERIVATIVE = (
-    "a sparse backward cannot be differentiated again (create_graph=True); "
-    "use the functions of torch.nn.functional for second derivatives."
-)
-
-
 class _Linear(NamedTuple):
-    no_second_derivative = NO_SECOND_DERIVATIVE
-
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
@@ -111,7 +103,6 @@ class _Linear(NamedTuple):
 
 class _Convolution(NamedTuple):
     geometry: Geometry
-    no_second_derivative = NO_SECOND_DERIVATIVE
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, padding, dilation, groups = self.geometry
