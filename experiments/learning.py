@@ -151,7 +151,7 @@ class Experiment:
             path = self.folder / f"{name}.json"
             if not path.exists():
                 case.plan(self.profile(), case.sparsity).save(path)
-            settings |= {"plan": str(path), "products": "auto", "start": self.start * case.late}
+            settings |= {"plan": str(path), "backend": "auto", "start": self.start * case.late}
         return replace(self.base, **settings)
 
     def run(self, case: Case, name: str, seed: int, steps: int | None = None) -> Run:
@@ -310,7 +310,7 @@ def main(
         return
     found = list(rows(experiment, range(seeds), speeds))
     name = f"learning-{model}"
-    settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "products": "auto",
+    settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "backend": "auto",
                 "threads": 1, "augment": False, "start": start, "schedule": base.schedule}  # fmt: skip
     result = {
         "machine": machine(),

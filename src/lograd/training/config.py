@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
 from ..errors import nearest_name, sentence
-from ..multiplying import Way
+from ..multiplying import Backend
 from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
@@ -44,8 +44,8 @@ class Config:
         width: channels of the first convolution, or the width of a transformer.
         augment: random crops, by up to 4 pixels, and flips; images only.
         threads: of torch; None leaves its own number.
-        products: of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer takes what is
-            faster when it is timed, so that the last bits of two runs may differ.
+        backend: of the products of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer
+            takes what is faster when it is timed, so that the last bits of two runs may differ.
         start: the first step whose gradients are treated, counted from 0.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
@@ -69,7 +69,7 @@ class Config:
     width: int | None = None
     augment: bool | None = None
     threads: int | None = None
-    products: Way = "dense"
+    backend: Backend = "dense"
     start: int = 0
     log_every: int = 10
     evaluate_every: int | None = None
@@ -96,7 +96,7 @@ class Config:
         self._number("weight_decay", above=False)
         _one_of("optimizer", self.optimizer, get_args(Optimizer))
         _one_of("schedule", self.schedule, get_args(Schedule))
-        _one_of("products", self.products, get_args(Way))
+        _one_of("backend", self.backend, get_args(Backend))
         for name in ("augment", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
@@ -175,6 +175,8 @@ class Config:
         names = [field.name for field in fields(cls)]
         if not isinstance(data, Mapping):
             raise InvalidValue(sentence("settings of a run", data, "an object with " + ", ".join(names)))
+        if "products" in data and "backend" not in data:  # its former name
+            data = {"backend" if name == "products" else name: value for name, value in data.items()}
         for name in data:
             if name not in names:
                 raise InvalidValue(f"a run has no setting {name!r}.{nearest_name(str(name), names)}")

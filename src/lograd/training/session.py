@@ -81,7 +81,7 @@ class Session:
         self.handle: Handle | None = None
         if plan is not None:
             self.handle = attach(
-                self.model, plan, config.seed, products=config.products, loss_scale=scale, start=config.start
+                self.model, plan, config.seed, backend=config.backend, loss_scale=scale, start=config.start
             )
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
