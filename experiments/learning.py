@@ -33,6 +33,7 @@ from lograd.plan import Plan
 from lograd.theory import Propagation
 from lograd.training import Config, Run, build_model, load_data, train
 from lograd.training.session import Session
+from lograd.training.work import BuiltIn
 from lograd.treatments import Prune
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -178,7 +179,7 @@ class Experiment:
             sessions = {}
             for name, case in cases.items():
                 config = replace(self.config(case, name, 0), start=0)
-                sessions[name] = Session(config, data, config.load_plan())
+                sessions[name] = Session(BuiltIn(config, data), config.load_plan())
             taken = {name: [] for name in cases}
             for turn in track(range(WARM_UP + ROUNDS), "Timing steps"):
                 for name, session in sessions.items():
