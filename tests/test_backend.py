@@ -3,12 +3,13 @@
 import warnings
 
 import pytest
+import training_files as files
 from torch import nn
 
 import lograd
 from lograd import InvalidValue, Plan
 from lograd.errors import LogradWarning
-from lograd.training import Config
+from lograd.training import Config, train
 
 
 def test_the_former_name_of_the_backend_works_and_says_the_new_one():
@@ -48,3 +49,16 @@ def test_settings_of_older_runs_are_read():
     assert Config.from_json(old) == config
     with pytest.raises(InvalidValue, match="no setting 'products'"):
         Config.from_json(config.to_json() | {"products": "dense"})
+
+
+def test_a_plan_that_prunes_nothing_has_no_use_for_sparse_products(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    Plan.uniform("fp6").save(tmp_path / "plan.json")
+    for treated in ({}, {"recipe": "fp6"}, {"plan": tmp_path / "plan.json"}):
+        with pytest.raises(
+            InvalidValue, match="backend 'auto' is for gradients that are pruned, and this run prunes none"
+        ):
+            train(Config("resnet8", data, backend="auto", width=2, batch=8, steps=1, **treated), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    config = Config("resnet8", data, backend="sparse", recipe="prune85", width=8, batch=8, steps=2, threads=1)
+    assert train(config, tmp_path / "run").status == "finished"

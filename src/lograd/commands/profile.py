@@ -13,7 +13,7 @@ from .console import Json, out, print_json, show, warnings_as_sentences
 def profile(
     make: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss function)."),
+        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss)."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
@@ -31,6 +31,7 @@ def profile(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")
     ] = Path("run"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")] = False,
     as_json: Json = False,
 ) -> None:
     """Look at the gradients of a model: their laws, zeros and formats, layer by layer.
@@ -47,6 +48,10 @@ def profile(
         raise InvalidValue("profile needs MODULE:FUNCTION or --model NAME, one of them.")
     if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
         raise InvalidValue(f"{', '.join(extra)} belongs to --model; {make} brings its own model and data.")
+    if (output / "profile.npz").exists() and not overwrite:
+        raise InvalidValue(
+            f"the folder {output} has a profile already; replace it by --overwrite, or give another folder by -o."
+        )
     network, batches, loss = _own(make) if make is not None else _built_in(str(model), given)
     fresh = not output.exists()
     folder = make_folder(output)  # before the work, not after it

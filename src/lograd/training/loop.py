@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import math
 import platform
 import warnings
@@ -22,6 +23,7 @@ from .events import Events, open_events
 from .folder import RunFolder, check_same
 from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
+from .measuring import ACCURACY, Metric
 from .own import Own
 from .randomness import preserved
 from .runs import Run, metric_of_run
@@ -42,6 +44,8 @@ class Status:
     """Of training so far, without evaluations and checkpoints."""
     lines: tuple[Line, ...] = ()
     """Metrics that were written at this step."""
+    metric: Metric = ACCURACY
+    """What the run is judged by."""
 
 
 Progress = Callable[[Status], None]
@@ -71,6 +75,7 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
     events = open_events(config, target)
     with _torch_settings(config.threads):
         session = Session(load_work(config), plan)  # a plan that does not fit the model is refused here
+        _check_resumable(session)
         record = _record(session, plan)
         if target.metrics.exists():
             Journal(target.metrics).close()  # refuses to remove a run that another process is training
@@ -127,7 +132,7 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
                 journal.write(line)
                 events.write(line)
             if progress is not None:
-                progress(Status(session.steps, session.total, loss, session.seconds, lines))
+                progress(Status(session.steps, session.total, loss, session.seconds, lines, session.metric))
             last, number = session.steps == session.total, stop.number
             if last or number or session.steps % session.config.checkpoint_every == 0:
                 session.save(target.checkpoint, journal.settle())
@@ -222,6 +227,22 @@ def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Work:
     if record is None:
         return Own(config)
     return Own(config, record["data"].get("folder"), metric_of_run(config, record))
+
+
+def _check_resumable(session: Session) -> None:
+    """Refuse a user's model whose state no checkpoint can hold, before hours go into it."""
+    if not session.config.own:
+        return
+    content = io.BytesIO()
+    try:
+        torch.save(session.state_dict(), content)
+        torch.load(io.BytesIO(content.getvalue()), weights_only=True)
+    except Exception as error:  # whatever the user's state_dict, pickle or torch's reader raise
+        reason = str(error).split("\n")[0][:120]
+        raise InvalidValue(
+            f"the state of {session.config.model} must be tensors and plain values, or no run could be resumed; "
+            f"saving it raised {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _check_backend(config: Config, plan: Plan | None) -> None:

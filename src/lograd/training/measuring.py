@@ -19,6 +19,10 @@ FULL_BITS = 32
 """Of a gradient that is not rounded: float32."""
 
 
+COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped")
+"""What every line of metrics may have, whatever the metric."""
+
+
 class Metric(NamedTuple):
     """The number that a task is judged by."""
 
@@ -38,6 +42,7 @@ class Metric(NamedTuple):
 
 ACCURACY = Metric("accuracy", "accuracy", True, percent=True)
 BITS_PER_CHARACTER = Metric("bits_per_character", "bits per character", False)
+BUILT_IN = (ACCURACY, BITS_PER_CHARACTER)
 LOSS = Metric("loss", "training loss", False, tested=False)
 """What runs of a user's model without a metric are compared by."""
 
@@ -82,7 +87,7 @@ class Interval:
 
     def judged(self, metric: Metric) -> dict[str, float]:
         loss = self.loss / max(self.targets, 1)
-        if metric not in (ACCURACY, BITS_PER_CHARACTER):
+        if metric not in BUILT_IN:
             return {"loss": loss}
         value = self.correct / max(self.targets, 1) if metric is ACCURACY else loss / math.log(2)
         return {"loss": loss, metric.name: value}

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -23,13 +23,11 @@ from ..profiling.running import _loss as loss_of_batch
 from .config import USUAL, Config
 from .feeding import Feed
 from .loading import Made, call_make, own_words, source_of
-from .measuring import LOSS, Metric, own_metric
+from .measuring import COMMON, LOSS, Metric, own_metric
 from .randomness import RandomState, preserved, seed_all
 from .work import Forward, Work, usual_optimizer
 
 LOWER_IS_BETTER = re.compile(r"(^|_)(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|bpc)(_|$)")
-TAKEN = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped")
-"""Names of a line of metrics that are not the metric's."""
 
 
 @final
@@ -60,13 +58,12 @@ class Own(Work):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         given = self.made.optimizer
-        if given is None:
-            return usual_optimizer(self.config, model)
-        if not isinstance(given, Optimizer):
-            with own_words(f"the optimizer of {self.made.target}"):
-                given = given(model.parameters())
-        _check_optimizer(self.made.target, given, model)
-        return given
+        with own_words(f"the optimizer of {self.made.target}"):
+            if given is None:
+                return usual_optimizer(self.config, model)
+            optimizer = given if isinstance(given, Optimizer) else given(model.parameters())
+            _check_optimizer(self.made.target, optimizer, model)
+            return cast(Optimizer, optimizer)
 
     def forward(self, model: nn.Module, step: int) -> Forward:
         batch = self.feed.take()
@@ -189,9 +186,9 @@ def _name_of(metric: Callable[..., Any]) -> str:
 
 
 def _checked_name(target: str, name: Any) -> str:
-    if not isinstance(name, str) or not name or name in TAKEN:
+    if not isinstance(name, str) or not name or name in COMMON:
         raise InvalidValue(
-            f"the metric of {target} must name its numbers, by other names than {', '.join(TAKEN)}; got {name!r}."
+            f"the metric of {target} must name its numbers, by other names than {', '.join(COMMON)}; got {name!r}."
         )
     return name
 

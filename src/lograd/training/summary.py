@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from .journal import Line, read_lines
 from .measuring import Metric
-from .session import Session
+from .session import Session, prunes
 
 
 def summarise(
@@ -26,6 +26,7 @@ def summarise(
         "final": judged[-1] if judged else None,
         "best": best_of(judged, session.metric),
         "skipped_steps": session.skipped,
+        "pruned": session.handle is not None and prunes(session.handle.plan),
         "seconds": round(session.seconds, 3),
         "seconds_per_step": seconds_per_step(lines),
         "counters": None
