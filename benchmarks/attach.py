@@ -57,7 +57,7 @@ class Way:
 
 
 def attached(plan: lograd.Plan, **options: Any) -> Callable[[nn.Module, ExitStack], Any]:
-    return lambda model, stack: stack.enter_context(lograd.attach(model, plan, products="dense", **options))
+    return lambda model, stack: stack.enter_context(lograd.attach(model, plan, backend="dense", **options))
 
 
 def observed(model: nn.Module, stack: ExitStack) -> Any:

@@ -25,7 +25,7 @@ from timing import machine, markdown, versions, write
 from torch import nn
 
 from lograd.models import CifarResNet
-from lograd.multiplying import Way as Products
+from lograd.multiplying import Backend
 from lograd.ops.sparse_products import release_workspace
 
 SPARSITY = 0.85
@@ -40,16 +40,16 @@ CASES = (
     Case("4 BERT-base layers, 16 x 128", four_layers, (16, 128, 768), last=""),
     Case("ResNet-20, 16 channels, batch 128", lambda: CifarResNet(20), (128, 3, 32, 32)),
 )
-WAYS: dict[str, Products | None] = {"dense": None, "sparse": "sparse", "auto": "auto"}
+WAYS: dict[str, Backend | None] = {"dense": None, "sparse": "sparse", "auto": "auto"}
 LIVE_BYTES_ONLY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
 """From 64 KB on memory is mapped, and given back when it is freed; the rest is in one arena."""
 MEGABYTE = 2**20
 
 
-def measure(case: Case, products: Products | None, last: bool) -> dict[str, float]:
+def measure(case: Case, backend: Backend | None, last: bool) -> dict[str, float]:
     """Megabytes of a settled step above the state before it, and of the step in which sparse products begin."""
     torch.manual_seed(0)
-    way = Way(case, case.build().train(), None if products is None else SPARSITY, last, products or "auto")
+    way = Way(case, case.build().train(), None if backend is None else SPARSITY, last, backend or "auto")
     way.step()  # makes the optimizer's state, and takes the first statistics
     state = _state(way)
     beginning = _peak(way)
@@ -136,7 +136,7 @@ def main(
     what = (
         "Peak memory of a training step above the state before it (model, optimizer, data), as a multiple of dense "
         f"PyTorch's in the same layout, images with channels {'last' if channels_last else 'first'}; all layers are "
-        "pruned to 85 % zeros, but the last of the image models. In the first treated step products='auto' times both "
+        "pruned to 85 % zeros, but the last of the image models. In the first treated step backend='auto' times both "
         "ways. `./dev bench memory` makes this table."
     )
     text = table(rows)

@@ -1,7 +1,7 @@
 """Whole training steps with sparse products against dense PyTorch: `./dev bench models`.
 
 Each way trains its own copy of the model on random data: dense in both layouts, of which the faster counts, and pruned
-by attach with products="auto".  The ways take turns, step by step, in one process, after a warm-up in which thresholds
+by attach with backend="auto".  The ways take turns, step by step, in one process, after a warm-up in which thresholds
 settle and products are timed.  Writes benchmarks/results/models.json and models.md.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import lograd
 from lograd.models import CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
-from lograd.multiplying import Way as Products
+from lograd.multiplying import Backend
 
 WARM_UP = 24
 """Statistics are taken in each of the first twenty steps."""
@@ -72,7 +72,7 @@ class Way:
     """A model on its way."""
 
     def __init__(
-        self, case: Case, model: nn.Module, sparsity: float | None, last: bool, products: Products = "auto"
+        self, case: Case, model: nn.Module, sparsity: float | None, last: bool, backend: Backend = "auto"
     ) -> None:
         x, self.target = case.data()
         format = torch.channels_last if last and x.dim() == 4 else torch.contiguous_format
@@ -84,7 +84,7 @@ class Way:
         if sparsity is not None:
             every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
             plan = lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
-            self.handle = lograd.attach(self.model, plan, refresh="epoch", products=products)
+            self.handle = lograd.attach(self.model, plan, refresh="epoch", backend=backend)
         self.backward: list[float] = []
         self.whole: list[float] = []
 

@@ -33,6 +33,7 @@ from lograd.plan import Plan
 from lograd.theory import Propagation
 from lograd.training import Config, Run, build_model, load_data, train
 from lograd.training.session import Session
+from lograd.training.work import BuiltIn
 from lograd.treatments import Prune
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -151,7 +152,7 @@ class Experiment:
             path = self.folder / f"{name}.json"
             if not path.exists():
                 case.plan(self.profile(), case.sparsity).save(path)
-            settings |= {"plan": str(path), "products": "auto", "start": self.start * case.late}
+            settings |= {"plan": str(path), "backend": "auto", "start": self.start * case.late}
         return replace(self.base, **settings)
 
     def run(self, case: Case, name: str, seed: int, steps: int | None = None) -> Run:
@@ -178,7 +179,7 @@ class Experiment:
             sessions = {}
             for name, case in cases.items():
                 config = replace(self.config(case, name, 0), start=0)
-                sessions[name] = Session(config, data, config.load_plan())
+                sessions[name] = Session(BuiltIn(config, data), config.load_plan())
             taken = {name: [] for name in cases}
             for turn in track(range(WARM_UP + ROUNDS), "Timing steps"):
                 for name, session in sessions.items():
@@ -310,7 +311,7 @@ def main(
         return
     found = list(rows(experiment, range(seeds), speeds))
     name = f"learning-{model}"
-    settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "products": "auto",
+    settings = {"model": model, "width": base.width, "epochs": epochs, "batch": batch, "lr": lr, "backend": "auto",
                 "threads": 1, "augment": False, "start": start, "schedule": base.schedule}  # fmt: skip
     result = {
         "machine": machine(),

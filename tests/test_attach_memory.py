@@ -14,7 +14,7 @@ import lograd
 from lograd import Plan
 from lograd.ops.sparse_products import release_workspace, sparse_convolution_backward, sparse_linear_backward
 
-PRODUCTS = ("dense", "sparse", "auto")
+BACKENDS = ("dense", "sparse", "auto")
 native = pytest.mark.skipif(not lograd.native.status().available, reason="sparse kernels are native")
 
 
@@ -32,13 +32,13 @@ def saved(model, x, labels):
     return sum(storages.values()), len(tensors), loss
 
 
-@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("build", "batches"), [(conv_net, image_batches), (mlp, vector_batches)])
-def test_a_forward_saves_what_a_plain_one_does(build, batches, products):
+def test_a_forward_saves_what_a_plain_one_does(build, batches, backend):
     (x, labels), *rest = batches(3)
     plain_bytes, plain_tensors, _ = saved(build(), x, labels)
     model = build()
-    with lograd.attach(model, Plan.uniform("prune80"), products=products) as handle:
+    with lograd.attach(model, Plan.uniform("prune80"), backend=backend) as handle:
         for images, classes in rest:
             cross_entropy(model(images), classes).backward()
             handle.step()
@@ -47,9 +47,9 @@ def test_a_forward_saves_what_a_plain_one_does(build, batches, products):
     assert found_tensors <= plain_tensors
 
 
-@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("plan", ["prune85", "prune70/prune90", "topk80", "prune80+fp6"])
-def test_nothing_is_held_after_a_backward(plan, products):
+def test_nothing_is_held_after_a_backward(plan, backend):
     """No gradient of an output, and no input, outlives its backward, in a layer or in the handle."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3))
@@ -60,7 +60,7 @@ def test_nothing_is_held_after_a_backward(plan, products):
         output.register_hook(lambda g: held.append(weakref.ref(g)))
 
     hooks = [layer.register_forward_hook(watch) for layer in (model[0], model[2])]
-    with lograd.attach(model, Plan.uniform(plan), products=products) as handle:
+    with lograd.attach(model, Plan.uniform(plan), backend=backend) as handle:
         for _ in range(3):
             x = torch.randn(4, 8, 9, 9, requires_grad=True)
             model(x).square().sum().backward()

@@ -35,7 +35,7 @@ def train(model, x, handle, steps, scales=None):
 def warned(model, x, steps=12, plan="prune85", scales=None, **options):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        with lograd.attach(model, Plan.uniform(plan), products="dense", **options) as handle:
+        with lograd.attach(model, Plan.uniform(plan), backend="dense", **options) as handle:
             train(model, x, handle, steps, scales)
             explained = str(handle.explain())
     said = [str(one.message) for one in found if issubclass(one.category, LogradWarning)]
@@ -66,7 +66,7 @@ def test_a_residual_network_is_not_warned_of():
     every, x = LayerPlan.of(recipe("prune85")), torch.randn(16, 3, 32, 32)
     model, labels = CifarResNet(20), torch.randint(100, (16,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with lograd.attach(model, Plan(kept={"fc": "the last layer"}, every=every), products="dense") as handle:
+    with lograd.attach(model, Plan(kept={"fc": "the last layer"}, every=every), backend="dense") as handle:
         for _ in range(8):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), labels).backward()
@@ -77,7 +77,7 @@ def test_a_residual_network_is_not_warned_of():
 def test_mobilenet_is_warned_of():
     torch.manual_seed(0)
     model, inputs = ZOO["mobilenet_v2"]()
-    with lograd.attach(model, Plan.uniform("prune85"), products="dense") as handle, pytest.warns(match=EXPLODES):
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle, pytest.warns(match=EXPLODES):
         train(model, inputs["x"], handle, 9)
 
 
@@ -91,7 +91,7 @@ def test_another_loss_scale_is_no_growth():
 
 def test_a_loss_that_grows_is_no_noise():
     model, x = deep(4)
-    with lograd.attach(model, Plan.uniform("prune85"), products="dense") as handle:
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
         for step in range(8):
             model.zero_grad()
             (10.0**step * model(x).square().mean()).backward()
@@ -100,12 +100,12 @@ def test_a_loss_that_grows_is_no_noise():
 
 def test_a_resumed_run_does_not_say_it_again():
     model, x = deep()
-    handle = lograd.attach(model, Plan.uniform("prune85"), products="dense")
+    handle = lograd.attach(model, Plan.uniform("prune85"), backend="dense")
     with pytest.warns(LogradWarning, match=EXPLODES):
         train(model, x, handle, 10)
     state, explained = handle.state_dict(), str(handle.explain())
     handle.remove()
-    with lograd.attach(model, Plan.uniform("prune85"), products="dense") as handle:
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
         handle.load_state_dict(state)
         assert str(handle.explain()) == explained
         train(model, x, handle, 3)
@@ -113,7 +113,7 @@ def test_a_resumed_run_does_not_say_it_again():
 
 def test_a_state_of_an_earlier_version_loads():
     model, x = deep(4)
-    with lograd.attach(model, Plan.uniform("prune85"), products="dense") as handle:
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
         train(model, x, handle, 2)
         state = handle.state_dict()
         del state["growth"]
@@ -129,5 +129,5 @@ def test_compiled(monkeypatch):
     torch._dynamo.reset()
     model, x = deep(6)
     compiled = torch.compile(model, backend="aot_eager")
-    with lograd.attach(model, Plan.uniform("prune90"), products="dense") as handle, pytest.warns(match=EXPLODES):
+    with lograd.attach(model, Plan.uniform("prune90"), backend="dense") as handle, pytest.warns(match=EXPLODES):
         train(compiled, x, handle, 4)

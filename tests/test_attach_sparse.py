@@ -57,11 +57,11 @@ PLANS = {
 }
 
 
-def gradients(layer, x, plan, products, context=None):
+def gradients(layer, x, plan, backend, context=None):
     """Of a backward that is treated, after one that takes statistics; and the counts."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     found = []
-    with lograd.attach(layer, plan, seed=3, products=products) as handle:
+    with lograd.attach(layer, plan, seed=3, backend=backend) as handle:
         for _ in range(2):
             x.grad = None
             layer.zero_grad()
@@ -97,14 +97,14 @@ def test_only_what_is_needed():
         layer, x = nn.Linear(40, 33), torch.randn(70, 40, requires_grad=frozen == "weight")
         layer.weight.requires_grad_(frozen == "input")
         found = {}
-        for products in ("dense", "sparse"):
-            with lograd.attach(layer, Plan.uniform("prune85"), seed=3, products=products) as handle:
+        for backend in ("dense", "sparse"):
+            with lograd.attach(layer, Plan.uniform("prune85"), seed=3, backend=backend) as handle:
                 for _ in range(2):
                     layer.zero_grad()
                     x.grad = None
                     layer(x).square().sum().backward()
                     handle.step()
-                found[products] = [one.grad for one in (x, layer.weight, layer.bias) if one.grad is not None]
+                found[backend] = [one.grad for one in (x, layer.weight, layer.bias) if one.grad is not None]
         assert len(found["dense"]) == len(found["sparse"]) == 2
         for a, b in zip(*found.values(), strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -156,7 +156,7 @@ def test_the_faster_way_is_taken_and_explained(times, winner):
     if winner == DENSE:
         times["dense"] = 0.5
     model = conv_net()
-    with lograd.attach(model, Plan.uniform("prune80"), products="auto") as handle:
+    with lograd.attach(model, Plan.uniform("prune80"), backend="auto") as handle:
         run(model, handle, image_batches(6))
         products = {name: layer.products["both"] for name, layer in handle.layers.items()}
         assert products["0"].choice is None, "one input channel"
@@ -204,17 +204,17 @@ def test_a_resumed_run_goes_the_same_way(times, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_state_fits_whatever_products_were_asked_for(times):
+def test_a_state_fits_whatever_backend_was_asked_for(times):
     model = conv_net()
     handle = lograd.attach(model, Plan.uniform("prune80"))
     run(model, handle, image_batches(4))
     auto = handle.state_dict()
     assert "both.choice" in auto["layers"]["3"]
     handle.remove()
-    with lograd.attach(model, Plan.uniform("prune80"), products="dense") as handle:
+    with lograd.attach(model, Plan.uniform("prune80"), backend="dense") as handle:
         handle.load_state_dict(auto)
         dense = handle.state_dict()
-    with lograd.attach(model, Plan.uniform("prune80"), products="sparse") as handle:
+    with lograd.attach(model, Plan.uniform("prune80"), backend="sparse") as handle:
         handle.load_state_dict(dense)
         assert handle.layers["3"].products["both"].choice.mode == SPARSE
     with lograd.attach(model, Plan.uniform("prune80")) as handle:
@@ -248,7 +248,7 @@ def test_compiled_gives_the_bits_of_eager(plan):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
         run_model, x = wrap(model), torch.randn(8, 8, 6, 6)
-        with lograd.attach(model, Plan.uniform(plan), products="sparse") as handle:
+        with lograd.attach(model, Plan.uniform(plan), backend="sparse") as handle:
             for _ in range(3):
                 model.zero_grad()
                 run_model(x).square().sum().backward()
@@ -289,8 +289,8 @@ def test_the_operator_keeps_the_rules_of_torch_library():
 
 
 def test_a_word_that_is_no_way_is_refused():
-    with pytest.raises(InvalidValue, match=r"products must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean"):
-        lograd.attach(nn.Linear(3, 3), Plan.uniform("prune85"), products="spars")
+    with pytest.raises(InvalidValue, match=r"backend must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean"):
+        lograd.attach(nn.Linear(3, 3), Plan.uniform("prune85"), backend="spars")
 
 
 @pytest.mark.parametrize(

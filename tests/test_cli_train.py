@@ -151,7 +151,7 @@ def test_a_plan_beside_another(folder, run):
     run("profile", "mypkg.train:make", "-o", "mine", "--steps", "1")
     assert run("plan", "mine", "--bits", "6")[0] == 0
     code, out, _ = run("plan", "mine", "--bits", "6", "--rounding", "nearest", "--scale", "mean-3", "--diff",
-                       "mine/plan.json")  # fmt: skip
+                       "mine/plan.json", "--overwrite")  # fmt: skip
     assert code == 0
     assert "From mine/plan.json to this plan:" in out
     assert "~ 0: quantize rounding stochastic -> nearest" in out

@@ -20,7 +20,9 @@ from torch import nn
 import lograd
 from lograd.training import TASKS, Config, Diverged, Interrupted, Run, load_data, resume, train
 from lograd.training import session as sessions
+from lograd.training import work as works
 from lograd.training.journal import Journal
+from lograd.training.loop import load_work
 from lograd.training.measuring import width_of
 from lograd.training.session import Session
 from lograd.treatments import recipe
@@ -151,7 +153,7 @@ def test_bits_of_a_sentence(name, bits):
 
 def test_bits_are_those_of_both_products(tiny, tmp_path):
     run = train(tiny(recipe="int4-psq", steps=2), tmp_path / "run")
-    products = Session(run.config, load_data(run.config), run.config.load_plan()).handle.plan.every
+    products = Session(load_work(run.config), run.config.load_plan()).handle.plan.every
     assert (width_of(products.input), width_of(products.weight)) == (4, 8)
     assert 5.5 < run.summary["final"]["bits"] < 6.5  # the first layer has no product for dX
 
@@ -376,23 +378,23 @@ def test_an_evaluation_that_is_not_finite_stops_the_run(tiny, tmp_path):
 
 def test_a_format_that_overflows_gets_a_dynamic_loss_scale(tiny, tmp_path, monkeypatch):
     config, plan = tiny(), lograd.Plan.uniform("fp8-dynamic")
-    data = load_data(config)
-    assert Session(config, data, lograd.Plan.uniform("fp8")).scaler is None
-    assert Session(config, data, lograd.Plan.uniform("fp8-dynamic-rht")).scaler is not None
-    session = Session(config, data, plan)
+    work = load_work(config)
+    assert Session(work, lograd.Plan.uniform("fp8")).scaler is None
+    assert Session(work, lograd.Plan.uniform("fp8-dynamic-rht")).scaler is not None
+    session = Session(work, plan)
     for _ in range(3):
         session.step()
     assert session.scaler.get_scale() == session.handle.state_dict()["loss_scale"] == 2.0**16
     session.save(tmp_path / "checkpoint.pt", 0)
-    other = Session(config, data, lograd.Plan.uniform("fp8-dynamic"))
+    other = Session(work, lograd.Plan.uniform("fp8-dynamic"))
     other.load(tmp_path / "checkpoint.pt")
     assert other.scaler.state_dict() == session.scaler.state_dict()
     assert other.step() == session.step()
 
     monkeypatch.setattr(sessions, "INITIAL_LOSS_SCALE", 2.0**127)
-    usual = sessions.loss_of
-    monkeypatch.setattr(sessions, "loss_of", lambda logits, targets: 1e3 * usual(logits, targets))
-    session = Session(config, data, plan)
+    usual = works.loss_of
+    monkeypatch.setattr(works, "loss_of", lambda logits, targets: 1e3 * usual(logits, targets))
+    session = Session(work, plan)
     before = [parameter.clone() for parameter in session.model.parameters()]
     session.step()
     assert session.scaler.get_scale() == session.handle.state_dict()["loss_scale"] == 2.0**126

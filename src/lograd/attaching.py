@@ -19,7 +19,7 @@ from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
 from .formats.values import check_width
-from .multiplying import Way, check_way, why_dense, work_of_element
+from .multiplying import Backend, check_backend, renamed, why_dense, work_of_element
 from .ops.library import transforming
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
@@ -38,9 +38,10 @@ def attach(
     seed: int = 0,
     *,
     refresh: Refresh = 10,
-    products: Way = "auto",
+    backend: Backend = "auto",
     loss_scale: float | None = None,
     start: int = 0,
+    products: Backend | None = None,
 ) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
@@ -55,12 +56,14 @@ def attach(
         refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
             often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
             (`Drift`).  The last two take them in each of the first twenty steps as well.
-        products: of gradients that are pruned: "auto" times dense and sparse products of each layer once, on its own
-            shapes and zeros, takes the faster, and times again when the share of zeros has changed by a tenth.  The two
-            sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense" are repeatable.
+        backend: how the products of pruned gradients are computed: "auto" times dense and sparse products of each layer
+            once, on its own shapes and zeros, takes the faster, and times again when the share of zeros has changed by
+            a tenth.  The two sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense"
+            are repeatable.
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
         start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
             passes noise on from layer to layer far more than after a hundred steps.
+        products: the former name of `backend`.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
@@ -70,6 +73,8 @@ def attach(
         raise InvalidType(sentence("seed", seed, "a whole number"))
     if transforming():
         raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
+    if products is not None:
+        backend = renamed(products, backend)
     modules = candidates(model)
     if any(catcher_of(module) is not None for module in modules.values()):
         raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
@@ -80,7 +85,7 @@ def attach(
                 f"{nearest_name(name, modules)}"
             )
     handle = Handle(
-        model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale),
+        model, plan, seed, check_refresh(refresh), modules, check_backend(backend), check_loss_scale(loss_scale),
         check_width("start", start, 0, 2**62),
     )  # fmt: skip
     _say_what_is_missing(plan, handle)
@@ -99,7 +104,7 @@ class Handle:
         seed: int,
         refresh: Refresh,
         modules: dict[str, nn.Module],
-        products: Way,
+        backend: Backend,
         loss_scale: float | None,
         start: int,
     ) -> None:
@@ -120,7 +125,7 @@ class Handle:
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
-            self.layers[name].choose(products, why_dense(module))
+            self.layers[name].choose(backend, why_dense(module))
             if layer.input or layer.weight:
                 self._statistics[name] = LayerStatistics(self.layers[name], layer.masked, work_of_element(module))
         self._wait_or_begin()

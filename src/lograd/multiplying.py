@@ -1,19 +1,20 @@
 """The two products of a treated gradient, dense or sparse, whichever is faster: measured once on the layer itself.
 
-Sparse products sum in another order than dense ones, so which way is taken is part of what a resumed run needs: it is a
-small tensor, read and written by one operator that is opaque to torch.compile.
+Sparse products sum in another order than dense ones, so the backend is part of what a resumed run needs: it is a small
+tensor, read and written by one operator that is opaque to torch.compile.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from .errors import InvalidValue, nearest_name, sentence
+from .errors import InvalidValue, LogradWarning, nearest_name, sentence
 from .ops.arguments import in_type_of
 from .ops.contracts import Takes
 from .ops.library import FLOAT_TYPES, call, flat, register
@@ -26,28 +27,46 @@ from .ops.sparse_products import (
     sparse_convolution_backward,
     sparse_linear_backward,
 )
+from .plan import PRODUCTS
 from .slots import COUNTERS, CPU, READY, constant, count_passed_through, count_treated, zeros
 from .sparse.choosing import faster, supported
 
-Way = Literal["auto", "sparse", "dense"]
+Backend = Literal["auto", "sparse", "dense"]
+"""How the products of a pruned gradient are computed; "auto" times both and takes the faster."""
 UNDECIDED, DENSE, SPARSE = range(3)
 MODE, DENSE_TIME, SPARSE_TIME, ZEROS = range(4)
-"""Slots of a choice: the way in force, nanoseconds of both, and zeros per million when they were taken."""
+"""Slots of a choice: the backend in force, nanoseconds of both, and zeros per million when they were taken."""
 CHANGE = 0.1
 """A share of zeros that differs by so much from the one that was timed makes it worth timing again."""
 TOO_SMALL = -1
 """In place of zeros: there was nothing to time."""
 PART = 2**20
-"""Elements that are pruned at a time while both ways are timed."""
+"""Elements that are pruned at a time while both backends are timed."""
 LEAST_WORK = 2**22
 """Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
 
 
-def check_way(products: Way) -> Way:
-    if products not in get_args(Way):
+def check_backend(backend: Backend) -> Backend:
+    if backend not in get_args(Backend):
+        hint = nearest_name(str(backend), get_args(Backend))
+        raise InvalidValue(sentence("backend", backend, "'auto', 'sparse' or 'dense'") + hint)
+    return backend
+
+
+def renamed(products: Backend, backend: Backend) -> Backend:
+    """The backend, given under its former name."""
+    if products in PRODUCTS:
         raise InvalidValue(
-            sentence("products", products, "'auto', 'sparse' or 'dense'") + nearest_name(str(products), get_args(Way))
+            f"attach has no choice of products, and {products!r} is one; which of dX and dW are treated is part of the "
+            f"plan: profile.plan(..., products={products!r})."
         )
+    if backend != "auto":
+        raise InvalidValue("products is the former name of backend; got both.")
+    warnings.warn(
+        f"attach(products={products!r}) has a new name; write attach(backend={products!r}).",
+        LogradWarning,
+        stacklevel=3,
+    )
     return products
 
 
@@ -80,12 +99,12 @@ class Times(NamedTuple):
 
 
 class Choice:
-    """Which way the products of a gradient go."""
+    """The backend of the products of a gradient."""
 
-    def __init__(self, way: Way) -> None:
-        self.fixed = way != "auto"
+    def __init__(self, backend: Backend) -> None:
+        self.fixed = backend != "auto"
         self.tensor = zeros(4, torch.int64, CPU)
-        self.tensor[MODE] = SPARSE if way == "sparse" else UNDECIDED
+        self.tensor[MODE] = SPARSE if backend == "sparse" else UNDECIDED
 
     @property
     def mode(self) -> int:
@@ -97,7 +116,7 @@ class Choice:
         return Times(dense / 1e6, sparse / 1e6, zeros / 1e6) if dense else None
 
     def reconsider(self, zeros: float) -> None:
-        """Time both again where the share of zeros has changed, and against the way in force."""
+        """Time both again where the share of zeros has changed, and against the backend in force."""
         if self.fixed or self.times is None:
             return
         more = zeros - self.times.zeros if self.mode == DENSE else self.times.zeros - zeros
@@ -107,11 +126,11 @@ class Choice:
     def words(self) -> str:
         if int(self.tensor[ZEROS]) == TOO_SMALL:
             return "dense products, too small to be timed"
-        way = {UNDECIDED: "products not timed yet", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
+        words = {UNDECIDED: "products not timed yet", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
         if self.times is None:
-            return way
+            return words
         dense, sparse, zeros = self.times
-        return f"{way} (dense {dense:.2f} ms, sparse {sparse:.2f} ms at {zeros:.0%} zeros)"
+        return f"{words} (dense {dense:.2f} ms, sparse {sparse:.2f} ms at {zeros:.0%} zeros)"
 
 
 def multiply(
@@ -170,7 +189,7 @@ def _multiply(
         return *dense_products(pruned, (x, weight), geometry, wanted), counts
 
     def dense_in_parts() -> None:
-        """Without a pruned copy of the gradient: the step that times both ways should need no more than the others."""
+        """Without a pruned copy of the gradient: the step that times both should need no more than the others."""
         for part in () if limit is None else torch.split(flat(in_memory(g)), PART):
             call("stochastic_prune", part, limit, key, True)
         dense_products(g, (x, weight), geometry, wanted)
@@ -182,7 +201,7 @@ def _multiply(
     elif mode == UNDECIDED:
         times = faster(dense_in_parts, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
-        share = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
+        share = int(sparse()[3][0]) / g.numel()  # the dense backend does not count those of a gradient taken as it is
         choice.copy_(torch.tensor([mode, times.dense * 1e6, times.sparse * 1e6, share * 1e6], device=CPU))
     *results, counts = sparse() if mode == SPARSE else dense()
     if limit is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidValue, sentence
-from .multiplying import Choice, Way, dense_products, multiply
+from .multiplying import Backend, Choice, dense_products, multiply
 from .ops.contracts import Takes
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, call, dense, register
@@ -46,7 +46,7 @@ class Product:
         """What treatments remember from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         self.choice: Choice | None = None
-        """How its products go; None where there is no choice but dense ones."""
+        """The backend of its products; None where there is no choice but dense ones."""
         self._asked = (0, 0)
 
     def treat(self, g: Tensor, contracted: tuple[int, ...], control: Tensor) -> Tensor:
@@ -158,15 +158,15 @@ class TreatedLayer:
         """Let everything pass until `begin`."""
         self.operand_control[READY] = self.control[READY] = 0
 
-    def choose(self, way: Way, why_dense: str | None) -> None:
-        """Let the products of gradients that are made sparse go the faster way, or a given one, if kernels serve."""
+    def choose(self, backend: Backend, why_dense: str | None) -> None:
+        """Let the products of gradients that are made sparse take the faster backend, or a given one, if it serves."""
         pruned = [product for product in self.products.values() if product.makes_zeros]
-        if pruned and (way == "dense" or why_dense):
+        if pruned and (backend == "dense" or why_dense):
             self.why_dense = why_dense or "asked for"
             return
         self.sparse = bool(pruned)
         for product in pruned:
-            product.choice = Choice(way)
+            product.choice = Choice(backend)
 
     def reconsider(self) -> None:
         """Time the products again where the share of zeros has changed since."""

@@ -43,11 +43,13 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in that place.")] = False,
     as_json: Json = False,
 ) -> None:
     """Choose formats and sparsities for each layer of a profile, and save them as a plan."""
     from .. import InvalidValue, Plan, Profile
     from ..files import check_folder
+    from ..training.folder import check_same
     from ..treatments import Prune
 
     if bits is None and sparsity is None:
@@ -71,6 +73,7 @@ def plan(
     if split:
         choices["split"] = True
     made = Profile.load(source).plan(bits, sparsity, **choices)
+    check_same(target, made, overwrite=overwrite)
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()
     if as_json:

@@ -13,7 +13,7 @@ from .console import Json, out, print_json, show, warnings_as_sentences
 def profile(
     make: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss function)."),
+        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss)."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
@@ -31,6 +31,7 @@ def profile(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")
     ] = Path("run"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")] = False,
     as_json: Json = False,
 ) -> None:
     """Look at the gradients of a model: their laws, zeros and formats, layer by layer.
@@ -40,14 +41,18 @@ def profile(
     from .. import InvalidValue, LogradError
     from .. import profile as observe
     from ..training.folder import make_folder
-    from .loading import call_make, own_words
+    from ..training.loading import own_words
 
     given = {"data": data, "batch": batch, "width": width, "seed": seed, "after": after}
     if (make is None) == (model is None):
         raise InvalidValue("profile needs MODULE:FUNCTION or --model NAME, one of them.")
     if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
         raise InvalidValue(f"{', '.join(extra)} belongs to --model; {make} brings its own model and data.")
-    network, batches, loss = call_make(make) if make is not None else _built_in(str(model), given)
+    if (output / "profile.npz").exists() and not overwrite:
+        raise InvalidValue(
+            f"the folder {output} has a profile already; replace it by --overwrite, or give another folder by -o."
+        )
+    network, batches, loss = _own(make) if make is not None else _built_in(str(model), given)
     fresh = not output.exists()
     folder = make_folder(output)  # before the work, not after it
     try:
@@ -67,6 +72,15 @@ def profile(
     out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
 
 
+def _own(target: str) -> tuple[Any, Any, Any]:
+    """Model, batches and loss of a user's function; what it returns for `lograd train` beside them is left aside."""
+    from ..training.loading import call_make, own_words
+
+    made = call_make(target)
+    with own_words(f"the batches of {target}"):
+        return made.model, made.epoch(0), made.loss
+
+
 def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, endless batches and loss of a built-in model, with the weights that so many steps of training give it."""
     from itertools import count
@@ -78,6 +92,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
     from ..training import Config, load_data
     from ..training.measuring import loss_of
     from ..training.session import Session
+    from ..training.work import BuiltIn
 
     if given["data"] is None:
         raise InvalidValue(f"--model {name} needs --data with the file or folder to take batches from.")
@@ -86,7 +101,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
         raise InvalidValue(f"--after must be zero or more steps; got {after}.")
     config = Config(name, schedule="constant", **{key: value for key, value in given.items() if value is not None})
     data = load_data(config)
-    session = Session(config, data, None)
+    session = Session(BuiltIn(config, data), None)
     screen = Console(stderr=True)
     hidden = not (screen.is_terminal and after)
     for _ in track(range(after), "training first", console=screen, transient=True, disable=hidden):

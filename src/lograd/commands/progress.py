@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from ..training import Status
+from ..training.measuring import ACCURACY, BUILT_IN, COMMON, Metric
+from .console import say
 
 Show = Callable[[Status], None]
 
@@ -33,6 +35,19 @@ def display(title: str, quiet: bool) -> Iterator[Show | None]:
             yield Bar(progress, title)
 
 
+def saying(text: str, show: Show | None) -> Show:
+    """The same display, with a sentence at the first step: by then everything has been checked."""
+    texts = [text]
+
+    def show_and_say(status: Status) -> None:
+        while texts:
+            say(texts.pop())
+        if show is not None:
+            show(status)
+
+    return show_and_say
+
+
 class Bar:
     """Step, rate, remaining time, and the newest numbers."""
 
@@ -47,7 +62,7 @@ class Bar:
             self.started = True
             self.progress.reset(self.task, total=status.total, completed=status.step)
         for line in status.lines:
-            setattr(self, line["kind"], words(line))
+            setattr(self, line["kind"], words(line, status.metric))
         numbers = "; ".join(part for part in (self.train or f"loss {status.loss:.3f}", self.test) if part)
         self.progress.update(self.task, completed=status.step, numbers=numbers)
 
@@ -58,7 +73,7 @@ class _Rate(ProgressColumn):
 
 
 class Lines:
-    """One line for each evaluation, for logs."""
+    """One line for each evaluation, for logs; where a model has none, for each line of metrics."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -69,19 +84,24 @@ class Lines:
         if self.start is None:
             self.start = status.step, now
         for line in status.lines:
-            if line["kind"] == "test":
+            if line["kind"] == status.metric.kind:
                 rate = (status.step - self.start[0]) / max(now - self.start[1], 1e-9)
                 left = f", {rate:.1f} steps/s, {_duration((status.total - status.step) / rate)} left" if rate else ""
-                text = f"step {status.step}/{status.total}, epoch {line['epoch']:g}: {words(line)}{left}"
+                text = f"step {status.step}/{status.total}, epoch {line['epoch']:g}: {words(line, status.metric)}{left}"
                 print(text, file=sys.stderr, flush=True)
 
 
-def words(line: dict[str, Any]) -> str:
-    """The numbers of a line of metrics, for people."""
-    parts = [f"{'test ' if line['kind'] == 'test' else ''}loss {line['loss']:.3f}"]
-    if "accuracy" in line:
+def words(line: dict[str, Any], metric: Metric = ACCURACY) -> str:
+    """The numbers of a line of metrics, for people; those of a user's metric by their own names."""
+    tested, own = line["kind"] == "test", metric not in BUILT_IN
+    if own and tested:
+        numbers = {name: value for name, value in line.items() if name not in COMMON and value is not None}
+        parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items()]
+    else:
+        parts = [f"{'test ' if tested else ''}loss {line['loss']:.3f}"]
+    if not own and "accuracy" in line:
         parts.append(f"accuracy {line['accuracy']:.1%}")
-    if "bits_per_character" in line:
+    if not own and "bits_per_character" in line:
         parts.append(f"{line['bits_per_character']:.3f} bits per character")
     if line["sparsity"] is not None:
         parts.append(f"zeros {line['sparsity']:.1%}")

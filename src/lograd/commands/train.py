@@ -1,4 +1,4 @@
-"""`lograd train`: train a built-in model, dense or with a plan, and resume it."""
+"""`lograd train`: train a model of the user's or a built-in one, dense or with a plan, and resume it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ import typer
 
 from .console import Json, out, print_json, say, warnings_as_sentences
 
+SLOW = (
+    "pruned gradients take dense products, which save no time; --backend auto takes the faster ones, and then the last "
+    "bits of two runs may differ."
+)
+
 
 def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; it is made.")],
-    model: Annotated[str | None, typer.Option(help="resnet8, resnet20, resnet18, vgg, charlm or bert-mini.")] = None,
+    make: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss) and more."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Built in instead: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Images: an .npz; charlm: a text file; bert-mini: a folder with train.tsv and dev.tsv."),
@@ -41,10 +52,11 @@ def train(
         bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")] = None,
-    products: Annotated[
+    backend: Annotated[
         str | None,
-        typer.Option(help="Of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
+        typer.Option(help="Products of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
     ] = None,
+    products: Annotated[str | None, typer.Option(hidden=True)] = None,
     start: Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")] = None,
@@ -58,11 +70,33 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits."""
+    """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
+
+    MODULE:FUNCTION names a function without arguments, such as mypkg.train:make; the current folder is searched first.
+    It returns a tuple (model, batches, loss), (model, batches, loss, optimizer) or (model, batches, loss, optimizer,
+    metric), or a mapping with these names; optimizer and metric may be None. Batches are a list, a DataLoader or a
+    function of the number of the epoch; the loss is as for lograd profile; the optimizer keeps its own learning rate
+    unless --lr, --schedule or --warmup is given; metric(model) returns a number, or several by name, of which the first
+    is compared.
+    """
+    from .. import InvalidValue
+
+    if products is not None:
+        if backend is not None:
+            raise InvalidValue("--products is the former name of --backend; give --backend alone.")
+        say(f"--products has a new name; write --backend {products}.")
+        backend = products
+    if make is not None and model is not None:
+        raise InvalidValue("train needs MODULE:FUNCTION or --model NAME, one of them.")
+    if make is not None and ":" not in make:
+        raise InvalidValue(
+            f"{make!r} is not MODULE:FUNCTION, such as mypkg.train:make; a built-in model is --model NAME."
+        )
+    model = make if model is None else model
     settings = {
         "model": model, "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs, "steps": steps,
         "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule,
-        "warmup": warmup, "width": width, "augment": augment, "threads": threads, "products": products,
+        "warmup": warmup, "width": width, "augment": augment, "threads": threads, "backend": backend,
         "start": start, "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
         "tensorboard": tensorboard,
     }  # fmt: skip
@@ -80,13 +114,25 @@ def train(
     if as_json:
         print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
         return
-    final, words = run.summary["final"], run.metric.words
-    value = final[run.metric.name]
-    shown = f"{value:.2%}" if run.metric.name == "accuracy" else f"{value:.4f}"
-    zeros = "" if final["sparsity"] is None else f", {final['sparsity']:.1%} zeros"
-    time = 1e3 * (run.summary["seconds_per_step"] or 0.0)
-    out.print(f"{words} {shown} after {run.summary['steps']} steps, {time:.1f} ms a step{zeros}")
+    out.print(_result(run))
     out.print(f"The run: {run.path}")
+
+
+def _result(run: Any) -> str:
+    """The end of a run in one line."""
+    final, metric = run.summary["final"], run.metric
+    value = final[metric.name]
+    parts = [
+        f"{metric.words} {f'{value:.2%}' if metric.percent else f'{value:.4f}'} after {run.summary['steps']} steps",
+        f"{1e3 * (run.summary['seconds_per_step'] or 0.0):.1f} ms a step",
+    ]
+    if final["sparsity"] is not None:
+        parts.append(f"{final['sparsity']:.1%} zeros")
+    if run.config.backend == "dense" and run.summary.get("pruned"):
+        parts.append("dense products, which save no time (--backend auto)")
+    if skipped := run.summary.get("skipped_steps"):
+        parts.append(f"{skipped} steps skipped by the loss scale")
+    return ", ".join(parts)
 
 
 def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
@@ -94,7 +140,8 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
     from ..training import Config, Run
     from ..training import resume as resume_run
     from ..training import train as train_run
-    from .progress import display
+    from ..training.session import prunes
+    from .progress import display, saying
 
     if resume and overwrite:
         raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -107,9 +154,12 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
                 return run
             with display(before.config.model, quiet) as progress:
                 return resume_run(output, expected=given, progress=progress)
-        for name in ("model", "data"):
+        for name in ("model",) if ":" in given.get("model", "") else ("model", "data"):
             if name not in given:
-                raise InvalidValue(f"train needs --{name}; with --resume, a run knows its own.")
+                other = " or MODULE:FUNCTION" if name == "model" else ""
+                raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
         config = Config(**given)
         with display(config.model, quiet) as progress:
+            if "backend" not in given and prunes(config.load_plan()):
+                progress = saying(SLOW, progress)
             return train_run(config, output, progress=progress, overwrite=overwrite)

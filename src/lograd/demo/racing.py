@@ -68,7 +68,7 @@ def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -
         for way, plan in {DENSE: None, **plans}.items():
             model = copy.deepcopy(start)
             # Not "auto": what is faster may change from run to run, and with it the last bits.
-            handle = stack.enter_context(attach(model, plan, seed, products="sparse")) if plan is not None else None
+            handle = stack.enter_context(attach(model, plan, seed, backend="sparse")) if plan is not None else None
             runners.append(_Runner(task, model, Run(way, seed), handle))
         due = {round(task.steps * (k + 1) / task.checkpoints) for k in range(task.checkpoints)}
         for step, batch in enumerate(islice(task.batches(seed), task.steps), start=1):

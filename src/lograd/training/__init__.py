@@ -1,21 +1,25 @@
-"""Train the built-in models with or without a plan, and compare the runs: what `lograd train` and `compare` do.
+"""Train a built-in model or your own, with a plan or dense, and compare the runs: `lograd train` and `lograd compare`.
 
     from lograd.training import Config, compare, resume, train
 
     run = train(Config("resnet8", "cifar100.npz", recipe="prune85", steps=1000), "runs/prune85")
+    run = train(Config("mypkg.train:make", plan="plan.json"), "runs/mine")    # `Made` says what make() returns
     print(compare(["runs/dense", "runs/prune85"]).table())
 
-A run is a folder (`folder`), a config is a value (`config`), data are functions of (seed, epoch, index) (`data`), and a
-checkpoint is all that the next step depends on (`session`).
+A run is a folder (`folder`), a config is a value (`config`), work is a model with its batches and its loss (`work` and
+`own`), batches are functions of (seed, epoch, index) (`data` and `feeding`), and a checkpoint is all that the next step
+depends on (`session`).
 """
 
 from .comparing import Comparison, compare
 from .config import Config
 from .interrupting import Interrupted
+from .loading import Made
 from .loop import Status, resume, train
 from .runs import Run
-from .session import Diverged, build_model, load_data
+from .session import Diverged
 from .tasks import TASKS
+from .work import build_model, load_data
 
 __all__ = [
     "TASKS",
@@ -23,6 +27,7 @@ __all__ = [
     "Config",
     "Diverged",
     "Interrupted",
+    "Made",
     "Run",
     "Status",
     "build_model",

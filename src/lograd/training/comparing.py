@@ -39,6 +39,14 @@ class Comparison:
                 for group in family.groups
                 if group.status
             ]
+            notes += [
+                f"{group.name}: several of its runs have the same seed, so ± does not show how far seeds differ."
+                for group in family.groups
+                if len({run.config.seed for run in group.runs}) < len(group.runs)
+            ]
+            sources = {group.first.record["data"]["fingerprint"] for group in family.groups}
+            if len(sources) > 1:
+                notes.append(f"{family.title}: its source was changed between these runs.")
             lengths = {group.first.record["total_steps"] for group in family.groups}
             if len(lengths) > 1:
                 notes.append(f"{family.title}: runs of different length, {', '.join(map(str, sorted(lengths)))} steps.")
@@ -83,7 +91,7 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     runs = [Run.load(path) for path in paths]
     families: dict[Any, dict[Any, list[tuple[Run, str]]]] = {}
     for run, name in zip(runs, _names(paths), strict=True):
-        family = families.setdefault((run.config.model, run.record["data"]["fingerprint"]), {})
+        family = families.setdefault(_subject(run), {})
         family.setdefault(_identity(run), []).append((run, name))
     return Comparison(
         tuple(
@@ -97,6 +105,11 @@ def _names(paths: Sequence[str | Path]) -> list[str]:
     """The last part of each path where that tells them apart, or else the whole path."""
     short = [os.path.basename(os.path.normpath(path)) for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _subject(run: Run) -> tuple[str, str]:
+    """What the runs of a family share: the model and its data, or the metric, where the model brings its own data."""
+    return run.config.model, run.metric.name if run.config.own else run.record["data"]["fingerprint"]
 
 
 def _identity(run: Run) -> tuple[str, ...]:

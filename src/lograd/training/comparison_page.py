@@ -28,9 +28,10 @@ def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page
         page.table(
             [COLUMNS[place].removeprefix("<") for place in shown],
             [[row[place] for place in shown] for row in rows(family)],
-            f"Final and best {family.metric.words} on the test part. The difference is that of the final one to "
-            "the first row"
-            + (", in percentage points" if family.metric.name == "accuracy" else "")
+            f"Final and best {family.metric.words}{'' if family.metric.tested else ', means over the steps to a line'}"
+            f"{'' if family.groups[0].first.config.own else ' on the test part'}. The difference is that of the final "
+            "one to the first row"
+            + (", in percentage points" if family.metric.percent else "")
             + "; ± is the standard deviation over seeds. Zeros and bits are means over the treated gradients.",
             "".join("l" if place == 0 or COLUMNS[place].startswith("<") else "r" for place in shown),
         )
@@ -45,7 +46,7 @@ def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page
     return page.text(
         "Seconds are those of training steps, without evaluations and checkpoints, on a machine as busy as it was. "
         "Low-bit formats are simulated, so rounding costs time here; what it would save on other hardware is not "
-        "measured. Products of pruned gradients are dense, and save nothing, unless a run has the setting products "
+        "measured. Products of pruned gradients are dense, and save nothing, unless a run has the backend "
         "sparse or auto."
     )
 
@@ -53,7 +54,11 @@ def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page
 def _charts(family: Family) -> list[Chart]:
     metric = family.metric
     charts = []
-    for kind, name, title in (("train", "loss", "Training loss"), ("test", metric.name, f"Test {metric.words}")):
+    shown = [("train", "loss", "Training loss")]
+    if metric.tested:
+        own = family.groups[0].first.config.own
+        shown.append(("test", metric.name, metric.words.capitalize() if own else f"Test {metric.words}"))
+    for kind, name, title in shown:
         for place, over, x_label in (("step", "steps", "step"), ("seconds", "time", "seconds of training")):
             charts.append(
                 Chart(
@@ -61,7 +66,7 @@ def _charts(family: Family) -> list[Chart]:
                     x_label,
                     name.replace("_", " "),
                     _curves(family, kind, place, name),
-                    y_percent=name == "accuracy",
+                    y_percent=metric.percent and name == metric.name,
                     x_whole=place == "step",
                 )
             )

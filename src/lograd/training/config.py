@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
 from ..errors import nearest_name, sentence
-from ..multiplying import Way
+from ..multiplying import Backend
 from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
@@ -28,24 +28,27 @@ USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.0
 @final
 @dataclass(frozen=True)
 class Config:
-    """How to train a built-in model; None means the usual value of the model.
+    """How to train a built-in model or one of the user's; None means the usual value of the model.
 
     Args:
-        model: a name in `TASKS`.
-        data: the file or folder to train on.
+        model: a name in `TASKS`, or MODULE:FUNCTION, such as mypkg.train:make; `Made` says what the function returns.
+        data: the file or folder to train a built-in model on.  With `batch`, `width` and `augment` it belongs to
+            built-in models; a model of the user's brings its own batches.
         plan: the file of a plan; recipe: the name of one for all layers.  Neither means dense.
         seed: of the initial weights, the order of the data, its augmentation, and the noise of the treatments.
-        epochs, steps: how long; one of them.
+        epochs, steps: how long; one of them.  A model of the user's is trained for one epoch unless told otherwise.
         batch: examples of a step.  What an epoch has beyond a multiple of it is left out, so that all steps are alike.
         lr: the largest learning rate.
-        optimizer: "sgd", with momentum 0.9, or "adamw".
-        schedule: "cosine" to zero, "step" (a tenth at half and at three quarters of the run) or "constant".
+        optimizer: "sgd", with momentum 0.9, or "adamw".  An optimizer that the user brings keeps its own learning
+            rates; `lr` gives it another, `schedule` and `warmup` let its rates change with the step.
+        schedule: "cosine" to zero, which is the usual one, "step" (a tenth at half and at three quarters of the run) or
+            "constant".
         warmup: first steps over which the learning rate rises linearly.
         width: channels of the first convolution, or the width of a transformer.
         augment: random crops, by up to 4 pixels, and flips; images only.
         threads: of torch; None leaves its own number.
-        products: of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer takes what is
-            faster when it is timed, so that the last bits of two runs may differ.
+        backend: of the products of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer
+            takes what is faster when it is timed, so that the last bits of two runs may differ.
         start: the first step whose gradients are treated, counted from 0.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
@@ -54,7 +57,7 @@ class Config:
     """
 
     model: str
-    data: str
+    data: str | None = None
     plan: str | None = None
     recipe: str | None = None
     seed: int = 0
@@ -64,12 +67,12 @@ class Config:
     lr: float | None = None
     optimizer: Optimizer | None = None
     weight_decay: float | None = None
-    schedule: Schedule = "cosine"
+    schedule: Schedule | None = None
     warmup: int = 0
     width: int | None = None
     augment: bool | None = None
     threads: int | None = None
-    products: Way = "dense"
+    backend: Backend = "dense"
     start: int = 0
     log_every: int = 10
     evaluate_every: int | None = None
@@ -80,13 +83,18 @@ class Config:
         for name in ("data", "plan"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
-        _one_of("model", self.model, TASKS)
-        if not isinstance(self.data, str) or not self.data:
-            raise InvalidType(sentence("data", self.data, "the path of a file or folder"))
-        self._fill()
-        for name in ("batch", "width", "log_every", "checkpoint_every"):
+        if self.own:
+            self._check_own()
+        else:
+            _one_of(
+                "model", self.model, TASKS, f"one of {', '.join(TASKS)}, or MODULE:FUNCTION such as mypkg.train:make"
+            )
+            if not isinstance(self.data, str) or not self.data:
+                raise InvalidType(sentence("data", self.data, "the path of a file or folder"))
+            self._fill()
+        for name in ("log_every", "checkpoint_every"):
             self._whole(name, 1)
-        for name in ("epochs", "steps", "threads", "evaluate_every"):
+        for name in ("batch", "width", "epochs", "steps", "threads", "evaluate_every"):
             if getattr(self, name) is not None:
                 self._whole(name, 1)
         self._whole("warmup", 0)
@@ -94,13 +102,25 @@ class Config:
         self._whole("seed", 0, LARGEST_SEED)
         self._number("lr", above=True)
         self._number("weight_decay", above=False)
-        _one_of("optimizer", self.optimizer, get_args(Optimizer))
-        _one_of("schedule", self.schedule, get_args(Schedule))
-        _one_of("products", self.products, get_args(Way))
-        for name in ("augment", "tensorboard"):
+        for name, valid in (("optimizer", get_args(Optimizer)), ("schedule", get_args(Schedule))):
+            if getattr(self, name) is not None:
+                _one_of(name, getattr(self, name), valid)
+        _one_of("backend", self.backend, get_args(Backend))
+        for name in ("tensorboard",) if self.own else ("augment", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_together()
+
+    def _check_own(self) -> None:
+        """What belongs to built-in models is refused; a run of no given length is one epoch."""
+        check_target(self.model)
+        for name in ("data", "batch", "width", "augment"):
+            if getattr(self, name) is not None:
+                raise InvalidValue(
+                    f"{name} belongs to the built-in models; {self.model} brings its own model and batches."
+                )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
 
     def _fill(self) -> None:
         task = self.task
@@ -110,6 +130,7 @@ class Config:
             "optimizer": optimizer,
             "lr": task.lr if optimizer == task.optimizer else lr,
             "weight_decay": decay,
+            "schedule": "cosine",
             "batch": task.batch,
             "width": task.width,
             "augment": task.kind == "images",
@@ -126,6 +147,8 @@ class Config:
             raise InvalidValue("a run has a plan or a recipe; got both.")
         if self.recipe is not None:
             Plan.uniform(self.recipe)  # refuses a name that nobody knows
+        if self.own:
+            return
         if self.augment and self.task.kind != "images":
             raise InvalidValue(f"augment is for images, and {self.model} is trained on {self.task.kind}.")
         if self.settled("width") % self.task.multiple:
@@ -138,6 +161,8 @@ class Config:
 
     def _number(self, name: str, *, above: bool) -> None:
         value = getattr(self, name)
+        if value is None:
+            return
         valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not valid or not (value > 0 if above else value >= 0):
             raise InvalidValue(sentence(name, value, "finite and above 0" if above else "finite and not below 0"))
@@ -148,6 +173,11 @@ class Config:
         value = getattr(self, name)
         assert value is not None
         return value
+
+    @property
+    def own(self) -> bool:
+        """Whether the model is the user's, and not one of `TASKS`."""
+        return isinstance(self.model, str) and ":" in self.model
 
     @property
     def task(self) -> Task:
@@ -163,8 +193,15 @@ class Config:
             return Plan.uniform(self.recipe)
         return None if self.plan is None else Plan.load(self.plan)
 
-    def total_steps(self, steps_per_epoch: int) -> int:
-        return self.steps if self.steps is not None else cast(int, self.epochs) * steps_per_epoch
+    def total_steps(self, steps_per_epoch: int | None) -> int:
+        if self.steps is not None:
+            return self.steps
+        if steps_per_epoch is None:
+            raise InvalidValue(
+                f"the batches of {self.model} have no length, so epochs cannot be counted; give the length of the run "
+                "in steps, or batches that have a len()."
+            )
+        return cast(int, self.epochs) * steps_per_epoch
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -175,12 +212,14 @@ class Config:
         names = [field.name for field in fields(cls)]
         if not isinstance(data, Mapping):
             raise InvalidValue(sentence("settings of a run", data, "an object with " + ", ".join(names)))
+        if "products" in data and "backend" not in data:  # its former name
+            data = {"backend" if name == "products" else name: value for name, value in data.items()}
         for name in data:
             if name not in names:
                 raise InvalidValue(f"a run has no setting {name!r}.{nearest_name(str(name), names)}")
-        for field in fields(cls):
-            if field.default is MISSING and field.name not in data:
-                raise InvalidValue(f"a run needs the setting {field.name!r}; got {sorted(data)}.")
+        for name in ("model",) if ":" in str(data.get("model")) else ("model", "data"):
+            if name not in data:
+                raise InvalidValue(f"a run needs the setting {name!r}; got {sorted(map(str, data))}.")
         return cls(**data)
 
     def with_data(self, data: str) -> Config:
@@ -188,7 +227,15 @@ class Config:
         return replace(self, data=data)
 
 
-def _one_of(what: str, value: Any, valid: Any) -> None:
+def _one_of(what: str, value: Any, valid: Any, words: str = "") -> None:
     if not isinstance(value, str) or value not in valid:
         hint = nearest_name(str(value), valid)
-        raise InvalidValue(sentence(what, value, "one of " + ", ".join(valid)) + hint)
+        raise InvalidValue(sentence(what, value, words or "one of " + ", ".join(valid)) + hint)
+
+
+def check_target(target: str) -> tuple[str, str]:
+    """Module and function of MODULE:FUNCTION."""
+    module, colon, function = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise InvalidValue(f"{target!r} is not MODULE:FUNCTION, such as mypkg.train:make.")
+    return module, function

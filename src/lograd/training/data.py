@@ -6,6 +6,7 @@ So a run that was killed asks for the batches that it had not seen yet, and gets
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import InvalidValue
+from ..errors import LogradWarning
 from ..files import read_file
 
 Batch = tuple[Tensor, Tensor]
@@ -62,6 +64,19 @@ class Dataset(ABC):
     @abstractmethod
     def test_batches(self) -> Iterator[Batch]:
         """All test examples once, in order."""
+
+
+def warn_of_new_classes(path: Path, train: NDArray[np.int64], test: NDArray[np.int64]) -> None:
+    """No training learns a class that it never sees."""
+    if len(new := np.setdiff1d(test, train)):
+        share = float(np.isin(test, new).mean())
+        names = ", ".join(map(str, new[:5])) + (", ..." if len(new) > 5 else "")
+        warnings.warn(
+            f"{path}: the training part has no example of class {names}, so {share:.1%} of the test part cannot be "
+            "learned.",
+            LogradWarning,
+            stacklevel=4,
+        )
 
 
 def fingerprint(*paths: Path) -> str:

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any, final
 
-from .. import InvalidValue, Plan
+from .. import InvalidValue, LogradError, Plan
 from ..files import CannotRead, CannotWrite, read_file, replace_file
 
 VERSION = 1
@@ -84,6 +84,21 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any] | None:
         return read_json(self.summary) if self.summary.exists() else None
+
+
+def check_same(path: Path, plan: Plan, *, overwrite: bool) -> None:
+    """Refuse to replace a plan by another one, unless that is asked for; an equal one is no loss."""
+    if overwrite or not path.exists():
+        return
+    try:
+        found = Plan.load(path).hash()
+    except LogradError:
+        found = "not a plan"
+    if found != plan.hash():
+        raise InvalidValue(
+            f"{path} exists and is another plan ({found}, the new one is {plan.hash()}); replace it by --overwrite, or "
+            "give another place by -o."
+        )
 
 
 def make_folder(path: Path) -> Path:

@@ -63,11 +63,11 @@ class Group:
 
     @cached_property
     def final(self) -> Spread | None:
-        return self._over(lambda run: run.tests[-1][run.metric.name] if run.tests else None)
+        return self._over(lambda run: run.judged[-1][run.metric.name] if run.judged else None)
 
     @cached_property
     def best(self) -> Spread | None:
-        return self._over(lambda run: (best_of(run.tests, run.metric) or {}).get(run.metric.name))
+        return self._over(lambda run: (best_of(run.judged, run.metric) or {}).get(run.metric.name))
 
     @cached_property
     def seconds_per_step(self) -> Spread | None:
@@ -75,11 +75,11 @@ class Group:
 
     @cached_property
     def sparsity(self) -> Spread | None:
-        return self._over(lambda run: run.tests[-1]["sparsity"] if run.tests else None)
+        return self._over(lambda run: run.judged[-1]["sparsity"] if run.judged else None)
 
     @cached_property
     def bits(self) -> Spread | None:
-        return self._over(lambda run: run.tests[-1]["bits"] if run.tests else None)
+        return self._over(lambda run: run.judged[-1]["bits"] if run.judged else None)
 
     def _over(self, value: Callable[[Run], float | None]) -> Spread | None:
         return Spread.of(value(run) for run in self.runs)
@@ -99,6 +99,8 @@ class Family:
     @property
     def title(self) -> str:
         run = self.groups[0].first
+        if run.config.data is None:
+            return run.config.model
         return f"{run.config.model} on {os.path.basename(os.path.normpath(run.config.data))}"
 
     def labels(self) -> list[str]:
@@ -162,14 +164,14 @@ def rows(family: Family) -> list[list[str]]:
 def in_words(value: Spread | None, metric: Metric) -> str:
     if value is None:
         return "–"
-    if metric.name != "accuracy":
+    if not metric.percent:
         return f"{value.mean:.4f}" + ("" if value.deviation is None else f" ± {value.deviation:.4f}")
     spread = "" if value.deviation is None else f" ± {100 * value.deviation:.2f}"
     return f"{100 * value.mean:.2f}{spread} %"
 
 
 def _signed(difference: float, metric: Metric) -> str:
-    return f"{100 * difference:+.2f}" if metric.name == "accuracy" else f"{difference:+.4f}"
+    return f"{100 * difference:+.2f}" if metric.percent else f"{difference:+.4f}"
 
 
 def _plain(value: Any) -> str:
@@ -179,4 +181,5 @@ def _plain(value: Any) -> str:
 def settings_of(run: Run) -> dict[str, Any]:
     settings = {name: value for name, value in run.config.to_json().items() if name not in NOT_COMPARED}
     versions: dict[str, str] = run.record["versions"]
-    return settings | {"hash of the plan": run.record["plan"], "threads": run.record["threads"]} | versions
+    source = {"hash of the source": run.record["data"]["fingerprint"]} if run.config.own else {}
+    return settings | {"hash of the plan": run.record["plan"], "threads": run.record["threads"]} | source | versions

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .. import InvalidValue
 from ..files import CannotRead
-from .data import AUGMENTATION, Batch, Dataset, fingerprint
+from .data import AUGMENTATION, Batch, Dataset, fingerprint, warn_of_new_classes
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 SHIFT = 4
@@ -35,6 +35,7 @@ class Images(Dataset):
                 f"{path}: training and test images must have the same size; got {self.train.shape[1:]} and "
                 f"{self.test.shape[1:]}."
             )
+        warn_of_new_classes(path, self.train_labels, self.test_labels)
         self.train_size, self.test_size = len(self.train), len(self.test)
         self.sizes = {"classes": int(max(self.train_labels.max(), self.test_labels.max())) + 1}
         self.fingerprint, self.augment = fingerprint(path), augment

@@ -58,7 +58,8 @@ def read_lines(path: Path) -> list[Line]:
             line = json.loads(text)
         except ValueError as error:
             raise CannotRead(f"Cannot read {path}, line {number}: it is not JSON ({error}).") from None
-        if not isinstance(line, dict) or not {"kind", "step", "loss", "seconds"} <= line.keys():
+        needed = {"kind", "step", "seconds"}  # an evaluation of a user's model has what its metric gives
+        if not isinstance(line, dict) or not needed <= line.keys() or (line["kind"] == "train" and "loss" not in line):
             raise CannotRead(f"Cannot read {path}, line {number}: it is not a line of metrics.")
         lines.append(line)
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import math
 import platform
 import warnings
@@ -18,15 +19,17 @@ import torch
 from .. import InvalidValue, Plan, __version__
 from ..errors import LogradWarning
 from .config import Config
-from .data import Dataset
 from .events import Events, open_events
-from .folder import RunFolder
+from .folder import RunFolder, check_same
 from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
-from .measuring import evaluate
-from .runs import Run
-from .session import Diverged, Session, load_data
+from .measuring import ACCURACY, Metric
+from .own import Own
+from .randomness import preserved
+from .runs import Run, metric_of_run
+from .session import Diverged, Session, prunes
 from .summary import summarise
+from .work import BuiltIn, Work, load_data
 
 
 @final
@@ -41,16 +44,21 @@ class Status:
     """Of training so far, without evaluations and checkpoints."""
     lines: tuple[Line, ...] = ()
     """Metrics that were written at this step."""
+    metric: Metric = ACCURACY
+    """What the run is judged by."""
 
 
 Progress = Callable[[Status], None]
 
 
 def train(config: Config, folder: str | Path, *, progress: Progress | None = None, overwrite: bool = False) -> Run:
-    """Train a built-in model, and leave the run in a folder.
+    """Train a model, and leave the run in a folder.
 
-    Everything that a run needs is read and checked before the folder is touched.  A loss that is not finite raises
-    `Diverged`, Ctrl-C `Interrupted` after a checkpoint; in both cases all files are whole.
+    Everything that a run needs is read and checked before the folder is touched.  A plan.json that no run has written,
+    such as one of `lograd plan`, is not replaced by another plan unless `overwrite` is given.
+
+    A loss that is not finite raises `Diverged`, Ctrl-C `Interrupted` after a checkpoint; in both cases all files are
+    whole.
 
     Args:
         config: the settings.
@@ -60,10 +68,14 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
     target = RunFolder(folder)
     if target.has_run and not overwrite:
         target.prepare(overwrite=False)  # says what to do
-    plan, data = config.load_plan(), load_data(config)
+    plan = config.load_plan()
+    _check_backend(config, plan)
+    if plan is not None and not target.has_run:
+        check_same(target.plan, plan, overwrite=overwrite)
     events = open_events(config, target)
     with _torch_settings(config.threads):
-        session = Session(config, data, plan)  # a plan that does not fit the model is refused here
+        session = Session(load_work(config), plan)  # a plan that does not fit the model is refused here
+        _check_resumable(session)
         record = _record(session, plan)
         if target.metrics.exists():
             Journal(target.metrics).close()  # refuses to remove a run that another process is training
@@ -91,20 +103,21 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
         if summary["status"] == "diverged":
             raise InvalidValue(f"the run {target} diverged ({summary['reason']}); start anew with other settings.")
         return Run.load(target.path)
-    plan, data = target.load_plan(record), load_data(config)
-    if data.fingerprint != record["data"]["fingerprint"]:
-        raise InvalidValue(
-            f"{config.data} has other content ({data.fingerprint}) than the data that the run {target} was started "
-            f"with ({record['data']['fingerprint']})."
-        )
+    plan = target.load_plan(record)
     _warn_of_versions(record["versions"])
     events = open_events(config, target)
-    with _torch_settings(record["threads"]), closing(Journal(target.metrics)) as journal:
-        session = Session(config, data, plan)
+    with _torch_settings(record["threads"]):
+        work = load_work(config, record)
+        work.check_unchanged(record["data"], target)
+        _go_on(Session(work, plan), target, events, progress)
+    return Run.load(target.path)
+
+
+def _go_on(session: Session, target: RunFolder, events: Events, progress: Progress | None) -> None:
+    with closing(Journal(target.metrics)) as journal:
         journal.cut(session.load(target.checkpoint) if target.checkpoint.exists() else 0)
         with closing(events):
             _run(session, target, journal, events, progress)
-    return Run.load(target.path)
 
 
 def _run(session: Session, target: RunFolder, journal: Journal, events: Events, progress: Progress | None) -> None:
@@ -119,7 +132,7 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
                 journal.write(line)
                 events.write(line)
             if progress is not None:
-                progress(Status(session.steps, session.total, loss, session.seconds, lines))
+                progress(Status(session.steps, session.total, loss, session.seconds, lines, session.metric))
             last, number = session.steps == session.total, stop.number
             if last or number or session.steps % session.config.checkpoint_every == 0:
                 session.save(target.checkpoint, journal.settle())
@@ -136,35 +149,33 @@ def _due_lines(session: Session) -> Iterator[Line]:
     config, step, last = session.config, session.steps, session.steps == session.total
     if last or step % config.log_every == 0:
         yield session.line()
-    if last or step % (config.evaluate_every or session.data.steps_per_epoch) == 0:
-        judged = evaluate(session.model, session.data, session.metric)
-        if not math.isfinite(judged["loss"]):
-            raise Diverged(f"the loss of the evaluation is {judged['loss']} after step {step} of {session.total}")
+    every = config.evaluate_every
+    if session.metric.tested and (last or (session.ends_epoch if every is None else step % every == 0)):
+        judged = session.work.evaluate(session.model)
+        name = session.metric.name if config.own else "loss"
+        if not math.isfinite(judged[name]):
+            raise Diverged(f"the {name} of the evaluation is {judged[name]} after step {step} of {session.total}")
         yield session.test_line(judged)
 
 
 def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
     target.write_summary(summarise(session, target.metrics, "diverged", reason))
-    raise Diverged(f"{reason}; a lower learning rate than {session.config.lr:g}, or a warm-up, may help.")
+    raise Diverged(f"{reason}; a lower learning rate than {max(session.rates.peaks):g}, or a warm-up, may help.")
 
 
 # -- the record of a run --
 
 
 def _record(session: Session, plan: Plan | None) -> dict[str, Any]:
-    data: Dataset = session.data
     return {
         "settings": session.config.to_json(),
         "plan": None if plan is None else plan.hash(),
-        "data": {
-            "fingerprint": data.fingerprint,
-            "train": data.train_size,
-            "test": data.test_size,
-            **data.sizes,
-        },
+        "data": session.work.record(),
         "metric": session.metric.name,
+        "higher_is_better": session.metric.higher_is_better,
+        "tested": session.metric.tested,
         "parameters": sum(parameter.numel() for parameter in session.model.parameters()),
-        "steps_per_epoch": data.steps_per_epoch,
+        "steps_per_epoch": session.work.steps_per_epoch,
         "total_steps": session.total,
         "threads": torch.get_num_threads(),
         "versions": _versions(),
@@ -209,11 +220,45 @@ def _agreed(config: Config, expected: dict[str, Any], record: Mapping[str, Any])
     return config if data is None else config.with_data(str(data))
 
 
+def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Work:
+    """The model and the batches of a run; the record of one that is resumed says where to look for them."""
+    if not config.own:
+        return BuiltIn(config, load_data(config))
+    if record is None:
+        return Own(config)
+    return Own(config, record["data"].get("folder"), metric_of_run(config, record))
+
+
+def _check_resumable(session: Session) -> None:
+    """Refuse a user's model whose state no checkpoint can hold, before hours go into it."""
+    if not session.config.own:
+        return
+    content = io.BytesIO()
+    try:
+        torch.save(session.state_dict(), content)
+        torch.load(io.BytesIO(content.getvalue()), weights_only=True)
+    except Exception as error:  # whatever the user's state_dict, pickle or torch's reader raise
+        reason = str(error).split("\n")[0][:120]
+        raise InvalidValue(
+            f"the state of {session.config.model} must be tensors and plain values, or no run could be resumed; "
+            f"saving it raised {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _check_backend(config: Config, plan: Plan | None) -> None:
+    """Sparse products are for pruned gradients; asked for without any, they are a misunderstanding."""
+    if config.backend != "dense" and not prunes(plan):
+        raise InvalidValue(
+            f"backend {config.backend!r} is for gradients that are pruned, and this run prunes none; leave it out, or "
+            "give a plan or recipe that prunes, such as prune85."
+        )
+
+
 @contextmanager
 def _torch_settings(threads: int | None) -> Iterator[None]:
-    """The number of threads of a run, and a random state of its own; both as before at the end."""
+    """The number of threads of a run, and random states of its own; all as before at the end."""
     before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with preserved():
         try:
             if threads is not None:
                 torch.set_num_threads(threads)

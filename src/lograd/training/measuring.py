@@ -19,16 +19,38 @@ FULL_BITS = 32
 """Of a gradient that is not rounded: float32."""
 
 
+COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped")
+"""What every line of metrics may have, whatever the metric."""
+
+
 class Metric(NamedTuple):
     """The number that a task is judged by."""
 
     name: str
     words: str
     higher_is_better: bool
+    percent: bool = False
+    """A share, shown in percent."""
+    tested: bool = True
+    """Measured by evaluations; else the numbers of the training steps are all there is."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the lines of metrics that have it."""
+        return "test" if self.tested else "train"
 
 
-ACCURACY = Metric("accuracy", "accuracy", True)
+ACCURACY = Metric("accuracy", "accuracy", True, percent=True)
 BITS_PER_CHARACTER = Metric("bits_per_character", "bits per character", False)
+BUILT_IN = (ACCURACY, BITS_PER_CHARACTER)
+LOSS = Metric("loss", "training loss", False, tested=False)
+"""What runs of a user's model without a metric are compared by."""
+
+
+def own_metric(name: str, higher_is_better: bool) -> Metric:
+    """A metric of the user's."""
+    words = name.replace("_", " ")
+    return Metric(name, words if higher_is_better else f"{words} (lower is better)", higher_is_better)
 
 
 def metric_of(kind: Kind) -> Metric:
@@ -38,6 +60,11 @@ def metric_of(kind: Kind) -> Metric:
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean cross-entropy over all targets, in nats."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def correct_in(logits: Tensor, targets: Tensor) -> int:
+    """How many targets have the largest logit."""
+    return int((logits.argmax(-1) == targets).sum())
 
 
 @final
@@ -53,13 +80,15 @@ class Interval:
     bits: float = 0.0
     """Like elements and zeros, what `treated` said when the interval began: the counters are never reset."""
 
-    def add(self, loss: float, logits: Tensor, targets: Tensor) -> None:
-        self.loss += loss * targets.numel()
-        self.correct += int((logits.argmax(-1) == targets).sum())
-        self.targets += targets.numel()
+    def add(self, loss: float, correct: int, targets: int) -> None:
+        self.loss += loss * targets
+        self.correct += correct
+        self.targets += targets
 
     def judged(self, metric: Metric) -> dict[str, float]:
         loss = self.loss / max(self.targets, 1)
+        if metric not in BUILT_IN:
+            return {"loss": loss}
         value = self.correct / max(self.targets, 1) if metric is ACCURACY else loss / math.log(2)
         return {"loss": loss, metric.name: value}
 
@@ -78,7 +107,7 @@ def evaluate(model: nn.Module, data: Dataset, metric: Metric) -> dict[str, float
     model.eval()
     for inputs, targets in data.test_batches():
         logits = model(inputs)
-        sums.add(float(loss_of(logits, targets)), logits, targets)
+        sums.add(float(loss_of(logits, targets)), correct_in(logits, targets), targets.numel())
     model.train()
     return sums.judged(metric)
 

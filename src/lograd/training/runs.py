@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from .. import InvalidValue
 from .config import Config
 from .folder import RunFolder
 from .journal import Line, read_lines
-from .measuring import Metric, metric_of
+from .measuring import LOSS, Metric, metric_of, own_metric
 
 
 @final
@@ -38,7 +40,7 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        return metric_of(self.config.task.kind)
+        return metric_of_run(self.config, self.record)
 
     @property
     def status(self) -> str:
@@ -52,3 +54,18 @@ class Run:
     @property
     def tests(self) -> list[Line]:
         return [line for line in self.lines if line["kind"] == "test"]
+
+    @property
+    def judged(self) -> list[Line]:
+        """The lines that have the metric: evaluations, or training steps where there are none."""
+        return [line for line in self.lines if line["kind"] == self.metric.kind]
+
+
+def metric_of_run(config: Config, record: Mapping[str, Any]) -> Metric:
+    """The metric as config.json has it."""
+    if not config.own:
+        return metric_of(config.task.kind)
+    name, higher, tested = (record.get(key) for key in ("metric", "higher_is_better", "tested"))
+    if not isinstance(name, str) or not isinstance(higher, bool) or not isinstance(tested, bool):
+        raise InvalidValue("config.json of the run must name its metric; it does not, so it was changed.")
+    return own_metric(name, higher) if tested else LOSS

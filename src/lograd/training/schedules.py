@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import final
 
-from .config import Schedule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .config import Config, Schedule
 
 
 def learning_rate(peak: float, schedule: Schedule, warmup: int, step: int, total: int) -> float:
@@ -21,3 +25,30 @@ def learning_rate(peak: float, schedule: Schedule, warmup: int, step: int, total
     if schedule == "step":
         return peak * (1.0 if 2 * step < total else 0.1 if 4 * step < 3 * total else 0.01)
     return peak * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
+
+
+@final
+class Rates:
+    """The learning rates of an optimizer's groups.
+
+    With a schedule all follow it, each up to its own peak: that of the settings, or the one it had.  An optimizer that
+    a user brought keeps its rates where the settings name neither learning rate, nor schedule, nor warm-up.
+    """
+
+    def __init__(self, config: Config, optimizer: Optimizer, total: int) -> None:
+        self.optimizer, self.warmup, self.total = optimizer, config.warmup, total
+        named = config.lr is not None or config.warmup > 0
+        self.schedule: Schedule | None = config.schedule or ("constant" if named else None)
+        self.peaks = [float(group["lr"]) if config.lr is None else config.lr for group in optimizer.param_groups]
+
+    def set(self, step: int) -> float:
+        """Set the rates of a step; the first one is returned."""
+        groups = self.optimizer.param_groups
+        if self.schedule is not None:
+            for group, peak in zip(groups, self.peaks, strict=True):
+                rate = learning_rate(peak, self.schedule, self.warmup, step, self.total)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+        return float(groups[0]["lr"])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import InvalidValue
 from ..files import CannotRead, read_file
-from .data import Batch, Dataset, fingerprint
+from .data import Batch, Dataset, fingerprint, warn_of_new_classes
 
 CONTEXT = 64
 """Words of a sentence that are kept, the context of `SentenceClassifier`."""
@@ -39,6 +39,7 @@ class Sentences(Dataset):
             [np.array([numbers.get(word, UNKNOWN) for word in words[:CONTEXT]]) for words in part]
             for part in (train, test)
         )
+        warn_of_new_classes(folder, self.train_labels, self.test_labels)
         self.train_size, self.test_size = len(train), len(test)
         classes = int(max(self.train_labels.max(), self.test_labels.max())) + 1
         self.sizes = {"tokens": len(frequent) + UNKNOWN + 1, "classes": max(classes, 2)}

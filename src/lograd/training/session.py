@@ -5,23 +5,19 @@ from __future__ import annotations
 import io
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import nn
 
 from .. import Handle, InvalidValue, LogradError, Plan, attach
 from ..files import CannotRead, read_file, replace_file
 from ..treatments import Hadamard, Quantize, Treatment
-from .config import Config
-from .data import Dataset
-from .images import Images
-from .measuring import Interval, loss_of, metric_of, treated
-from .schedules import learning_rate
-from .sentences import Sentences
-from .text import Text
+from .measuring import Interval, treated
+from .schedules import Rates
+from .work import Work
 
 VERSION = 1
 INITIAL_LOSS_SCALE = 2.0**16
@@ -32,32 +28,20 @@ class Diverged(LogradError):
     """The loss is not a number any more."""
 
 
-def load_data(config: Config) -> Dataset:
-    """The data of a run; what is wrong with a file is said in one sentence."""
-    path, batch, seed = Path(config.data), config.settled("batch"), config.seed
-    data: Dataset
-    if config.task.kind == "images":
-        data = Images(path, batch, seed, config.settled("augment"), config.task.smallest)
-    elif config.task.kind == "text":
-        data = Text(path, batch, seed)
-    else:
-        data = Sentences(path, batch, seed)
-    data.check_batch()
-    return data
-
-
-def build_model(config: Config, data: Dataset) -> nn.Module:
-    """The model with its initial weights, which follow from the seed; torch's random state goes on from there."""
-    torch.manual_seed(config.seed)
-    return config.task.build(**data.sizes, width=config.width)
-
-
 def needs_loss_scaling(plan: Plan | None) -> bool:
     """Whether a format of the plan overflows to infinity, which a dynamic loss scale has to react to."""
-    if plan is None:
-        return False
-    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
-    return any(_overflows(one) for layer in layers for one in (*layer.input, *layer.weight))
+    return any(map(_overflows, treatments_of(plan)))
+
+
+def prunes(plan: Plan | None) -> bool:
+    """Whether the plan makes zeros that sparse products skip."""
+    return any(one.makes_zeros for one in treatments_of(plan))
+
+
+def treatments_of(plan: Plan | None) -> list[Treatment]:
+    """All treatments of gradients."""
+    layers = [] if plan is None else [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    return [one for layer in layers for one in (*layer.input, *layer.weight)]
 
 
 def _overflows(treatment: Treatment) -> bool:
@@ -68,48 +52,49 @@ def _overflows(treatment: Treatment) -> bool:
 
 @final
 class Session:
-    """One run in memory.  `step()` makes one; `state_dict()` is all that the next one depends on."""
+    """One run in memory.  `step()` makes one step; `state_dict()` is all that the next one depends on."""
 
-    def __init__(self, config: Config, data: Dataset, plan: Plan | None) -> None:
-        self.config, self.data = config, data
-        self.metric = metric_of(config.task.kind)
-        self.total = config.total_steps(data.steps_per_epoch)
-        self.model = build_model(config, data).train()
-        self.optimizer = _optimizer(config, self.model)
+    def __init__(self, work: Work, plan: Plan | None) -> None:
+        self.work, self.config, self.metric = work, work.config, work.metric
+        config = self.config
+        self.total = config.total_steps(work.steps_per_epoch)
+        self.model = work.build()
+        self.optimizer = work.optimizer(self.model)
+        self.rates = Rates(config, self.optimizer, self.total)
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         self.handle: Handle | None = None
         if plan is not None:
             self.handle = attach(
-                self.model, plan, config.seed, products=config.products, loss_scale=scale, start=config.start
+                self.model, plan, config.seed, backend=config.backend, loss_scale=scale, start=config.start
             )
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
+        self.ends_epoch = False
+        """Whether the last step was the last of its epoch."""
+        self.skipped = 0
+        """Steps that the loss scale left out."""
 
     @property
     def epoch(self) -> float:
-        return round(self.steps / self.data.steps_per_epoch, 4)
+        return self.work.epochs_at(self.steps)
 
     def step(self) -> float:
         """One optimizer step; the loss of its batch."""
         start = time.perf_counter()
-        epoch, index = divmod(self.steps, self.data.steps_per_epoch)
-        inputs, targets = self.data.batch(epoch, index)
-        config = self.config
-        self.lr = learning_rate(config.settled("lr"), config.schedule, config.warmup, self.steps, self.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
-        self.optimizer.zero_grad()
-        logits = self.model(inputs)
-        loss = loss_of(logits, targets)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
-        self._update(loss)
-        if index + 1 == self.data.steps_per_epoch and self.handle is not None:
+        self.lr = self.rates.set(self.steps)
+        with self.work.words():
+            self.optimizer.zero_grad()
+            forward = self.work.forward(self.model, self.steps)
+            value = forward.loss.item()
+            if not math.isfinite(value):
+                raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
+            self._update(forward.loss)
+        self.ends_epoch = self.work.ends_epoch(self.steps)
+        if self.ends_epoch and self.handle is not None:
             self.handle.epoch()
         self.steps += 1
-        self.interval.add(value, logits, targets)
+        self.interval.add(value, forward.correct, forward.targets)
         self.seconds += time.perf_counter() - start
         return value
 
@@ -120,7 +105,9 @@ class Session:
         else:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             self.scaler.step(self.optimizer)
+            before = self.scaler.get_scale()
             self.scaler.update()
+            self.skipped += self.scaler.get_scale() < before  # only a step with gradients out of range lowers it
         if self.handle is not None:
             self.handle.step(loss_scale=None if self.scaler is None else self.scaler.get_scale())
 
@@ -131,13 +118,15 @@ class Session:
         self.interval.restart(now)
         return line
 
-    def test_line(self, judged: dict[str, float]) -> dict[str, Any]:
-        """An evaluation, with zeros and bits since the start."""
-        return self._line("test", judged, treated(self.handle).since(Interval()))
+    def test_line(self, judged: Mapping[str, float]) -> dict[str, Any]:
+        """An evaluation, with zeros and bits since the start; JSON has no word for a number that is not finite."""
+        known = {name: value if math.isfinite(value) else None for name, value in judged.items()}
+        return self._line("test", known, treated(self.handle).since(Interval()))
 
-    def _line(self, kind: str, judged: dict[str, float], zeros: dict[str, float | None]) -> dict[str, Any]:
+    def _line(self, kind: str, judged: Mapping[str, float | None], zeros: dict[str, float | None]) -> dict[str, Any]:
         place = {"kind": kind, "step": self.steps, "epoch": self.epoch}
-        return place | judged | {"lr": self.lr, "seconds": round(self.seconds, 4)} | zeros
+        skipped = {} if self.scaler is None else {"skipped": self.skipped}
+        return place | dict(judged) | {"lr": self.lr, "seconds": round(self.seconds, 4)} | zeros | skipped
 
     # -- the checkpoint --
 
@@ -171,6 +160,8 @@ class Session:
             "steps": self.steps,
             "seconds": self.seconds,
             "lr": self.lr,
+            "skipped": self.skipped,
+            "work": self.work.state_dict(),
             "interval": self.interval.to_json(),
             "random": torch.get_rng_state(),
         } | {name: None if part is None else part.state_dict() for name, part in parts.items()}
@@ -188,11 +179,6 @@ class Session:
                 part.load_state_dict(state[name])
         self.interval = Interval(**{field.name: state["interval"][field.name] for field in fields(Interval)})
         self.steps, self.seconds, self.lr = state["steps"], state["seconds"], state["lr"]
+        self.skipped = state.get("skipped", 0)
+        self.work.load_state_dict(state.get("work"))
         torch.set_rng_state(state["random"])
-
-
-def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    lr, decay = config.settled("lr"), config.settled("weight_decay")
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=decay)
-    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)

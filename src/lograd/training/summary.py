@@ -9,22 +9,24 @@ from typing import Any, Literal
 
 from .journal import Line, read_lines
 from .measuring import Metric
-from .session import Session
+from .session import Session, prunes
 
 
 def summarise(
     session: Session, metrics: Path, status: Literal["finished", "diverged"], reason: str = ""
 ) -> dict[str, Any]:
     lines = read_lines(metrics)
-    tests = [line for line in lines if line["kind"] == "test"]
+    judged = [line for line in lines if line["kind"] == session.metric.kind]
     counters = None if session.handle is None else session.handle.counters()
     return {
         "status": status,
         "reason": reason,
         "steps": session.steps,
         "epochs": session.epoch,
-        "final": tests[-1] if tests else None,
-        "best": best_of(tests, session.metric),
+        "final": judged[-1] if judged else None,
+        "best": best_of(judged, session.metric),
+        "skipped_steps": session.skipped,
+        "pruned": session.handle is not None and prunes(session.handle.plan),
         "seconds": round(session.seconds, 3),
         "seconds_per_step": seconds_per_step(lines),
         "counters": None
@@ -36,10 +38,10 @@ def summarise(
     }
 
 
-def best_of(tests: list[Line], metric: Metric) -> Line | None:
-    """The best evaluation, the first of equals."""
+def best_of(judged: list[Line], metric: Metric) -> Line | None:
+    """The best of the lines that have the metric, the first of equals."""
     sign = 1 if metric.higher_is_better else -1
-    return max(tests, key=lambda line: sign * float(line[metric.name]), default=None)
+    return max(judged, key=lambda line: sign * float(line[metric.name]), default=None)
 
 
 def seconds_per_step(lines: list[Line]) -> float | None:

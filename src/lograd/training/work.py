@@ -1,0 +1,149 @@
+"""What a session trains: a model with its batches and its loss, and how it is judged.  A built-in model is one kind."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from .. import InvalidValue
+from .config import Config
+from .data import Dataset
+from .images import Images
+from .measuring import Metric, correct_in, evaluate, loss_of, metric_of
+from .sentences import Sentences
+from .text import Text
+
+
+class Forward(NamedTuple):
+    """The loss of a batch; right answers out of so many, where they are counted, else 0 of 1."""
+
+    loss: Tensor
+    correct: int
+    targets: int
+
+
+class Work(ABC):
+    """A source of losses.  It is asked for one after the other, and at each end of an epoch it says so."""
+
+    config: Config
+    """Complete: settings that follow from the model and its batches are filled in."""
+    metric: Metric
+    steps_per_epoch: int | None
+    """None where batches have no length."""
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model with its initial weights, in training mode; the random state goes on from there."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer of the model."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, step: int) -> Forward:
+        """The loss of the next batch; `step` counts from 0."""
+
+    @abstractmethod
+    def ends_epoch(self, step: int) -> bool:
+        """Whether the step that was just made is the last of its epoch."""
+
+    def epochs_at(self, step: int) -> float:
+        """Epochs that so many steps make."""
+        return round(step / (self.steps_per_epoch or math.inf), 4)
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The numbers that the model is judged by; all modes of the model stay as they are."""
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What the run notes of its data, with a `fingerprint`."""
+
+    @abstractmethod
+    def check_unchanged(self, record: dict[str, Any], folder: object) -> None:
+        """Hold the data against what the run in the folder noted when it was started."""
+
+    def words(self) -> AbstractContextManager[None]:
+        """A context that tells errors of the user's code in one sentence."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What the next batch depends on, beside the step and torch's random state."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            raise InvalidValue("the checkpoint was written by a run of another model.")
+
+
+@final
+class BuiltIn(Work):
+    """A built-in model: batch and loss follow from the step alone."""
+
+    def __init__(self, config: Config, data: Dataset) -> None:
+        self.config, self.data = config, data
+        self.metric = metric_of(config.task.kind)
+        self.steps_per_epoch: int = data.steps_per_epoch
+
+    def build(self) -> nn.Module:
+        return build_model(self.config, self.data).train()
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return usual_optimizer(self.config, model)
+
+    def forward(self, model: nn.Module, step: int) -> Forward:
+        inputs, targets = self.data.batch(*divmod(step, self.steps_per_epoch))
+        logits = model(inputs)
+        return Forward(loss_of(logits, targets), correct_in(logits, targets), targets.numel())
+
+    def ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self.steps_per_epoch == 0
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return evaluate(model, self.data, self.metric)
+
+    def record(self) -> dict[str, Any]:
+        sizes = {"train": self.data.train_size, "test": self.data.test_size, **self.data.sizes}
+        return {"fingerprint": self.data.fingerprint} | sizes
+
+    def check_unchanged(self, record: dict[str, Any], folder: object) -> None:
+        if self.data.fingerprint != record["fingerprint"]:
+            raise InvalidValue(
+                f"{self.config.data} has other content ({self.data.fingerprint}) than the data that the run {folder} "
+                f"was started with ({record['fingerprint']})."
+            )
+
+
+def load_data(config: Config) -> Dataset:
+    """The data of a built-in model's run; what is wrong with a file is said in one sentence."""
+    path, batch, seed = Path(config.settled("data")), config.settled("batch"), config.seed
+    data: Dataset
+    if config.task.kind == "images":
+        data = Images(path, batch, seed, config.settled("augment"), config.task.smallest)
+    elif config.task.kind == "text":
+        data = Text(path, batch, seed)
+    else:
+        data = Sentences(path, batch, seed)
+    data.check_batch()
+    return data
+
+
+def build_model(config: Config, data: Dataset) -> nn.Module:
+    """The model with its initial weights, which follow from the seed; torch's random state goes on from there."""
+    torch.manual_seed(config.seed)
+    return config.task.build(**data.sizes, width=config.width)
+
+
+def usual_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """The optimizer that the settings name."""
+    lr, decay = config.settled("lr"), config.settled("weight_decay")
+    if config.optimizer == "sgd":
+        return SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=decay)
+    return AdamW(model.parameters(), lr=lr, weight_decay=decay)
