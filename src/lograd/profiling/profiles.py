@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import check_folder, read_file, replace_file
-from ..plan import Plan
+from ..plan import Plan, StepWork
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
 from .noise import Contributions, mean_of
@@ -33,6 +33,8 @@ class Profile:
         steps: backward passes that went by.
         every: of so many steps one was observed.
         noise: how noise in each layer's gradient reaches the weight gradients, where that was measured.
+        work: operations of the whole training step, and what of it no plan treats; None where that was not counted.
+        uncounted: why not.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
@@ -40,6 +42,8 @@ class Profile:
     steps: int = 0
     every: int = 1
     noise: Contributions | None = None
+    work: StepWork | None = None
+    uncounted: str = ""
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -65,7 +69,7 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One .npz without pickle; it is replaced whole or not at all."""
-        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise))
+        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise, self.work))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -94,7 +98,9 @@ class Profile:
         measured = [one.noise for one in profiles if one.noise is not None]
         alike = len(measured) == len(profiles) and len({one.layers for one in measured}) == 1
         noise = mean_of(measured) if alike else None
-        return cls(layers, dict(first.missed), first.steps, first.every, noise)
+        works = [one.work for one in profiles if one.work is not None]
+        work = StepWork.sum(works) if len(works) == len(profiles) else None
+        return cls(layers, dict(first.missed), first.steps, first.every, noise, work)
 
     # -- the plan --
 
@@ -139,7 +145,8 @@ class Profile:
         """
         chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
         budget = planning.Budget(sparsity, chosen, floors, split, self.noise)
-        return planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
+        made = planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
+        return replace(made, step=self.work)
 
     # -- what to read --
 
@@ -198,4 +205,5 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         add("records"),
         add("weight_records"),
         np.concatenate([layer.sample for layer in layers])[:: len(layers)],
+        sums("flops_forward"),
     )

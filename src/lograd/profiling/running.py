@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -103,14 +103,15 @@ def profile(
         raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
-    observer = observe(model, every, filter_fn=filter_fn, weight_gradients=weight_gradients, sample=sample)
+    observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     parameters = list(model.parameters())
     with restored(model), torch.enable_grad(), observer as result:
         batch = None
-        for batch in _with_progress(islice(batches, steps), steps, "observing gradients"):
+        for step, batch in enumerate(_with_progress(islice(batches, steps), steps, "observing gradients")):
             for parameter in parameters:
                 parameter.grad = None
-            _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+            with nullcontext() if step else observer.work:
+                _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
