@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .plan import Untreated
+from .plan import StepWork, Untreated
 from .swapping import kind_of, plain_name, unwrapped
 
 PARAMETER = "used without a layer, as in F.linear, matmul or einsum"
@@ -17,7 +17,7 @@ FUNCTION = "products of activations with each other, such as those of attention"
 _REASONS: dict[tuple[type[nn.Module], ...], str] = {
     (nn.RNNBase, nn.RNNCellBase): "recurrent layers are not treated",
     (nn.Embedding, nn.EmbeddingBag): "an embedding looks up and multiplies nothing",
-    (nn.MultiheadAttention,): "its projections are parameters and not layers",
+    (nn.MultiheadAttention,): "its projections and products are not layers",
     (nn.Bilinear,): "a product of three tensors",
 }
 _OTHER_OWNERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, ParametrizationList)
@@ -58,3 +58,24 @@ def bare_parameters(model: nn.Module) -> Iterator[Untreated]:
             if parameter.dim() > 1 and parameter.requires_grad:
                 full = plain_name(f"{name}.{own}" if name else own)
                 yield Untreated(full, "parameter", "it belongs to no layer")
+
+
+def untreated_parts(model: nn.Module, step: StepWork | None) -> dict[str, list[Untreated]]:
+    """What is not treated, by the name of its module; with a counted step, what that step has multiplied.
+
+    Names that the model does not have, such as that of the loss, stand for themselves.
+    """
+    found = list(known_parts(model).values())
+    if step is None:
+        found += bare_parameters(model)
+    else:
+        counted = {part.name for part in step.untreated}
+        layers = {plain_name(name) for name, one in unwrapped(model).named_modules() if kind_of(one) is not None}
+        # A layer that the profile did not observe has a line of its own.
+        found = [part for part in found if part.name not in counted]
+        found += [part for part in step.untreated if part.name not in layers]
+    parts: dict[str, list[Untreated]] = {}
+    for part in found:
+        owner = part.name.rpartition(".")[0] if part.kind == "parameter" else part.name
+        parts.setdefault(owner, []).append(part)
+    return parts

@@ -2,7 +2,7 @@
 
 from .layer import PRODUCTS, LayerPlan, check_products, predicted
 from .plan import VERSION, Plan
-from .work import StepWork, Untreated, not_treated
+from .work import StepWork, Untreated, percent
 
 __all__ = [
     "PRODUCTS",
@@ -12,6 +12,6 @@ __all__ = [
     "StepWork",
     "Untreated",
     "check_products",
-    "not_treated",
+    "percent",
     "predicted",
 ]

@@ -37,6 +37,15 @@ class Untreated:
     def total(self) -> int:
         return self.forward + self.backward
 
+    def words(self, step: StepWork | None) -> str:
+        """What is said of it beside its name, with its share of the step where that was counted."""
+        return f"not treated ({self.kind}; {self.reason}){self._share(step)}"
+
+    def _share(self, step: StepWork | None) -> str:
+        if step is None:
+            return ""
+        return f": {percent(step.share(self.total))} of the step" if self.total else ": no multiply-adds"
+
 
 @final
 @dataclass(frozen=True)
@@ -91,9 +100,11 @@ class StepWork:
     # -- words --
 
     def lines(self, layers: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Sentences that divide the whole step into parts; `layers` are the operations for dX and dW of each layer."""
-        if not self.total:
-            return []
+        """How the whole step divides, and what is not treated; `layers` has the operations for dX and dW of each."""
+        return [f"{self.division(layers)}.", *_by_kind(self.untreated, self)] if self.total else []
+
+    def division(self, layers: Mapping[str, tuple[int, int]]) -> str:
+        """The parts of the whole step and their shares."""
         backward = sum(map(sum, layers.values()))
         left = sum(part.total for part in self.untreated)
         forward = max(self.total - self.recomputed - left - backward, 0)
@@ -105,11 +116,11 @@ class StepWork:
         }
         shares = [f"{percent(self.share(count))} in {what}" for what, count in parts.items() if count]
         text = "The multiply-adds of the whole training step, forward and backward: "
-        return [text + ", ".join(shares) + ".", *not_treated(self.untreated, self)]
+        return text + ", ".join(shares)
 
 
-def not_treated(parts: Iterable[Untreated], step: StepWork | None) -> list[str]:
-    """A line for each kind and reason, those with the most work first; shares of the step where it was counted."""
+def _by_kind(parts: Iterable[Untreated], step: StepWork) -> list[str]:
+    """A line for each kind and reason, those with the most work first."""
     groups: dict[tuple[str, str], list[Untreated]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.reason), []).append(part)
@@ -118,9 +129,8 @@ def not_treated(parts: Iterable[Untreated], step: StepWork | None) -> list[str]:
         found = sorted(found, key=lambda part: -part.total)
         names = ", ".join(part.name for part in found[:MOST_NAMES])
         more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-        work = sum(part.total for part in found)
-        share = "" if step is None else f": {percent(step.share(work))} of the step" if work else ": no multiply-adds"
-        lines.append(f"Not treated: {names}{more} ({kind}; {reason}){share}.")
+        counts = (sum(part.forward for part in found), sum(part.backward for part in found))
+        lines.append(f"{names}{more}: {Untreated('', kind, reason, *counts).words(step)}.")
     return lines
 
 

@@ -6,6 +6,7 @@ the tensor, so it receives the gradient with respect to the layer's own output.
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue
+from ..errors import InvalidValue, LogradWarning
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
@@ -107,6 +108,8 @@ class Observer:
             self._close_step()
         self.work.stop()
         self._profile.missed.update(self._reasons)
+        if kind is None and not self._own_step and (broken := self._profile.broken):
+            warnings.warn(broken, LogradWarning, stacklevel=2)
 
     def _start_step(self, step: int) -> None:
         self._step, self._due = step, step % self._every == 0

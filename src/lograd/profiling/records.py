@@ -150,7 +150,7 @@ class LayerProfile:
 
     @property
     def law(self) -> Empirical | None:
-        """The law of |g| at the last observed step; None if the gradient was always zero."""
+        """The law of |g| at the last observed step; None if no element was ever finite and other than zero."""
         return self.last.law
 
     @property

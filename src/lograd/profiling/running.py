@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
+from .broken import broken_layers, noted
 from .modules import FilterFunction
 from .noise import check_plain, measure
 from .observer import Observer
@@ -111,13 +112,19 @@ def profile(
             for parameter in parameters:
                 parameter.grad = None
             with nullcontext() if step else observer.work:
-                _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+                loss = _loss(model, batch, loss_fn)
+                loss.backward()  # type: ignore[no-untyped-call]
+            result.loss = noted(result.loss, step, float(loss.detach()))
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
-    if noise:
+    if result.broken:
+        warnings.warn(result.broken, LogradWarning, stacklevel=2)
+    if noise and broken_layers(result.layers):
+        warnings.warn("noise was not measured, since not all gradients are finite.", LogradWarning, stacklevel=2)
+    elif noise:
         with restored(model), torch.enable_grad():
             show = partial(_with_progress, what="measuring noise")
             result.noise = measure(model, result.layers, partial(_loss, model, batch, loss_fn), noise, show)
