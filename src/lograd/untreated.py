@@ -12,7 +12,7 @@ from .plan import StepWork, Untreated
 from .swapping import kind_of, plain_name, unwrapped
 
 PARAMETER = "used without a layer, as in F.linear, matmul or einsum"
-FUNCTION = "products of activations with each other, such as those of attention"
+FUNCTION = "products without a layer or parameter, such as those of attention"
 
 _REASONS: dict[tuple[type[nn.Module], ...], str] = {
     (nn.RNNBase, nn.RNNCellBase): "recurrent layers are not treated",

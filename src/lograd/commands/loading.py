@@ -17,10 +17,13 @@ from .. import InvalidValue, LogradError
 from ..errors import nearest_name
 
 PACKAGE = Path(__file__).parent.parent
-WANTED = "(model, batches, loss function)"
+WANTED = "(model, batches, loss function), or (model, batches) where the model returns its loss"
 
 
-def call_make(target: str) -> tuple[nn.Module, Iterable[Any], Callable[..., Any]]:
+Made = tuple[nn.Module, Iterable[Any], Callable[..., Any] | None]
+
+
+def call_make(target: str) -> Made:
     """Import the module, with the current folder on the path, call the function and check what it returns."""
     module_name, colon, function_name = target.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
@@ -75,15 +78,15 @@ def _function(module: Any, name: str, target: str) -> Callable[[], Any]:
     return checked
 
 
-def _checked(target: str, made: Any) -> tuple[nn.Module, Iterable[Any], Callable[..., Any]]:
-    if not isinstance(made, tuple | list) or len(made) != 3:
+def _checked(target: str, made: Any) -> Made:
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         got = f"{len(made)} of them" if isinstance(made, tuple | list) else f"an object of type {type(made).__name__}"
         raise InvalidValue(f"{target} must return {WANTED}; it returned {got}.")
-    model, batches, loss = made
+    model, batches, loss = (*made, None)[:3]
     valid = {
         "model, a torch.nn.Module": isinstance(model, nn.Module),
         "batches, an iterable": isinstance(batches, Iterable) and not isinstance(batches, Tensor | str),
-        "loss function": callable(loss),
+        "loss function": loss is None or callable(loss),
     }
     for place, (wanted, right) in enumerate(valid.items()):
         if not right:

@@ -13,7 +13,10 @@ from .console import Json, out, print_json, show, warnings_as_sentences
 def profile(
     make: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss function)."),
+        typer.Argument(
+            metavar="[MODULE:FUNCTION]",
+            help="A function that returns (model, batches, loss function); the last may be None.",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,

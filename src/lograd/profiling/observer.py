@@ -79,7 +79,7 @@ class Observer:
         if self._active:
             raise InvalidValue("this observer is at work already; make another with lograd.observe(model).")
         self._active, self._delivered, self._every = True, False, self._asked
-        self._profile = Profile(every=self._every)
+        self.result = Profile(every=self._every)
         self._order: dict[str, None] = {}
         self._reasons = dict.fromkeys(self._layers, "its forward did not run at an observed step")
         self._start_step(0)
@@ -95,7 +95,7 @@ class Observer:
         """Counts the first step; the caller who asked for `own_step` enters it there."""
         self.work.start()
         self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
-        return self._profile
+        return self.result
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,8 +107,8 @@ class Observer:
         if self._delivered:
             self._close_step()
         self.work.stop()
-        self._profile.missed.update(self._reasons)
-        if kind is None and not self._own_step and (broken := self._profile.broken):
+        self.result.missed.update(self._reasons)
+        if kind is None and not self._own_step and (broken := self.result.broken):
             warnings.warn(broken, LogradWarning, stacklevel=2)
 
     def _start_step(self, step: int) -> None:
@@ -117,7 +117,7 @@ class Observer:
         self._outputs: Any = WeakIdKeyDictionary()
 
     def _close_step(self) -> None:
-        profile = self._profile
+        profile = self.result
         profile.steps = self._step + 1
         for name, pending in self._pending.items():
             if pending.gradient is None:
@@ -134,7 +134,7 @@ class Observer:
 
     def _close_work(self) -> None:
         """The work of the first step; a layer that first runs later has no share in it, so then there is none."""
-        profile, counted = self._profile, self.work
+        profile, counted = self.result, self.work
         layers = {
             name: Layer(flops.forward, (flops.input or 0) + (flops.weight or 0))
             for name, pending in self._pending.items()
@@ -155,7 +155,7 @@ class Observer:
         self._reasons.pop(name, None)
         flops = self._pending[name].flops
         layer = LayerProfile(name, type(module).__name__, shape, flops.input, flops.weight, flops_forward=flops.forward)
-        self._profile.layers[name] = layer
+        self.result.layers[name] = layer
         return layer
 
     # -- forward --

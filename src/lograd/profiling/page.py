@@ -141,7 +141,9 @@ def _summary(number: int, layer: LayerProfile) -> str:
 def _details(layer: LayerProfile, found: list[Error]) -> Page:
     part = Page(layer.name)
     if not found:
-        return part.note("No element of this gradient was finite and other than zero, so it has no law.")
+        zero = all(record.zeros == record.elements for record in layer.records)
+        why = "Every element of this gradient was zero" if zero else "No element of this gradient was finite but zeros"
+        return part.note(f"{why}, so it has no law.")
     part.charts(*layer_charts(layer), phone=False)
     ranking = ", ".join(f"{fit.family} {fit.ks:.3f}" for fit in layer.last.fits if fit.law)
     if ranking:

@@ -117,14 +117,11 @@ def build(
 
 
 def _refuse_to_treat_nothing(layers: Mapping[str, LayerProfile], kept: Mapping[str, str]) -> None:
+    advice = "keep fewer: keep=() or --keep none"
     if all(layer.law is None for layer in layers.values()):
-        raise InvalidValue(
-            f"a plan must treat at least one layer, and the gradients of all {len(layers)} were zero in the profile; "
-            "profile with a loss that depends on them, on batches where it does not vanish."
-        )
+        advice = "profile with a loss that depends on them, on batches where it does not vanish"
     raise InvalidValue(
-        f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); keep fewer: keep=() "
-        "or --keep none."
+        f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); {advice}."
     )
 
 
