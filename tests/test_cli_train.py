@@ -37,6 +37,9 @@ def wrong_loss():
     model, batches, _ = make()
     return model, batches, lambda output, target: cross_entropy(output, target[:3])
 
+def one():
+    return make()[:1]
+
 def two():
     return make()[:2]
 
@@ -179,7 +182,9 @@ IMAGES = ["--model", "resnet8", "--data", "images.npz"]
         (["profile", "mypkg.train:wants"], "must be callable without arguments; missing a required argument"),
         (["profile", "mypkg.train:fails"], "mypkg.train:fails raised KeyError: 'missing' ("),
         (["profile", "mypkg.train:fails"], "mypkg/train.py:12)"),
-        (["profile", "mypkg.train:two"], "must return (model, batches, loss function); it returned 2 of them"),
+        (["profile", "mypkg.train:one"], "must return (model, batches, loss function), or (model, batches)"),
+        (["profile", "mypkg.train:one"], "it returned 1 of them"),
+        (["profile", "mypkg.train:two"], "without a loss function a batch must be a dict"),
         (
             ["profile", "mypkg.train:no_model"],
             "in place of the model, a torch.nn.Module, it returned an object of type",

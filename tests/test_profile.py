@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import lograd
-from lograd.errors import InvalidType, InvalidValue
+from lograd.errors import InvalidType, InvalidValue, LogradWarning
 from lograd.files import CannotRead
 from lograd.laws import FAMILIES, Empirical, LogNormal, ks_distance
 from lograd.laws.binned import fit_binned, ks_binned, rank_binned
@@ -155,7 +155,8 @@ def test_zero_nan_and_infinite_gradients_are_counted_apart():
     model = mlp()
     factors = [0.0, float("nan"), float("inf"), 1.0]
     batches = [(*batch, factor) for batch, factor in zip(vector_batches(4), factors, strict=True)]
-    profile = lograd.profile(model, batches, lambda model, b: (model(b[0])[:, 0] * b[2]).sum())
+    with pytest.warns(LogradWarning, match="NaN or infinite gradients in 2 of 2 layers"):
+        profile = lograd.profile(model, batches, lambda model, b: (model(b[0])[:, 0] * b[2]).sum())
     zero, nan, infinite, plain = profile["2"].records
     assert zero.law is None
     assert zero.zero_share == 1
@@ -549,7 +550,7 @@ def test_refusals():
     with pytest.raises(InvalidType, match=r"model must be a torch.nn.Module; got an object of type function"):
         lograd.profile(lambda x: x, batches, cross_entropy)
     with pytest.raises(InvalidType, match="loss_fn must be a function"):
-        lograd.profile(model, batches, None)
+        lograd.profile(model, batches, 3)
     with pytest.raises(InvalidType, match="batches must be an iterable of batches; got an object of type Tensor"):
         lograd.profile(model, batches[0][0], cross_entropy)
     with pytest.raises(InvalidValue, match="steps must be a whole number from 1"):

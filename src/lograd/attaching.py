@@ -245,7 +245,7 @@ class Handle:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
         return explaining.explain(
             self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start,
+            self._growth, self.start, self.plan,
         )  # fmt: skip
 
     # -- saving and undoing --

@@ -9,17 +9,19 @@ from torch import nn
 
 from .amplifying import Growth
 from .counting import Count, read_counters
+from .plan import Plan
 from .refreshing import Cost, LayerStatistics
 from .slots import NANOSECONDS, READY
 from .swapping import plain_name, unwrapped
 from .treating import Product, TreatedLayer
 from .treatments import Numbers, Treatment
+from .untreated import untreated_parts
 
 
 @final
 @dataclass(frozen=True)
 class Explanation:
-    """One line for each linear layer and convolution, and a summary.  str() is the text."""
+    """One line for each linear layer and convolution and for what is not treated, and a summary.  str() is the text."""
 
     layers: dict[str, str]
     summary: str
@@ -41,19 +43,22 @@ def explain(
     loss_scale: float,
     growth: Growth | None,
     start: int,
+    plan: Plan,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
-    for name, module in unwrapped(model).named_modules():
-        name = plain_name(name)
+    step = plan.step
+    left = untreated_parts(model, step)
+    for name in (plain_name(name) for name, _ in unwrapped(model).named_modules()):
         if name in layers:
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
             if steps < start:
                 lines[name] += f"; treated from step {start} on"
         elif name in skipped:
             lines[name] = skipped[name]
-        elif isinstance(module, nn.MultiheadAttention):
-            lines[name] = "its projections of the input are not layers and are not treated"
+        for part in left.pop(name, ()):
+            lines[part.name] = part.words(step)
+    lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     total = counts.total
     milliseconds = cost.milliseconds + sum(int(layer.seen[NANOSECONDS]) for layer in layers.values()) / 1e6
     summary = (
@@ -66,6 +71,8 @@ def explain(
             f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
             f"{milliseconds / max(steps, 1):.2f} ms a step on average"
         )
+    if step is not None:
+        summary += f".\n{step.division(plan.work)}"
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")

@@ -13,7 +13,10 @@ from .console import Json, out, print_json, show, warnings_as_sentences
 def profile(
     make: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss)."),
+        typer.Argument(
+            metavar="[MODULE:FUNCTION]",
+            help="A function that returns (model, batches, loss function); the last may be None.",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
@@ -66,7 +69,9 @@ def profile(
     found.to_html(folder / "profile.html", f"Gradients of {make or model}")
     if as_json:
         layers = [_row(layer) for layer in found.layers.values()]
-        print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed})
+        work = None if found.work is None else found.work.to_json()
+        broken = {"broken": found.broken, "work": work}
+        print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed, **broken})
         return
     show(found.table())
     out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
@@ -127,4 +132,8 @@ def _row(layer: Any) -> dict[str, Any]:
         "elements": layer.elements,
         **{key: None if value is None or value != value else float(value) for key, value in numbers.items()},
         "nearest_law": layer.nearest_law,
+        "nan": sum(record.nan for record in layer.records),
+        "infinities": sum(record.infinities for record in layer.records),
+        "first_broken_step": next((one.step for one in layer.records if one.nan or one.infinities), None),
+        **{name: getattr(layer, name) for name in ("flops_forward", "flops_input", "flops_weight")},
     }

@@ -2,5 +2,16 @@
 
 from .layer import PRODUCTS, LayerPlan, check_products, predicted
 from .plan import VERSION, Plan
+from .work import StepWork, Untreated, percent
 
-__all__ = ["PRODUCTS", "VERSION", "LayerPlan", "Plan", "check_products", "predicted"]
+__all__ = [
+    "PRODUCTS",
+    "VERSION",
+    "LayerPlan",
+    "Plan",
+    "StepWork",
+    "Untreated",
+    "check_products",
+    "percent",
+    "predicted",
+]

@@ -24,6 +24,7 @@ from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from .change import Change, changes
 from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
+from .work import StepWork, percent
 
 VERSION = 1
 
@@ -38,6 +39,7 @@ class Plan:
         kept: layers left alone on purpose, and why.
         every: what is done to each supported layer that `layers` does not name; None leaves them alone.
         work: operations of the products for dX and dW of each layer per step in the profile, kept layers included.
+        step: operations of the whole training step in the profile, and what of it no plan treats, where it was counted.
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
     """
 
@@ -45,6 +47,7 @@ class Plan:
     kept: Mapping[str, str] = field(default_factory=dict)
     every: LayerPlan | None = None
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    step: StepWork | None = None
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,7 @@ class Plan:
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
             "kept": dict(self.kept),
             **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
+            **({"step": self.step.to_json()} if self.step is not None else {}),
         }
 
     @classmethod
@@ -83,12 +87,13 @@ class Plan:
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work"))
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", "step"))
         layers, kept = data.get("layers", {}), data.get("kept", {})
         if not isinstance(layers, dict) or not isinstance(kept, dict):
             raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
         return cls(
             work=_work_from_json(data.get("work", {})),
+            step=StepWork.from_json(data["step"]) if "step" in data else None,
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: str(reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
@@ -96,10 +101,24 @@ class Plan:
 
     @property
     def skipped(self) -> float:
-        """The share of the operations of all products, kept layers included, that predicted zeros skip."""
+        """The share of the products for dX and dW of all layers in `work`, kept ones included, that zeros skip.
+
+        Predicted; `skipped_of_step` is the share of the whole training step.
+        """
         total = self._total_work
-        saved = sum(layer.skipped(self.work.get(name, (0, 0))) for name, layer in self.layers.items())
-        return saved / total if total else 0.0
+        return self._saved / total if total else 0.0
+
+    @property
+    def skipped_of_step(self) -> float | None:
+        """The share of the multiply-adds of the whole training step, forward and backward, that predicted zeros skip.
+
+        None where the step was not counted: in a plan without a profile, or from one of an older lograd.
+        """
+        return None if self.step is None else self.step.share(self._saved)
+
+    @property
+    def _saved(self) -> float:
+        return sum(layer.skipped(self.work.get(name, (0, 0))) for name, layer in self.layers.items())
 
     @property
     def _total_work(self) -> int:
@@ -185,7 +204,7 @@ class Plan:
     def table(self) -> Table:
         """A table for the terminal: what is done to each layer, and what theory expects of it."""
         title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
-        total = max(self._total_work, 1)
+        total = max(self._total_work if self.step is None else self.step.total, 1)
         shares = {name: (input / total, weight / total) for name, (input, weight) in self.work.items()}
         rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
         if self.every is not None:
@@ -193,12 +212,21 @@ class Plan:
         rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
         caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
-        if self.skipped:
-            caption += (
-                "\nWork is the share of the operations of all products for dX and dW, kept layers included; "
-                f"predicted zeros skip {self.skipped:.1%} of it."
+        return text_table(title, columns, rows, "\n".join([caption, *self._work_lines()]).strip())
+
+    def _work_lines(self) -> list[str]:
+        """What the shares in the column "work" are shares of, and what is not treated."""
+        if self.step is None:
+            text = (
+                "Work is the share of the products for dX and dW of the layers in this plan, kept ones included; the "
+                f"whole step was not counted. Predicted zeros skip {self.skipped:.1%} of these products."
             )
-        return text_table(title, columns, rows, caption)
+            return [text] if self.skipped else []
+        skipped = (
+            f"Work is the share of the multiply-adds of the whole training step; predicted zeros skip "
+            f"{percent(self.skipped_of_step or 0.0)} of it, and {self.skipped:.1%} of the products for dX and dW."
+        )
+        return [*([skipped] if self.skipped else []), *self.step.lines(self.work)]
 
     def __str__(self) -> str:
         return str(self.table())
@@ -219,8 +247,10 @@ class Plan:
             raise InvalidValue(f"Cannot read the plan {path}: {reason}") from None
 
     def hash(self) -> str:
-        """Hexadecimal digits that change with anything that changes the training."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        """Hexadecimal digits that change with anything that changes the training; the work of the step does not."""
+        data = self.to_json()
+        data.pop("step", None)
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:
@@ -260,7 +290,7 @@ def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[s
         if predicted is not None:
             numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
         elements = f"{layer.elements:,}" if layer.elements else "–"
-        shown = f"{share:.1%}" if share else "–"
+        shown = percent(share) if share else "–"
         rows.append([name, product, describe(treatments), elements, shown, *numbers])
     return rows
 

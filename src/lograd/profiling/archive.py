@@ -1,6 +1,7 @@
 """The file of a profile: one .npz of plain arrays with a JSON header, no pickle.
 
-- header: JSON; version, steps, every, missed, and what is known of each layer
+- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted,
+  and the first loss that was not finite, if any was not
 - records: int64, a row for each; layer, side (0 neural, 1 weight), step, first bin, bins, zeros, NaN, infinities
 - masked: float64, one for each row; NaN where there is no BatchNorm
 - counts: int64, the bins of all rows one after another
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidValue
 from ..laws import Empirical
+from ..plan import StepWork
 from ..theory import Propagation
+from .broken import BrokenLoss
 from .noise import Contributions
 from .records import LayerProfile, Record
 
@@ -30,11 +33,19 @@ _ARRAYS = {"header": "uint8", "records": "int64", "masked": "float64", "counts":
 _SIDES = ("records", "weight_records")
 _COLUMNS = 8
 
-Contents = tuple[dict[str, LayerProfile], dict[str, str], int, int, Contributions | None]
+Contents = tuple[
+    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None
+]
 
 
 def pack(
-    layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, every: int, noise: Contributions | None
+    layers: Mapping[str, LayerProfile],
+    missed: Mapping[str, str],
+    steps: int,
+    every: int,
+    noise: Contributions | None,
+    work: StepWork | None,
+    loss: BrokenLoss | None,
 ) -> bytes:
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
     for index, layer in enumerate(layers.values()):
@@ -52,6 +63,10 @@ def pack(
         "missed": dict(missed),
         "layers": [_describe(layer) for layer in layers.values()],
     }
+    if work is not None:
+        header["work"] = work.to_json()
+    if loss is not None:
+        header["loss"] = loss.to_json()
     measured: dict[str, Any] = {}
     if noise is not None:
         header["noise"] = list(noise.layers)
@@ -96,6 +111,7 @@ def _describe(layer: LayerProfile) -> dict[str, Any]:
         "weight_shape": layer.weight_shape,
         "flops_input": layer.flops_input,
         "flops_weight": layer.flops_weight,
+        "flops_forward": layer.flops_forward,
         "sample": int(layer.sample.size),
     }
 
@@ -108,9 +124,9 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
     for entry in header["layers"]:
         own, samples = samples[: entry["sample"]], samples[entry["sample"] :]
         shape = None if entry["weight_shape"] is None else tuple(entry["weight_shape"])
-        layers.append(
-            LayerProfile(entry["name"], entry["kind"], shape, entry["flops_input"], entry["flops_weight"], sample=own)
-        )
+        flops = (entry["flops_input"], entry["flops_weight"])
+        forward = entry.get("flops_forward")  # not in older files
+        layers.append(LayerProfile(entry["name"], entry["kind"], shape, *flops, sample=own, flops_forward=forward))
     rows, masked, counts = arrays["records"], arrays["masked"], arrays["counts"]
     if samples.size or rows.shape[1:] != (_COLUMNS,) or len(masked) != len(rows) or rows[:, 4].sum() != counts.size:
         raise ValueError("its parts do not fit together")
@@ -125,4 +141,6 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
     if "noise" in header:
         own, passed, *transfer = np.asarray(arrays["noise"], dtype=np.float64)
         noise = Contributions(tuple(header["noise"]), Propagation(own, passed, np.array(transfer)))
-    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise
+    work = StepWork.from_json(header["work"]) if "work" in header else None
+    loss = BrokenLoss.from_json(header["loss"]) if "loss" in header else None
+    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise, work, loss

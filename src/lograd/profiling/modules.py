@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -51,7 +51,7 @@ def countable(gradient: Tensor) -> Tensor:
 
 
 def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
-    """Of one of the two products of this use of the module, the other has as many; None where it is no product."""
+    """Multiply-adds of each of the three products in this use of the module; None for one that is no product."""
     if isinstance(module, nn.Linear):
         return output.numel() * module.in_features
     if isinstance(module, _ConvTransposeNd):
@@ -63,12 +63,27 @@ def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
     return None
 
 
-def flops_of(module: nn.Module, x: Any, output: Tensor) -> tuple[int | None, int | None]:
-    """Operations of the products for dX and dW in this use of the module; 0 for one that nobody needs."""
+class Flops(NamedTuple):
+    """Operations of the products of one use of a module, two for each multiply-add; None where it is no product."""
+
+    forward: int | None = None
+    input: int | None = None
+    """For dX; 0 where the input needs no gradient."""
+    weight: int | None = None
+    """For dW; 0 where the weight needs none."""
+
+    def plus(self, other: Flops) -> Flops:
+        """The operations of both uses."""
+        pairs = zip(self, other, strict=True)
+        return Flops(*(mine if more is None else more if mine is None else mine + more for mine, more in pairs))
+
+
+def flops_of(module: nn.Module, x: Any, output: Tensor) -> Flops:
+    """Operations of the products in this use of the module."""
     count = multiply_adds(module, x if isinstance(x, Tensor) else None, output)
     if count is None:
-        return None, None
+        return Flops()
     input_needs = isinstance(x, Tensor) and x.requires_grad
     own = weight_of(module)
     weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
-    return 2 * count * input_needs, 2 * count * weight_needs
+    return Flops(2 * count, 2 * count * input_needs, 2 * count * weight_needs)

@@ -6,8 +6,9 @@ the tensor, so it receives the gradient with respect to the layer's own output.
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -19,15 +20,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue
+from ..errors import InvalidValue, LogradWarning
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
-from .modules import FilterFunction, countable, flops_of, is_product, named_modules, on_gradient, weight_of
+from .modules import FilterFunction, Flops, countable, flops_of, is_product, named_modules, on_gradient, weight_of
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
+from .work import Layer, WorkCounter
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -40,20 +42,26 @@ class _Pending:
     weight: Tensor | None = None
     masked: Tensor | None = None
     sample: Tensor | None = None
-    flops_input: int | None = None
-    flops_weight: int | None = None
+    flops: Flops = field(default_factory=Flops)
 
 
 class Observer:
     """A context that fills a profile: `with lograd.observe(model) as profile: ...`; see there."""
 
     def __init__(
-        self, model: nn.Module, every: int, filter_fn: FilterFunction | None, weight_gradients: bool, sample: int
+        self,
+        model: nn.Module,
+        every: int,
+        filter_fn: FilterFunction | None,
+        weight_gradients: bool,
+        sample: int,
+        own_step: bool = False,
     ) -> None:
         self._asked = check_width("every", every, 1, 2**31)
         self._sample = check_width("sample", sample, 0, 2**24)
         chosen = filter_fn or (lambda module, name: is_product(module))
         modules = list(named_modules(model))
+        self._model, self._own_step = model, own_step
         self._layers = {name: module for name, module in modules if chosen(module, name)}
         self._norms = [module for _, module in modules if isinstance(module, _BatchNorm)]
         self._weight_gradients = weight_gradients
@@ -71,7 +79,7 @@ class Observer:
         if self._active:
             raise InvalidValue("this observer is at work already; make another with lograd.observe(model).")
         self._active, self._delivered, self._every = True, False, self._asked
-        self._profile = Profile(every=self._every)
+        self.result = Profile(every=self._every)
         self._order: dict[str, None] = {}
         self._reasons = dict.fromkeys(self._layers, "its forward did not run at an observed step")
         self._start_step(0)
@@ -83,8 +91,11 @@ class Observer:
             if self._weight_gradients and weight is not None and weight.requires_grad:
                 self._hooks.append(on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
+        self.work = WorkCounter(self._model, self._own_step)
+        """Counts the first step; the caller who asked for `own_step` enters it there."""
+        self.work.start()
         self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
-        return self._profile
+        return self.result
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -95,7 +106,10 @@ class Observer:
         self._stance.__exit__(kind, error, trace)
         if self._delivered:
             self._close_step()
-        self._profile.missed.update(self._reasons)
+        self.work.stop()
+        self.result.missed.update(self._reasons)
+        if kind is None and not self._own_step and (broken := self.result.broken):
+            warnings.warn(broken, LogradWarning, stacklevel=2)
 
     def _start_step(self, step: int) -> None:
         self._step, self._due = step, step % self._every == 0
@@ -103,7 +117,7 @@ class Observer:
         self._outputs: Any = WeakIdKeyDictionary()
 
     def _close_step(self) -> None:
-        profile = self._profile
+        profile = self.result
         profile.steps = self._step + 1
         for name, pending in self._pending.items():
             if pending.gradient is None:
@@ -114,17 +128,34 @@ class Observer:
                 layer.weight_records.append(_record(self._step, pending.weight, None))
             if pending.sample is not None:
                 layer.sample = pending.sample.float().cpu().numpy()
-            layer.flops_input, layer.flops_weight = pending.flops_input, pending.flops_weight
+        self._close_work()
         profile.layers = {name: profile.layers[name] for name in self._order if name in profile.layers}
         self._every = profile.thin(MOST_STEPS)
+
+    def _close_work(self) -> None:
+        """The work of the first step; a layer that first runs later has no share in it, so then there is none."""
+        profile, counted = self.result, self.work
+        layers = {
+            name: Layer(flops.forward, (flops.input or 0) + (flops.weight or 0))
+            for name, pending in self._pending.items()
+            if pending.gradient is not None and (flops := pending.flops).forward is not None
+        }
+        if self._step == 0:
+            self._counted = layers
+            profile.work = counted.result(layers, self._reasons)
+            profile.uncounted = "" if profile.work else counted.problem or "no operator of its forward was seen"
+            counted.stop()
+        elif profile.work and (later := next((name for name in layers if name not in self._counted), None)):
+            profile.work, profile.uncounted = None, f"layer {later!r} did not run in the first step"
 
     def _new_layer(self, name: str) -> LayerProfile:
         module = self._layers[name]
         weight = weight_of(module)
         shape = None if weight is None else tuple(weight.shape)
         self._reasons.pop(name, None)
-        layer = LayerProfile(name, type(module).__name__, shape)
-        self._profile.layers[name] = layer
+        flops = self._pending[name].flops
+        layer = LayerProfile(name, type(module).__name__, shape, flops.input, flops.weight, flops_forward=flops.forward)
+        self.result.layers[name] = layer
         return layer
 
     # -- forward --
@@ -166,15 +197,16 @@ class Observer:
     def _mark(self, gradient: Tensor) -> None:
         self._delivered = True
 
-    def _gradient_arrived(self, name: str, flops: tuple[int | None, int | None], gradient: Tensor) -> None:
+    def _gradient_arrived(self, name: str, flops: Flops, gradient: Tensor) -> None:
         if not self._active:
             return
         self._delivered = True
+        self.work.differentiable = torch.is_grad_enabled()
         gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
         # Counted here and not in forward, which a checkpoint runs twice.
-        pending.flops_input, pending.flops_weight = map(_plus, (pending.flops_input, pending.flops_weight), flops)
+        pending.flops = pending.flops.plus(flops)
         if self._sample:
             pending.sample = _spread(gradient, self._sample)
 

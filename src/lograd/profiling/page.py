@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..laws import HalfNormal, Law, LogNormal
+from ..plan import StepWork, percent
 from ..report import Page
 from . import whatif
 from .drawing import format_charts, layer_charts, overview_charts, quantile_of
 from .records import LayerProfile
+from .tables import work_lines, work_share
 from .whatif import Error
 
 FOOTER = "Made by lograd: Profile.to_html"
@@ -28,10 +30,20 @@ WHAT_IF_COLUMNS = (
 )  # fmt: skip
 
 
-def build(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, title: str) -> Page:
+def build(
+    layers: Mapping[str, LayerProfile],
+    missed: Mapping[str, str],
+    steps: int,
+    title: str,
+    work: StepWork | None = None,
+    uncounted: str = "",
+    broken: str | None = None,
+) -> Page:
     """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     page = Page(title, f"{len(layers)} layers, {observed} observed of {steps} backward passes.", FOOTER)
+    if broken is not None:
+        page.note(f"{broken} No plan follows from such gradients. Laws below are of the finite elements alone.")
     if not layers:
         return _missed(page.note("No layer was observed."), missed)
     found = {name: whatif.errors(layer) for name, layer in layers.items()}
@@ -48,6 +60,7 @@ def build(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: 
     rows = [_law_row(number, layer) for number, layer in enumerate(ordered, start=1)]
     page.table(LAW_COLUMNS, rows, "Laws of all layers; means over the observed steps", "rllrrrrrrrl")
     _missed(page, missed)
+    _work(page, layers, work, uncounted)
     page.heading("Formats")
     page.text(
         f"Recommended is the float of the fewest bits whose predicted cosine is {whatif.GOOD_COSINE:g} or more, in the "
@@ -128,7 +141,9 @@ def _summary(number: int, layer: LayerProfile) -> str:
 def _details(layer: LayerProfile, found: list[Error]) -> Page:
     part = Page(layer.name)
     if not found:
-        return part.note("Every element of this gradient was zero, so it has no law.")
+        zero = all(record.zeros == record.elements for record in layer.records)
+        why = "Every element of this gradient was zero" if zero else "No element of this gradient was finite but zeros"
+        return part.note(f"{why}, so it has no law.")
     part.charts(*layer_charts(layer), phone=False)
     ranking = ", ".join(f"{fit.family} {fit.ks:.3f}" for fit in layer.last.fits if fit.law)
     if ranking:
@@ -161,6 +176,21 @@ def _missed(page: Page, missed: Mapping[str, str]) -> Page:
     if missed:
         page.table(("layer", "why it was not observed"), list(missed.items()), "Layers without a gradient")
     return page
+
+
+def _work(page: Page, layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> None:
+    """Where the multiply-adds of a step are, in layers and elsewhere."""
+    page.heading("Work of a step")
+    for line in work_lines(layers, work, uncounted)[:2]:
+        page.text(line)
+    if work is None:
+        return
+    rows: list[list[object]] = [[name, layer.kind, work_share(layer, work), None] for name, layer in layers.items()]
+    left = sorted(work.untreated, key=lambda part: -part.total)
+    rows += [[part.name, part.kind, percent(work.share(part.total)), f"not treated: {part.reason}"] for part in left]
+    page.table(
+        ("part", "kind", "work", "note"), rows, "Shares of the whole step; forward included where not treated", "llrl"
+    )
 
 
 def _tile(value: float) -> str:

@@ -17,6 +17,7 @@ from ..laws.binned import try_binned
 from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.prune import PruningLaw
+from .broken import BrokenLoss, broken_layers, refuse
 from .noise import Contributions
 from .records import LayerProfile
 
@@ -72,6 +73,7 @@ def build(
     scale: str,
     rounding: Literal["stochastic", "nearest"],
     products: str | Iterable[str],
+    loss: BrokenLoss | None = None,
 ) -> Plan:
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     if bits is None and budget.sparsity is None:
@@ -86,10 +88,8 @@ def build(
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
     treated = [name for name in layers if name not in kept]
     if not treated:
-        raise InvalidValue(
-            f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); keep fewer: keep=() "
-            "or --keep none."
-        )
+        _refuse_to_treat_nothing(layers, kept)
+    refuse(layers, treated, loss)
     work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
     parts: dict[tuple[str, str], list[Prune | Quantize]] = {(name, side): [] for name in treated for side in sides}
     if budget.sparsity is not None:
@@ -116,13 +116,24 @@ def build(
     return Plan(plans, kept, work=work, statistics=statistics)
 
 
+def _refuse_to_treat_nothing(layers: Mapping[str, LayerProfile], kept: Mapping[str, str]) -> None:
+    advice = "keep fewer: keep=() or --keep none"
+    if all(layer.law is None for layer in layers.values()):
+        advice = "profile with a loss that depends on them, on batches where it does not vanish"
+    raise InvalidValue(
+        f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); {advice}."
+    )
+
+
 def _statistics(layer: LayerProfile) -> Statistics | None:
     return None if layer.law is None else Statistics(layer.law, round(layer.masked or 0.0, 6))
 
 
 def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
     """Layers that are left alone, in their order, and why."""
-    reasons = {name: "its gradient was zero in the profile" for name, layer in layers.items() if layer.law is None}
+    broken = {one.layer for one in broken_layers(layers)}
+    zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
+    reasons = dict.fromkeys(zero, "its gradient was zero in the profile")
     ends = {"first": list(layers)[:1], "last": list(layers)[-1:]}
     for pattern in keep:
         found = ends[pattern] if pattern in ends else [name for name in layers if fnmatchcase(name, pattern)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +13,10 @@ from rich.table import Table
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import check_folder, read_file, replace_file
-from ..plan import Plan
+from ..plan import Plan, StepWork
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
+from .broken import BrokenLoss, broken_words
 from .noise import Contributions, mean_of
 from .records import LayerProfile, Record, sum_of
 
@@ -33,6 +34,9 @@ class Profile:
         steps: backward passes that went by.
         every: of so many steps one was observed.
         noise: how noise in each layer's gradient reaches the weight gradients, where that was measured.
+        work: operations of the whole training step, and what of it no plan treats; None where that was not counted.
+        loss: where `lograd.profile` saw a loss that was NaN or infinite.
+        uncounted: why the work was not counted.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
@@ -40,6 +44,14 @@ class Profile:
     steps: int = 0
     every: int = 1
     noise: Contributions | None = None
+    work: StepWork | None = None
+    loss: BrokenLoss | None = None
+    uncounted: str = ""
+
+    @property
+    def broken(self) -> str | None:
+        """A sentence on NaN and infinite gradients, with layers and step; None where all were finite."""
+        return broken_words(self.layers, self.loss)
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -65,7 +77,9 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One .npz without pickle; it is replaced whole or not at all."""
-        return replace_file(path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise))
+        return replace_file(
+            path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss)
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -94,7 +108,10 @@ class Profile:
         measured = [one.noise for one in profiles if one.noise is not None]
         alike = len(measured) == len(profiles) and len({one.layers for one in measured}) == 1
         noise = mean_of(measured) if alike else None
-        return cls(layers, dict(first.missed), first.steps, first.every, noise)
+        works = [one.work for one in profiles if one.work is not None]
+        work = StepWork.sum(works) if len(works) == len(profiles) else None
+        loss = next((one.loss for one in profiles if one.loss is not None), None)
+        return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss)
 
     # -- the plan --
 
@@ -139,13 +156,14 @@ class Profile:
         """
         chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
         budget = planning.Budget(sparsity, chosen, floors, split, self.noise)
-        return planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
+        made = planning.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
+        return replace(made, step=self.work)
 
     # -- what to read --
 
     def table(self) -> Table:
         """A table for the terminal: one row for each layer, over all observed steps."""
-        return tables.profile_table(self.layers, self.missed, self.steps)
+        return tables.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
 
     def __repr__(self) -> str:
         return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
@@ -156,7 +174,9 @@ class Profile:
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """A self-contained page: laws, formats and fits of each layer, over time and over depth."""
         check_folder(path)  # before the work, not after it
-        return page.build(self.layers, self.missed, self.steps, title).save(path)
+        return page.build(self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken).save(
+            path
+        )
 
 
 def _check_alike(first: Profile, other: Profile, number: int) -> None:
@@ -198,4 +218,5 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         add("records"),
         add("weight_records"),
         np.concatenate([layer.sample for layer in layers])[:: len(layers)],
+        sums("flops_forward"),
     )

@@ -126,8 +126,8 @@ class LayerProfile:
     weight_shape: tuple[int, ...] | None = None
     """None without a weight, or with one that is computed, as under spectral_norm."""
     flops_input: int | None = None
-    """Operations of the product for dX in one step, two for each multiply-add; 0 where the input needs no gradient, and
-    None for a module that is no product."""
+    """Operations of the product for dX in the first observed step, two for each multiply-add; 0 where the input needs
+    no gradient, and None for a module that is no product."""
     flops_weight: int | None = None
     """The same of the product for dW."""
     records: list[Record] = field(default_factory=list)
@@ -136,6 +136,8 @@ class LayerProfile:
     """The gradient of the weight at the same steps, where it has one."""
     sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
+    flops_forward: int | None = None
+    """The same as `flops_input` of the product of the forward; None in profiles that did not count it."""
 
     @property
     def last(self) -> Record:
@@ -148,7 +150,7 @@ class LayerProfile:
 
     @property
     def law(self) -> Empirical | None:
-        """The law of |g| at the last observed step; None if the gradient was always zero."""
+        """The law of |g| at the last observed step; None if no element was ever finite and other than zero."""
         return self.last.law
 
     @property
@@ -188,7 +190,8 @@ class LayerProfile:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerProfile):
             return NotImplemented
-        names = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "records", "weight_records")
+        flops = ("flops_forward", "flops_input", "flops_weight")
+        names = ("name", "kind", "weight_shape", *flops, "records", "weight_records")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
+from .broken import broken_layers, noted
+from .losses import LossFunction, loss_of
 from .modules import FilterFunction
 from .noise import check_plain, measure
 from .observer import Observer
@@ -68,7 +70,7 @@ def observe(
 def profile(
     model: nn.Module,
     batches: Iterable[Any],
-    loss_fn: Callable[[Any, Any], Tensor],
+    loss_fn: LossFunction | None = None,
     steps: int = 20,
     *,
     filter_fn: FilterFunction | None = None,
@@ -87,8 +89,9 @@ def profile(
         model: any module.
         batches: any iterable; at most `steps` are taken, and fewer where it ends sooner.
         loss_fn: for a batch that is a pair `(input, target)`, a tuple or list of two, the loss is
-            `loss_fn(model(input), target)`, as with torch's own losses; for any other batch, such as a dict, it is
-            `loss_fn(model, batch)`.
+            `loss_fn(model(input), target)`, as with torch's own losses; for any other batch, such as a dict or a tuple
+            of three, it is `loss_fn(model, batch)`.  None takes `model(**batch).loss`, as models of transformers
+            compute it from a batch with labels.
         steps: batches to run.
         every: of so many steps one is observed.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
@@ -99,41 +102,45 @@ def profile(
     check_width("steps", steps, 1, 2**31)
     if check_width("noise", noise, 0, 2**31):
         check_plain(model)
-    if not callable(loss_fn):
-        raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
+    if loss_fn is not None and not callable(loss_fn):
+        raise InvalidType(
+            sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
+        )
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
-    observer = observe(model, every, filter_fn=filter_fn, weight_gradients=weight_gradients, sample=sample)
-    parameters = list(model.parameters())
+    observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with restored(model), torch.enable_grad(), observer as result:
-        batch = None
-        for batch in _with_progress(islice(batches, steps), steps, "observing gradients"):
-            for parameter in parameters:
-                parameter.grad = None
-            _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+        batch = _run(model, _with_progress(islice(batches, steps), steps, "observing gradients"), loss_fn, observer)
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
-    if noise:
+    if result.broken:
+        warnings.warn(result.broken, LogradWarning, stacklevel=2)
+    if noise and broken_layers(result.layers):
+        warnings.warn("noise was not measured, since not all gradients are finite.", LogradWarning, stacklevel=2)
+    elif noise:
         with restored(model), torch.enable_grad():
             show = partial(_with_progress, what="measuring noise")
-            result.noise = measure(model, result.layers, partial(_loss, model, batch, loss_fn), noise, show)
+            result.noise = measure(model, result.layers, partial(loss_of, model, batch, loss_fn), noise, show)
         if result.noise is None:
             warnings.warn("noise was not measured: no layer has a weight that learns.", LogradWarning, stacklevel=2)
     return result
 
 
-def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
-    pair = isinstance(batch, tuple | list) and len(batch) == 2
-    loss = loss_fn(model(batch[0]), batch[1]) if pair else loss_fn(model, batch)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise InvalidType(f"loss_fn must return a tensor with one element, the loss; got {got}.")
-    if not loss.requires_grad:
-        raise InvalidValue("the loss must depend on a parameter that requires a gradient; this one does not.")
-    return loss.reshape(())
+def _run(model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None, observer: Observer) -> Any:
+    """Forward and backward of each batch; returns the last one, None without any."""
+    parameters = list(model.parameters())
+    batch = None
+    for step, batch in enumerate(batches):
+        for parameter in parameters:
+            parameter.grad = None
+        with nullcontext() if step else observer.work:  # the first step is counted
+            loss = loss_of(model, batch, loss_fn)
+            loss.backward()  # type: ignore[no-untyped-call]
+        observer.result.loss = noted(observer.result.loss, step, float(loss.detach()))
+    return batch
 
 
 def _with_progress(items: Iterable[T], count: int, what: str) -> Iterator[T]:

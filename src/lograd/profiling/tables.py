@@ -8,23 +8,51 @@ import numpy as np
 from rich.table import Table
 
 from ..laws import HalfNormal, LogNormal
+from ..plan import StepWork, percent
 from ..report import text_table
 from .records import LayerProfile
 
 COLUMNS = (
-    "layer", "<kind", "<weight", "elements/step", "zeros", "masked", "sigma (ln)", "smallest", "largest",
+    "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
     "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
 )  # fmt: skip
 
 
-def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int) -> Table:
+def profile_table(
+    layers: Mapping[str, LayerProfile],
+    missed: Mapping[str, str],
+    steps: int,
+    work: StepWork | None,
+    uncounted: str,
+    broken: str | None,
+) -> Table:
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     title = f"Gradients of {len(layers)} layers, {observed} observed of {steps} steps"
-    lines = [f"{name}: not observed, {reason}" for name, reason in missed.items()]
-    return text_table(title, COLUMNS, [_row(layer) for layer in layers.values()], "\n".join(lines))
+    lines = [] if broken is None else [broken]
+    lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
+    rows = [_row(layer, work) for layer in layers.values()]
+    return text_table(title, COLUMNS, rows, "\n".join(lines + work_lines(layers, work, uncounted)))
 
 
-def _row(layer: LayerProfile) -> list[str]:
+def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> list[str]:
+    """What the shares of work are shares of, and what of the step no plan treats."""
+    if work is None:
+        return [f"The multiply-adds of the whole training step were not counted{uncounted and f': {uncounted}'}."]
+    counts = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
+    return [
+        "Work is the share of the products for dX and dW in the multiply-adds of the whole training step.",
+        *work.lines(counts),
+    ]
+
+
+def work_share(layer: LayerProfile, work: StepWork | None) -> str | None:
+    """The share of a layer's products for dX and dW in the whole step; None where one of them was not counted."""
+    if work is None or layer.flops_weight is None:
+        return None
+    return percent(work.share((layer.flops_input or 0) + layer.flops_weight))
+
+
+def _row(layer: LayerProfile, work: StepWork | None) -> list[str]:
     known = [record for record in layer.records if record.law is not None]
     masked = layer.masked
     return [
@@ -32,6 +60,7 @@ def _row(layer: LayerProfile) -> list[str]:
         layer.kind,
         "×".join(map(str, layer.weight_shape)) if layer.weight_shape else "–",
         f"{layer.elements:,}",
+        work_share(layer, work) or "–",
         f"{layer.zero_share:.1%}",
         "–" if masked is None else f"{masked:.1%}",
         _number(layer.sigma, ".2f"),

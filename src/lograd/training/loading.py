@@ -20,15 +20,15 @@ from ..errors import nearest_name
 from .config import check_target
 
 PACKAGE = Path(__file__).parent.parent
-WANTED = "(model, batches, loss function)"
+WANTED = "(model, batches, loss function), or (model, batches) where the model returns its loss"
 PARTS = ("model", "batches", "loss", "optimizer", "metric")
-"""What a function may return: a tuple of the first three to five, or a mapping with these names."""
+"""What a function may return: a tuple of the first two to five, or a mapping with these names."""
 
 
 @final
 @dataclass(frozen=True)
 class Made:
-    """What a user's function returned: a tuple of three to five, or a mapping with these names.
+    """What a user's function returned: a tuple of two to five, or a mapping with these names.
 
     Args:
         target: MODULE:FUNCTION.
@@ -162,7 +162,7 @@ def _named(target: str, made: Any) -> Mapping[str, Any]:
         if missing := [name for name in PARTS[:2] if name not in made]:
             raise InvalidValue(f"{target} must return a mapping with {', '.join(PARTS)}; {missing[0]} is missing.")
         return made
-    if not isinstance(made, tuple | list) or not 3 <= len(made) <= len(PARTS):
+    if not isinstance(made, tuple | list) or not 2 <= len(made) <= len(PARTS):
         got = f"{len(made)} of them" if isinstance(made, tuple | list) else f"an object of type {type(made).__name__}"
         raise InvalidValue(
             f"{target} must return {WANTED}; it returned {got}. An optimizer and a metric may follow, or all may stand "

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .. import InvalidType, InvalidValue
 from ..errors import LogradWarning
-from ..profiling.running import _loss as loss_of_batch
+from ..profiling.losses import loss_of as loss_of_batch
 from .config import USUAL, Config
 from .feeding import Feed
 from .loading import Made, call_make, own_words, source_of
@@ -67,7 +67,7 @@ class Own(Work):
 
     def forward(self, model: nn.Module, step: int) -> Forward:
         batch = self.feed.take()
-        return Forward(loss_of_batch(model, batch, self.made.loss), 0, 1)  # type: ignore[arg-type]
+        return Forward(loss_of_batch(model, batch, self.made.loss), 0, 1)
 
     def ends_epoch(self, step: int) -> bool:
         return self.feed.ends_epoch()

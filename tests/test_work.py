@@ -1,0 +1,526 @@
+"""The work of a whole training step: every product is counted once, under the part of the model that runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from networks import conv_net, image_batches, mlp, vector_batches
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import lograd
+from lograd.errors import InvalidValue
+from lograd.plan import StepWork, Untreated
+from lograd.profiling.products import operations
+from lograd.profiling.work import OUTSIDE
+from lograd.untreated import FUNCTION, PARAMETER
+
+aten = torch.ops.aten
+BATCH, STEPS, WIDTH = 4, 20, 64
+
+
+class Mixed(nn.Module):
+    """One small linear layer behind an embedding, an LSTM, attention and a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+        self.head = nn.Linear(WIDTH, 8)
+
+    def forward(self, tokens):
+        x, _ = self.lstm(self.embedding(tokens))
+        x, _ = self.attention(x, x, x)
+        return self.head((x @ self.mix).mean(1))
+
+
+def token_batches(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randint(0, 50, (BATCH, STEPS), generator=generator), torch.randint(0, 8, (BATCH,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    torch.manual_seed(0)
+    return Mixed()
+
+
+@pytest.fixture(scope="module")
+def profile(mixed):
+    return lograd.profile(mixed, token_batches(2), F.cross_entropy)
+
+
+def parts_of(work):
+    return {part.name: part for part in work.untreated}
+
+
+# -- whose work it is --
+
+
+def test_each_part_of_a_mixed_model_has_its_own_work_counted_by_hand(profile):
+    rows = BATCH * STEPS
+    lstm = 2 * rows * (4 * WIDTH * WIDTH + 4 * WIDTH * WIDTH)
+    projections = 2 * rows * (3 * WIDTH * WIDTH + WIDTH * WIDTH)
+    scores = 2 * BATCH * STEPS * STEPS * (WIDTH + WIDTH)
+    mix = 2 * rows * WIDTH * WIDTH
+    head = 2 * BATCH * WIDTH * 8
+    parts = parts_of(profile.work)
+    assert parts == {
+        "embedding": Untreated("embedding", "Embedding", "an embedding looks up and multiplies nothing"),
+        "lstm": Untreated("lstm", "LSTM", "recurrent layers are not treated", lstm, 2 * lstm),
+        "attention": Untreated(
+            "attention", "MultiheadAttention", "its projections and products are not layers",
+            projections + scores, 2 * (projections + scores),
+        ),
+        "mix": Untreated("mix", "parameter", PARAMETER, mix, 2 * mix),
+    }  # fmt: skip
+    assert profile["head"].flops_forward == profile["head"].flops_input == profile["head"].flops_weight == head
+    assert profile.work.forward == lstm + projections + scores + mix + head
+    assert profile.work.backward == 2 * profile.work.forward
+    assert profile.work.recomputed == 0
+
+
+def test_the_small_layer_shows_its_true_share(profile):
+    plan = profile.plan(sparsity=0.8, keep=())
+    share = 2 * profile["head"].flops_weight / profile.work.total
+    assert share < 0.001
+    assert plan.skipped == pytest.approx(0.8, abs=1e-3)
+    assert plan.skipped_of_step == pytest.approx(0.8 * share, rel=2e-3)
+    for text in (str(plan), str(profile.table())):
+        words = " ".join(text.split())
+        assert "<0.1%" in words
+        assert "lstm: not treated (LSTM; recurrent layers are not treated): 58.7% of the step" in words
+        assert "mix: not treated (parameter; used without a layer, as in F.linear, matmul or einsum): 7.3%" in words
+        assert "embedding: not treated (Embedding; an embedding looks up and multiplies nothing): no mul" in words
+        assert "100.0% in what is not treated" in words
+
+
+CALLS = {
+    "a bare parameter in F.linear": (lambda w, x: F.linear(x, w), "parameter"),
+    "a bare parameter in an einsum": (lambda w, x: torch.einsum("abi,oi->abo", x, w), "parameter"),
+    "a bare parameter in matmul": (lambda w, x: x @ w, "parameter"),
+    "a bare parameter under autocast": (lambda w, x: _autocast(lambda: F.linear(x, w)).float(), "parameter"),
+    "activations with each other": (lambda w, x: x @ x.transpose(1, 2) @ x + w[0], "Part"),
+    "attention": (lambda w, x: F.scaled_dot_product_attention(x, x, x) + w[0], "Part"),
+}
+
+
+def _autocast(run):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return run()
+
+
+class Part(nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self.weight, x)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bare_parameters_and_functions_are_told_apart(name):
+    call, kind = CALLS[name]
+    model = nn.Sequential(nn.Linear(6, 6), Part(call), nn.Linear(6, 3))
+    batch = (torch.randn(2, 5, 6), torch.randn(2, 5, 3))
+    work = lograd.profile(model, [batch], F.mse_loss).work
+    (part,) = work.untreated
+    expected = ("1.weight", "parameter", PARAMETER) if kind == "parameter" else ("1", "Part", FUNCTION)
+    assert (part.name, part.kind, part.reason) == expected
+    assert part.forward > 0
+    assert part.backward >= 2 * part.forward
+
+
+def test_products_of_the_loss_count_as_outside_the_model():
+    def contrastive(output, target):
+        return F.cross_entropy(output @ output.t(), torch.arange(len(output)))
+
+    work = lograd.profile(mlp(), vector_batches(1), contrastive).work
+    (part,) = work.untreated
+    products = 2 * 16 * 16 * 3
+    assert part == Untreated(OUTSIDE.name, OUTSIDE.kind, OUTSIDE.reason, products, 2 * products)
+
+
+def test_layers_that_the_profile_misses_are_listed_with_the_reason():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    profile = lograd.profile(model, vector_batches(1), F.cross_entropy, filter_fn=lambda _, name: name != "1")
+    parts = parts_of(profile.work)
+    assert parts["0"] == Untreated("0", "Linear", "its output needed no gradient", 2 * 16 * 36, 0)
+    assert parts["1"] == Untreated("1", "Linear", "it was not chosen", 2 * 16 * 48, 2 * 16 * 48)
+
+
+RECURRENT = {
+    "LSTM, two layers, both directions": lambda: nn.LSTM(6, 5, 2, bidirectional=True),
+    "LSTM with a projection": lambda: nn.LSTM(6, 5, proj_size=3),
+    "GRU": lambda: nn.GRU(6, 5, 2),
+    "RNN": lambda: nn.RNN(6, 5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers(kind):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = RECURRENT[kind]()
+            self.head = nn.LazyLinear(3)
+
+        def forward(self, x):
+            return self.head(self.recurrent(x)[0])
+
+    model = Model()
+    batch = (torch.randn(7, 4, 6, requires_grad=True), torch.randn(7, 4, 3))
+    model(batch[0])
+    work = lograd.profile(model, [batch], F.mse_loss).work
+    (part,) = work.untreated
+    # At each step and sample, every weight meets one vector: that of the step before, too.
+    weights = sum(weight.numel() for name, weight in model.recurrent.named_parameters() if "weight" in name)
+    assert part.kind == type(model.recurrent).__name__
+    assert part.forward == 2 * 7 * 4 * weights
+    # Kernels may skip the gradient with respect to the initial state, at one of the steps.
+    assert 2 * part.forward * 6 / 7 <= part.backward <= 2 * part.forward
+
+
+def test_cells_and_bilinear_layers():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(6, 5)
+            self.pair = nn.Bilinear(5, 5, 4)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            h = self.cell(x)
+            return self.head(self.pair(h, h))
+
+    parts = parts_of(lograd.profile(Model(), vector_batches(1), F.cross_entropy).work)
+    assert parts["cell"].forward == 2 * 16 * (15 * 6 + 15 * 5)
+    assert parts["pair"].forward == 2 * 16 * 4 * 5 * 5
+    assert parts["pair"].backward == 3 * parts["pair"].forward
+
+
+# -- formulas, by hand and against torch's counter --
+
+
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 6, 3, padding=1),
+    "stride and dilation": lambda: nn.Conv2d(4, 6, 3, stride=2, dilation=2),
+    "grouped": lambda: nn.Conv2d(4, 6, 3, groups=2),
+    "depthwise": lambda: nn.Conv2d(4, 8, 3, groups=4),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2),
+    "grouped transposed": lambda: nn.ConvTranspose2d(4, 6, 3, groups=2),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_functional_convolutions_count_as_layers_do(kind):
+    """The same convolution as a layer, by its own formula, and as a bare parameter, by that of the operators."""
+    layer = CONVOLUTIONS[kind]()
+    function = F.conv_transpose2d if isinstance(layer, nn.ConvTranspose2d) else F.conv2d
+    options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = layer.weight
+            self.first = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return function(self.first(x), self.weight, **options)
+
+    x = torch.randn(2, 4, 9, 9)
+    bare = lograd.profile(Bare(), [(x, 0.0)], lambda y, _: y.square().mean()).work
+    seen = lograd.profile(nn.Sequential(nn.Conv2d(4, 4, 1), layer), [(x, 0.0)], lambda y, _: y.square().mean())
+    (part,) = bare.untreated
+    assert part.name == "weight"
+    assert part.forward == seen["1"].flops_forward
+    assert part.backward == seen["1"].flops_input + seen["1"].flops_weight
+    assert (bare.forward, bare.backward) == (seen.work.forward, seen.work.backward)
+
+
+def test_attention_by_hand():
+    query, key, value = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    scores = 2 * 2 * 3 * 5 * 7 * 8
+    operator = aten._scaled_dot_product_flash_attention_for_cpu
+    assert operations(operator.default, (query, key, value), {}, None) == 2 * scores
+    # The scores again, and the gradients of values, weights, queries and keys: five products of the same size.
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    assert operations(backward.default, (query, query, key, value), {}, None) == 5 * scores
+
+
+def test_matrix_products_by_hand():
+    a, b, v = torch.randn(3, 4), torch.randn(4, 5), torch.randn(4)
+    batched = (torch.randn(2, 3, 4), torch.randn(2, 4, 5))
+    assert operations(aten.mm.default, (a, b), {}, None) == 2 * 3 * 4 * 5
+    assert operations(aten.addmm.default, (torch.zeros(5), a, b), {}, None) == 2 * 3 * 4 * 5
+    assert operations(aten.bmm.default, batched, {}, None) == 2 * 2 * 3 * 4 * 5
+    assert operations(aten.baddbmm.default, (torch.zeros(2, 3, 5), *batched), {}, None) == 2 * 2 * 3 * 4 * 5
+    assert operations(aten.addbmm.default, (torch.zeros(3, 5), *batched), {}, None) == 2 * 2 * 3 * 4 * 5
+    assert operations(aten.mv.default, (a, v), {}, None) == 2 * 3 * 4
+    assert operations(aten.addmv.default, (torch.zeros(3), a, v), {}, None) == 2 * 3 * 4
+    assert operations(aten.dot.default, (v, v), {}, None) == 2 * 4
+    assert operations(aten.add.Tensor, (a, a), {}, None) == 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "vit"])
+def test_whole_models_as_torch_counts_them(name):
+    """Without grouped convolutions and CPU attention kernels, torch's own counter knows every product."""
+    model, inputs = zoo.build(name)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        work = lograd.profile(model, [inputs], zoo.loss_of).work
+        with FlopCounterMode(display=False) as counter:
+            loss = zoo.loss_of(model, inputs)
+        forward = counter.get_total_flops()
+        with FlopCounterMode(display=False) as counter:
+            loss.backward()
+    assert work.forward == forward
+    assert work.backward == counter.get_total_flops()
+
+
+# -- the step and the model --
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_count_once_and_what_they_compute_again_apart(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = conv_net()
+
+        def forward(self, x):
+            x = x.requires_grad_()
+            x = checkpoint(self.parts[:3], x, use_reentrant=reentrant)
+            return self.parts[6:](checkpoint(self.parts[3:6], x, use_reentrant=reentrant))
+
+    (batch,) = image_batches(1)
+    plain = lograd.profile(conv_net(), [(batch[0].clone().requires_grad_(), batch[1])], F.cross_entropy).work
+    again = lograd.profile(Checkpointed(), [batch], F.cross_entropy).work
+    assert (again.forward, again.backward) == (plain.forward, plain.backward)
+    assert again.recomputed > 0
+    assert plain.recomputed == 0
+    assert again.untreated == ()
+    assert "in what checkpoints compute again" in " ".join(again.lines({}))
+
+
+def test_counting_changes_no_bit(mixed):
+    def trained(observed):
+        torch.manual_seed(1)
+        model = Mixed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with lograd.observe(model, every=2) if observed else torch.enable_grad():
+            for x, y in token_batches(3):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return model.state_dict()
+
+    expected, found = trained(False), trained(True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_observing_counts_the_same_step_and_leaves_nothing_behind(profile):
+    torch.manual_seed(0)
+    model = Mixed()
+    with lograd.observe(model, every=1) as observed:
+        for x, y in token_batches(3):
+            with torch.no_grad():
+                model(x)  # an evaluation is no part of the step
+            F.cross_entropy(model(x), y).backward()
+            torch.randn(8, 8) @ torch.randn(8, 8)  # nor is what comes after the backward
+    assert observed.work == profile.work
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks_always_called
+
+
+def test_another_mode_is_not_disturbed():
+    model = mlp()
+    ((x, y),) = vector_batches(1)
+    with lograd.observe(model, every=1) as observed, FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(x), y).backward()
+    assert observed.work is None
+    assert observed.uncounted == "another dispatch mode was at work"
+    assert counter.get_total_flops() == 3 * 2 * 16 * 8 * 3 + 2 * 2 * 16 * 8 * 6
+    assert "not counted: another dispatch mode was at work" in " ".join(str(observed).split())
+
+
+def test_compiled_code_is_counted_by_profile_and_left_alone_by_observe():
+    ((x, y),) = vector_batches(1)
+    expected = lograd.profile(mlp(), [(x, y)], F.cross_entropy).work
+    model = torch.compile(mlp(), backend="eager")
+    assert lograd.profile(model, [(x, y)], F.cross_entropy).work == expected
+    with lograd.observe(model, every=1) as observed:
+        F.cross_entropy(model(x), y).backward()
+    assert observed.work is None
+    assert "compiled code" in observed.uncounted
+    assert observed["0"].flops_weight == 2 * 16 * 8 * 6
+
+
+def test_an_attached_model_has_the_work_of_the_plain_one():
+    batches = image_batches(1)
+    expected = lograd.profile(conv_net(), batches, F.cross_entropy).work
+    for products in ("dense", "sparse"):
+        model = conv_net()
+        with lograd.attach(model, lograd.Plan.uniform("prune85"), products=products) as handle:
+            for x, y in image_batches(2):
+                F.cross_entropy(model(x), y).backward()
+                handle.step()
+            assert lograd.profile(model, batches, F.cross_entropy).work == expected
+
+
+def test_higher_order_operators_go_through():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            x = torch.vmap(lambda row: torch.outer(row, row) @ row)(x)
+            return self.layer(torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,)))
+
+    work = lograd.profile(Model(), vector_batches(1), F.cross_entropy).work
+    assert parts_of(work)["(model)"].forward == 2 * 16 * 6 * 6
+
+
+def test_an_operator_that_cannot_be_counted_does_not_stop_the_step(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no shape")
+
+    monkeypatch.setitem(lograd.profiling.products._FORMULAS, aten.addmm, broken)
+    profile = lograd.profile(mlp(), vector_batches(1), F.cross_entropy)
+    assert profile.work is None
+    assert profile.uncounted == "aten.addmm.default could not be counted (RuntimeError: no shape)"
+
+
+def test_a_layer_that_first_runs_later_leaves_no_wrong_shares():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.calls = nn.Linear(6, 3), nn.Linear(6, 3), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.first(x) if self.calls == 1 else self.second(x)
+
+    profile = lograd.profile(Model(), vector_batches(2), F.cross_entropy)
+    assert profile.work is None
+    assert profile.uncounted == "layer 'second' did not run in the first step"
+
+
+def test_shapes_that_change_keep_the_counts_of_the_counted_step():
+    batches = [(x[:size], y[:size]) for size, (x, y) in zip((16, 4), vector_batches(2), strict=True)]
+    profile = lograd.profile(mlp(), batches, F.cross_entropy)
+    assert profile["2"].flops_weight == 2 * 16 * 8 * 3
+    assert profile.work.forward == sum(layer.flops_forward for layer in profile.layers.values())
+
+
+# -- files --
+
+
+def test_a_plan_and_a_profile_keep_the_work(profile, tmp_path):
+    loaded = lograd.Profile.load(profile.save(tmp_path / "profile.npz"))
+    assert loaded == profile
+    plan = loaded.plan(sparsity=0.8, keep=())
+    again = lograd.Plan.load(plan.save(tmp_path / "plan.json"))
+    assert again == plan
+    assert again.step == profile.work
+    assert str(again) == str(plan)
+
+
+def test_plans_without_the_work_load_and_have_the_same_hash(profile):
+    plan = profile.plan(sparsity=0.8, keep=())
+    data = json.loads(json.dumps(plan.to_json()))
+    del data["step"]
+    old = lograd.Plan.from_json(data)
+    assert old.step is None
+    assert old.skipped_of_step is None
+    assert old.hash() == plan.hash()
+    assert "the whole step was not counted" in " ".join(str(old).split())
+    assert "100.0%" in str(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda step: step.pop("forward"), "an object with forward, backward, recomputed, untreated"),
+        (lambda step: step.update(forward=-1), "a count of operations; got -1"),
+        (lambda step: step.update(backward=True), "a count of operations; got True"),
+        (lambda step: step.update(untreated={}), "a list"),
+        (lambda step: step["untreated"].append({"name": "x"}), "an object with name, kind, reason, forward, backward"),
+        (lambda step: step["untreated"][0].update(name=3), "a text; got 3"),
+    ],
+)
+def test_a_changed_work_is_refused(profile, change, message):
+    data = json.loads(json.dumps(profile.plan(sparsity=0.8, keep=()).to_json()))
+    change(data["step"])
+    with pytest.raises(InvalidValue, match=message):
+        lograd.Plan.from_json(data)
+
+
+def test_ranks_add_up(profile):
+    both = lograd.Profile.merge([profile, profile]).work
+    assert both.total == 2 * profile.work.total
+    assert parts_of(both)["lstm"].backward == 2 * parts_of(profile.work)["lstm"].backward
+    assert both == StepWork.sum([profile.work, profile.work])
+
+
+# -- explanations --
+
+
+def test_an_explanation_lists_what_is_not_treated_with_its_share(profile):
+    torch.manual_seed(0)
+    model = Mixed()
+    with lograd.attach(model, profile.plan(bits=6, keep=())) as handle:
+        lines = handle.explain().layers
+    assert list(lines) == ["mix", "embedding", "lstm", "attention", "attention.out_proj", "head"]
+    assert lines["lstm"] == "not treated (LSTM; recurrent layers are not treated): 58.7% of the step"
+    assert lines["embedding"].endswith("no multiply-adds")
+    assert lines["mix"].endswith("7.3% of the step")
+
+
+def test_without_a_profile_kinds_are_listed_and_no_shares():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 1, 6))
+            self.scale = nn.Parameter(torch.ones(6))
+            self.norm = nn.LayerNorm([2, 6])
+            self.cell = nn.GRUCell(6, 6)
+            self.bag = nn.EmbeddingBag(4, 6)
+            self.pair = nn.Bilinear(6, 6, 2)
+            self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+            self.frozen = Part(None).requires_grad_(False)
+
+    with lograd.attach(Model(), lograd.Plan.uniform("fp6")) as handle:
+        text = handle.explain()
+    assert text.layers.pop("inner").startswith("1-4-1")
+    assert text.layers == {
+        "token": "not treated (parameter; it belongs to no layer)",
+        "cell": "not treated (GRUCell; recurrent layers are not treated)",
+        "bag": "not treated (EmbeddingBag; an embedding looks up and multiplies nothing)",
+        "pair": "not treated (Bilinear; a product of three tensors)",
+    }
+    assert "cell" in str(text)
+
+
+def test_the_page_shows_the_work_of_a_step(profile, tmp_path):
+    text = profile.to_html(tmp_path / "page.html").read_text()
+    assert "Work of a step" in text
+    assert "not treated: recurrent layers are not treated" in text
+    assert "58.7%" in text
