@@ -30,8 +30,9 @@ class Growth(NamedTuple):
         return (
             f"noise of pruning explodes over the {self.pruned} layers that are pruned in the product for dX: by step "
             f"{self.step} the energy of the gradient of {self.layer!r} had grown {self.factor:.0e} times; prune "
-            "the product for dW only (products='weight' of a profile's plan), ask for less sparsity, keep more layers, "
-            "or begin later with attach(start=100)"
+            "the product for dW only (products='weight' of a profile's plan), where nothing adds up, or ask for less "
+            "sparsity in fewer layers; a later start, attach(start=100), helps where profile(noise=2), taken at that "
+            "step, predicts less growth"
         )
 
 

@@ -24,7 +24,7 @@ from .ops.sparse_products import (
     sparse_linear_backward,
 )
 from .slots import READY, constant, count_passed_through, count_treated
-from .sparse.choosing import faster, supported
+from .sparse.choosing import faster, unserved, unserved_here
 
 Way = Literal["auto", "sparse", "dense"]
 UNDECIDED, DENSE, SPARSE = range(3)
@@ -50,11 +50,23 @@ def check_way(products: Way) -> Way:
 
 def why_dense(module: nn.Module) -> str | None:
     """Why a layer has no sparse products; None if it has."""
-    weight = next(module.parameters(), None)
-    if weight is None:
+    like = next(module.parameters(), None)
+    if like is None:
         return "it has no parameters"
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    return supported(weight, weight, getattr(module, "groups", 1), transposed)
+    reason = unserved(_weight_shape(module), getattr(module, "groups", 1), transposed)
+    return reason or unserved_here(like)
+
+
+def _weight_shape(module: nn.Module) -> tuple[int, ...]:
+    """The shape of the weight, without computing one that is computed, as under spectral_norm."""
+    weight = module._parameters.get("weight")
+    if weight is None and isinstance(module, nn.modules.conv._ConvNd):
+        channels = (module.out_channels, module.in_channels // module.groups)
+        if module.transposed:
+            channels = (module.in_channels, module.out_channels // module.groups)
+        return (*channels, *module.kernel_size)
+    return () if weight is None else tuple(weight.shape)
 
 
 def work_of_element(module: nn.Module) -> float:

@@ -22,7 +22,9 @@ from ..formats import Format
 from ..report import text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
+from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from .change import Change, changes
+from .forecast import Forecast
 from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
 
 VERSION = 1
@@ -39,6 +41,8 @@ class Plan:
         every: what is done to each supported layer that `layers` does not name; None leaves them alone.
         work: operations of the products for dX and dW of each layer per step in the profile, kept layers included.
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
+        growth: by how much noise is predicted to multiply the energy of a gradient; None if that is not known.
+        unpruned: layers that are rounded and not pruned as others are, and why.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -46,6 +50,8 @@ class Plan:
     every: LayerPlan | None = None
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
+    growth: Forecast | None = None
+    unpruned: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.layers:
@@ -71,6 +77,8 @@ class Plan:
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
             "kept": dict(self.kept),
             **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
+            **({} if self.growth is None else {"growth": self.growth.to_json()}),
+            **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
         }
 
     @classmethod
@@ -83,15 +91,17 @@ class Plan:
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work"))
-        layers, kept = data.get("layers", {}), data.get("kept", {})
-        if not isinstance(layers, dict) or not isinstance(kept, dict):
-            raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", "growth", "unpruned"))
+        layers, kept, unpruned = (data.get(name, {}) for name in ("layers", "kept", "unpruned"))
+        if not all(isinstance(one, dict) for one in (layers, kept, unpruned)):
+            raise InvalidValue('"layers", "kept" and "unpruned" of a plan must be objects with layer names.')
         return cls(
             work=_work_from_json(data.get("work", {})),
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: str(reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
+            growth=Forecast.from_json(data["growth"]) if "growth" in data else None,
+            unpruned={name: str(reason) for name, reason in unpruned.items()},
         )
 
     @property
@@ -140,7 +150,8 @@ class Plan:
         if not treat and not change.empty:
             raise InvalidValue("override with treat=False leaves layers alone, so it takes nothing else to change.")
         layers, kept = dict(self.layers), dict(self.kept)
-        for name in self._matching(pattern):
+        changed = self._matching(pattern)
+        for name in changed:
             found = self.statistics.get(name)
             before = layers.pop(name, None) or (self.every if name not in kept else None)
             kept.pop(name, None)
@@ -149,7 +160,13 @@ class Plan:
             else:
                 kept[name] = f"left alone by override({pattern!r})"
         order = dict.fromkeys([*self.statistics, *self.layers, *layers])  # as the layers run, new ones at the end
-        return replace(self, layers={name: layers[name] for name in order if name in layers}, kept=kept)
+        return replace(
+            self,
+            layers={name: layers[name] for name in order if name in layers},
+            kept=kept,
+            growth=None,  # it followed from the layers as they were
+            unpruned={name: reason for name, reason in self.unpruned.items() if name not in changed},
+        )
 
     def _matching(self, pattern: str) -> list[str]:
         names = list(dict.fromkeys([*self.layers, *self.kept]))
@@ -192,13 +209,30 @@ class Plan:
             rows += _rows("(every other)", self.every, (0.0, 0.0))
         rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
-        caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
+        return text_table(title, columns, rows, "\n".join(self._notes()))
+
+    def _notes(self) -> list[str]:
+        """What the columns mean, and what holds of the plan as a whole."""
+        notes = []
+        expected = [one for layer in self.layers.values() for one in (layer.predicted_input, layer.predicted_weight)]
+        if self.layers:
+            notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
+        if any(one is not None for one in expected):
+            notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
+        if any(one is not None and one.relative_error >= 1 and one.cosine >= GOOD_COSINE for one in expected):
+            notes.append(LARGE_RELATIVE_ERROR)
+        if self.unpruned:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.unpruned.items())[:3])
+            more = ", ..." if len(self.unpruned) > 3 else ""
+            notes.append(f"Not pruned: {len(self.unpruned)} of the rounded layers ({reasons}{more}).")
         if self.skipped:
-            caption += (
-                "\nWork is the share of the operations of all products for dX and dW, kept layers included; "
+            notes.append(
+                "Work is the share of the operations of all products for dX and dW, kept layers included; "
                 f"predicted zeros skip {self.skipped:.1%} of it."
             )
-        return text_table(title, columns, rows, caption)
+        if self.growth is not None:
+            notes.append(self.growth.words())
+        return notes
 
     def __str__(self) -> str:
         return str(self.table())
@@ -258,7 +292,11 @@ def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[s
     for product, treatments, predicted, share in sides:
         numbers = ["–"] * 3
         if predicted is not None:
-            numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
+            numbers = [
+                f"{predicted.sparsity:.1%}",
+                f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
+                f"{predicted.relative_error:.4f}",
+            ]
         elements = f"{layer.elements:,}" if layer.elements else "–"
         shown = f"{share:.1%}" if share else "–"
         rows.append([name, product, describe(treatments), elements, shown, *numbers])

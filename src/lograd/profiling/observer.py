@@ -25,7 +25,16 @@ from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
-from .modules import FilterFunction, countable, flops_of, is_product, named_modules, on_gradient, weight_of
+from .modules import (
+    FilterFunction,
+    convolution_of,
+    countable,
+    flops_of,
+    is_product,
+    named_modules,
+    on_gradient,
+    weight_of,
+)
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
 
@@ -123,7 +132,7 @@ class Observer:
         weight = weight_of(module)
         shape = None if weight is None else tuple(weight.shape)
         self._reasons.pop(name, None)
-        layer = LayerProfile(name, type(module).__name__, shape)
+        layer = LayerProfile(name, type(module).__name__, shape, **convolution_of(module))
         self._profile.layers[name] = layer
         return layer
 

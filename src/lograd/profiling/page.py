@@ -8,6 +8,7 @@ import numpy as np
 
 from ..laws import HalfNormal, Law, LogNormal
 from ..report import Page
+from ..treatments.verdicts import GOOD_COSINE
 from . import whatif
 from .drawing import format_charts, layer_charts, overview_charts, quantile_of
 from .records import LayerProfile
@@ -50,7 +51,7 @@ def build(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: 
     _missed(page, missed)
     page.heading("Formats")
     page.text(
-        f"Recommended is the float of the fewest bits whose predicted cosine is {whatif.GOOD_COSINE:g} or more, in the "
+        f"Recommended is the float of the fewest bits whose predicted cosine is {GOOD_COSINE:g} or more, in the "
         "split that is best for the layer's law. Its relative error is predicted from the histogram of the last "
         "observed step and measured by rounding values captured from that step."
     )

@@ -136,6 +136,10 @@ class LayerProfile:
     """The gradient of the weight at the same steps, where it has one."""
     sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
+    groups: int = 1
+    """Of a convolution; a depthwise one has as many as channels."""
+    transposed: bool = False
+    """Whether it is a transposed convolution."""
 
     @property
     def last(self) -> Record:
@@ -188,7 +192,10 @@ class LayerProfile:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerProfile):
             return NotImplemented
-        names = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "records", "weight_records")
+        names = (
+            "name", "kind", "weight_shape", "flops_input", "flops_weight", "records", "weight_records", "groups",
+            "transposed",
+        )  # fmt: skip
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)
 
