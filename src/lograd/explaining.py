@@ -10,10 +10,12 @@ from torch import nn
 from .amplifying import Growth
 from .counting import Count, read_counters
 from .refreshing import Cost, LayerStatistics
+from .saving import Saving
 from .slots import NANOSECONDS, READY
 from .swapping import plain_name, unwrapped
 from .treating import Product, TreatedLayer
 from .treatments import Numbers, Treatment
+from .treatments.verdicts import verdict
 
 
 @final
@@ -41,6 +43,7 @@ def explain(
     loss_scale: float,
     growth: Growth | None,
     start: int,
+    saved: Saving | None,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -66,6 +69,8 @@ def explain(
             f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
             f"{milliseconds / max(steps, 1):.2f} ms a step on average"
         )
+    if saved is not None:
+        summary += f".\n{saved.words()}"
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
@@ -95,7 +100,9 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     if statistics.table is None:
         return text
     predicted = statistics.predictions(loss_scale)
-    cosine = " and ".join("unknown" if one is None else f"{one.cosine:.3f}" for one in predicted.values())
+    cosine = " and ".join(
+        "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
+    )
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from .clock import BACKWARD
 from .errors import InvalidValue, nearest_name, sentence
 from .ops.arguments import in_type_of
 from .ops.library import FLOAT_TYPES, call, flat, register
@@ -189,6 +190,7 @@ def _multiply(
         mode = DENSE
         choice[ZEROS] = TOO_SMALL
     elif mode == UNDECIDED:
+        BACKWARD.disturbed = True
         times = faster(dense_in_parts, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
         zeros = int(sparse()[3][0]) / g.numel()  # the dense way does not count those of a gradient taken as it is
@@ -198,10 +200,12 @@ def _multiply(
         count_treated(counters, key, counts, g.numel())
     elif threshold is not None:
         count_passed_through(counters)
-    return tuple(
+    found = tuple(
         _laid_out(result, like) if is_wanted else result
         for result, like, is_wanted in zip(results, (x, weight, results[2]), need, strict=True)
     )
+    BACKWARD.done()
+    return found
 
 
 def _laid_out(result: Tensor, like: Tensor) -> Tensor:
