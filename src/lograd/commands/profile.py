@@ -97,14 +97,17 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _row(layer: Any) -> dict[str, Any]:
     from ..laws import HalfNormal, LogNormal
+    from ..profiling.sparsity import zeros_of
 
-    numbers = {
+    numbers: dict[str, Any] = {
         "zeros": layer.zero_share,
         "masked": layer.masked,
         "sigma": layer.sigma,
         "ks_lognormal": layer.ks(LogNormal),
         "ks_normal": layer.ks(HalfNormal),
     }
+    zeros = zeros_of(layer)
+    numbers |= {"good_sparsity": zeros and zeros.good, "fair_sparsity": zeros and zeros.fair}
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -112,4 +115,5 @@ def _row(layer: Any) -> dict[str, Any]:
         "elements": layer.elements,
         **{key: None if value is None or value != value else float(value) for key, value in numbers.items()},
         "nearest_law": layer.nearest_law,
+        "no_gain": zeros and zeros.no_gain,
     }

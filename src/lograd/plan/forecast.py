@@ -46,7 +46,7 @@ class Forecast:
 
     def words(self) -> str:
         """A sentence for the table of a plan."""
-        most = f"the energy of a gradient by {_times(self.factor)}, in {self.layer!r}"
+        most = f"the energy of a gradient by up to {_times(self.factor)}, in {self.layer!r}"
         if self.measured:
             return f"Noise is predicted to multiply {most}, by noise that was measured in the profile."
         return (
@@ -58,8 +58,9 @@ class Forecast:
         layers = "1 layer hands" if self.handing_on == 1 else f"{self.handing_on} layers hand"
         grown = f"the energy of the gradient of {self.layer!r} by {_times(self.factor)}, as {layers} it on in dX"
         advice = (
-            "prune the product for dW only (products='weight'), ask for less sparsity, or train for a hundred steps "
-            "first and profile again with noise=2 before a later start"
+            "prune the product for dW only (products='weight'), where nothing adds up, ask for less sparsity, or split "
+            "it by measured noise; a network at its beginning grows noise most, so train it for a hundred steps first, "
+            "and profile it again then"
         )
         if self.measured:
             return f"noise of this plan is predicted to multiply {grown}: it explodes; {advice}."

@@ -22,7 +22,7 @@ from ..formats import Format
 from ..report import text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
-from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from .change import Change, changes
 from .forecast import Forecast
 from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
@@ -219,7 +219,7 @@ class Plan:
             notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
         if any(one is not None for one in expected):
             notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
-        if any(one is not None and one.relative_error >= 1 and one.cosine >= GOOD_COSINE for one in expected):
+        if any(one is not None and one.relative_error >= 1 for one in expected):
             notes.append(LARGE_RELATIVE_ERROR)
         if self.unpruned:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.unpruned.items())[:3])

@@ -28,7 +28,7 @@ def why_no_gain(layer: LayerProfile, products: Iterable[str] = PRODUCTS) -> str 
     if not work:
         return f"{NO_TIME}: nothing is computed from its gradient in the pruned product"
     if work < LEAST_WORK:
-        return f"{NO_TIME}: {work / 1e6:.2g} million multiply-adds a product, and from {LEAST_WORK / 1e6:.2g} on it may"
+        return f"{NO_TIME}: {work:,} multiply-adds a product; sparse products are tried from {LEAST_WORK:,} on"
     return None
 
 

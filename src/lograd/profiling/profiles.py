@@ -162,9 +162,9 @@ class Profile:
         return str(self.table())
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
-        """A self-contained page: laws, formats and fits of each layer, over time and over depth."""
+        """A self-contained page: zeros, laws, formats and fits of each layer, over time and over depth."""
         check_folder(path)  # before the work, not after it
-        return page.build(self.layers, self.missed, self.steps, title).save(path)
+        return page.build(self.layers, self.missed, self.steps, title, self.noise).save(path)
 
 
 def _check_alike(first: Profile, other: Profile, number: int) -> None:

@@ -18,8 +18,9 @@ VERDICTS_IN_WORDS = (
 )
 
 LARGE_RELATIVE_ERROR = (
-    "A relative error above 1 beside a good cosine is no contradiction: it counts every element alike, and stochastic "
-    "rounding makes zero or many times more of the smallest ones; the cosine counts energy, which they hardly have."
+    "A relative error above 1 does not contradict a good or fair cosine: it counts every element alike, and pruning or "
+    "stochastic rounding makes zero or many times more of the smallest; the cosine counts energy, of which they have "
+    "hardly any."
 )
 
 
