@@ -60,8 +60,8 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
     assert "unused<b>" in outline.text
     assert "its forward did not run" in outline.text
     assert "unused<b>" not in html
-    # Four charts of magnitudes and two over time for each layer; five and two in the overview, those twice for phones.
-    assert html.count('class="lg"') == 3 * 6 + 2 * 7
+    # Four charts of magnitudes and two over time for each layer; nine in the overview, those twice for phones.
+    assert html.count('class="lg"') == 3 * 6 + 2 * 9
     for title in (
         "Magnitudes, log axis", "Magnitudes, linear axis", "Q-Q against the lognormal law",
         "Q-Q against the normal law", "Spread over time", "Distance from each law over time",

@@ -18,8 +18,8 @@ TEXT = (
     "Zeros are what saves time today: on the CPU, products of a pruned gradient skip them. The gradient of a layer is "
     "that of the loss with respect to its output; layers are numbered in the order in which they run. Pruning is "
     "stochastic and unbiased, so it adds noise: the cosine between a gradient and its pruned copy says how much. It is "
-    f"predicted from the histogram of the last observed step. A verdict stands beside it: {VERDICTS_IN_WORDS}. Layers in which zeros "
-    "save no time are marked not worth it: their work is small, or no sparse kernel serves them; "
+    f"predicted from the histogram of the last observed step. A verdict stands beside it: {VERDICTS_IN_WORDS}. "
+    "Layers in which zeros save no time are marked not worth it: their work is small, or no sparse kernel serves them; "
     "`profile.plan(sparsity=0.85)` leaves them alone."
 )
 NOISE_TEXT = (
@@ -83,10 +83,11 @@ def zeros_charts(found: Sequence[Zeros], numbers: dict[str, int], all_together: 
     lines: list[Mark] = [
         Line(SPARSITIES, gaining[place].cosines, gaining[place].name, markers=True) for place in places
     ]
+    note = f"Predicted. Dashed: good from {GOOD_COSINE:g} on, risky below {FAIR_COSINE:.2f}."
     charts = [
         Chart(
             "Cosine over sparsity", "share of zeros", "cosine between g and its pruned copy", [*lines, *limits],
-            y_range=(0.0, 1.05), x_percent=True, note=f"Predicted. Dashed: good from {GOOD_COSINE:g} on, risky below {FAIR_COSINE:.2f}.",
+            y_range=(0.0, 1.05), x_percent=True, note=note,
         )
     ]  # fmt: skip
     marks: list[Mark] = []
