@@ -81,14 +81,14 @@ def qpytorch(exponent: int, mantissa: int, rounding: str) -> Callable[[nn.Module
 
 def ways_of(model: nn.Module, size: int, quick: bool) -> dict[str, Callable[[nn.Module, ExitStack], Any]]:
     profile = lograd.profile(model, batches(size), F.cross_entropy, steps=2)
-    bits, zeros = profile.plan(bits=6), profile.plan(sparsity=0.85)
+    bits, zeros = profile.plan(bits=6), profile.plan(sparsity=0.85, everywhere=True)
     ways = {
         "plain": lambda model, stack: None,
         "observed, 1 step in 50": observed,
         "identity": attached(lograd.Plan.uniform("identity")),
         "FP6 stochastic": attached(bits),
         "85 % pruned": attached(zeros),
-        "85 % pruned, then FP6": attached(profile.plan(sparsity=0.85, bits=6)),
+        "85 % pruned, then FP6": attached(profile.plan(sparsity=0.85, bits=6, everywhere=True)),
     }
     if not quick:
         for rounding in ("stochastic", "nearest"):

@@ -59,27 +59,27 @@ class Case:
 
 
 def uniform(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="uniform")
+    return profile.plan(sparsity=sparsity, allocation="uniform", everywhere=True)
 
 
 def everything(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="uniform", keep=())
+    return profile.plan(sparsity=sparsity, allocation="uniform", keep=(), everywhere=True)
 
 
 def ends_kept(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="uniform", keep=("first", "last"))
+    return profile.plan(sparsity=sparsity, allocation="uniform", keep=("first", "last"), everywhere=True)
 
 
 def cosine(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="cosine")
+    return profile.plan(sparsity=sparsity, allocation="cosine", everywhere=True)
 
 
 def noise(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="noise")
+    return profile.plan(sparsity=sparsity, allocation="noise", everywhere=True)
 
 
 def split(profile: lograd.Profile, sparsity: float) -> Plan:
-    return profile.plan(sparsity=sparsity, allocation="noise", split=True)
+    return profile.plan(sparsity=sparsity, allocation="noise", split=True, everywhere=True)
 
 
 def two_copies(profile: lograd.Profile, sparsity: float) -> Plan:

@@ -162,7 +162,7 @@ def test_the_faster_way_is_taken_and_explained(times, winner):
         assert products["0"].choice is None, "one input channel"
         assert [products[name].choice.mode for name in ("3", "7")] == [winner, winner]
         explained = handle.explain().layers
-        assert "dense products: 1 input channels" in explained["0"]
+        assert "dense products: 1 input channel in" in explained["0"]
         assert f"dense {times['dense']:.2f} ms, sparse 1.00 ms at" in explained["3"]
         assert times["asked"] >= 2
 

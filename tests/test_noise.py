@@ -272,6 +272,7 @@ def test_sparsity_is_the_share_of_skipped_work(profile, choice):
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.filterwarnings("ignore:noise of this plan is predicted")
 def test_a_layer_that_is_to_be_spared_is_spared():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3))

@@ -15,6 +15,7 @@ import lograd
 from lograd.files import CannotWrite
 from lograd.profiling import whatif
 from lograd.report import Page
+from lograd.treatments.verdicts import GOOD_COSINE
 
 
 class Outline(HTMLParser):
@@ -59,8 +60,8 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
     assert "unused<b>" in outline.text
     assert "its forward did not run" in outline.text
     assert "unused<b>" not in html
-    # Four charts of magnitudes and two over time for each layer; five and two in the overview, those twice for phones.
-    assert html.count('class="lg"') == 3 * 6 + 2 * 7
+    # Four charts of magnitudes and two over time for each layer; nine in the overview, those twice for phones.
+    assert html.count('class="lg"') == 3 * 6 + 2 * 9
     for title in (
         "Magnitudes, log axis", "Magnitudes, linear axis", "Q-Q against the lognormal law",
         "Q-Q against the normal law", "Spread over time", "Distance from each law over time",
@@ -90,9 +91,9 @@ def test_predicted_and_measured_errors_stand_side_by_side():
         assert error.measured.cosine == pytest.approx(error.predicted.cosine, rel=0.02)
         assert error.measured.sparsity == pytest.approx(error.predicted.sparsity, abs=0.01)
     best = whatif.recommended(errors)
-    assert best.predicted.cosine >= whatif.GOOD_COSINE
+    assert best.predicted.cosine >= GOOD_COSINE
     floats = [error for error in errors if error.name.startswith("FP")]
-    assert all(error.predicted.cosine < whatif.GOOD_COSINE for error in floats if error.format.bits < best.format.bits)
+    assert all(error.predicted.cosine < GOOD_COSINE for error in floats if error.format.bits < best.format.bits)
 
 
 def test_a_gradient_without_values_or_of_zeros_has_a_page(tmp_path):

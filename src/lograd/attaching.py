@@ -15,6 +15,7 @@ from torch import nn
 
 from . import explaining
 from .amplifying import Growth, exploded
+from .clock import StepClock
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from .explaining import Explanation
@@ -24,6 +25,7 @@ from .ops.library import transforming
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
+from .saving import saving
 from .slots import CPU
 from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
@@ -120,6 +122,7 @@ class Handle:
         self._loss_scale = loss_scale
         self._last_collected = 0
         self._copy_was_said = False
+        self._clock = StepClock()
         self._growth: Growth | None = None
         """What was warned of."""
         for name, module, layer in self._chosen(modules):
@@ -165,6 +168,7 @@ class Handle:
                 Thresholds and scales then follow it; without it they lag until the next refresh.
         """
         check_loss_scale(loss_scale)
+        self._clock.step()
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
@@ -245,7 +249,7 @@ class Handle:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
         return explaining.explain(
             self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan,
+            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
         )  # fmt: skip
 
     # -- saving and undoing --

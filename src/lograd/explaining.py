@@ -11,10 +11,12 @@ from .amplifying import Growth
 from .counting import Count, read_counters
 from .plan import Plan
 from .refreshing import Cost, LayerStatistics
+from .saving import Saving
 from .slots import NANOSECONDS, READY
 from .swapping import plain_name, unwrapped
 from .treating import Product, TreatedLayer
 from .treatments import Numbers, Treatment
+from .treatments.verdicts import verdict
 from .untreated import untreated_parts
 
 
@@ -44,6 +46,7 @@ def explain(
     growth: Growth | None,
     start: int,
     plan: Plan,
+    saved: Saving | None,
 ) -> Explanation:
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -73,6 +76,8 @@ def explain(
         )
     if step is not None:
         summary += f".\n{step.division(plan.work)}"
+    if saved is not None:
+        summary += f".\n{saved.words()}"
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
@@ -102,7 +107,9 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     if statistics.table is None:
         return text
     predicted = statistics.predictions(loss_scale)
-    cosine = " and ".join("unknown" if one is None else f"{one.cosine:.3f}" for one in predicted.values())
+    cosine = " and ".join(
+        "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
+    )
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
 

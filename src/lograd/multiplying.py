@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from .clock import BACKWARD
 from .errors import InvalidValue, LogradWarning, nearest_name, sentence
 from .ops.arguments import in_type_of
 from .ops.contracts import Takes
@@ -29,7 +30,7 @@ from .ops.sparse_products import (
 )
 from .plan import PRODUCTS
 from .slots import COUNTERS, CPU, READY, constant, count_passed_through, count_treated, zeros
-from .sparse.choosing import faster, supported
+from .sparse.choosing import faster, unserved, unserved_here
 
 Backend = Literal["auto", "sparse", "dense"]
 """How the products of a pruned gradient are computed; "auto" times both and takes the faster."""
@@ -72,11 +73,23 @@ def renamed(products: Backend, backend: Backend) -> Backend:
 
 def why_dense(module: nn.Module) -> str | None:
     """Why a layer has no sparse products; None if it has."""
-    weight = next(module.parameters(), None)
-    if weight is None:
+    like = next(module.parameters(), None)
+    if like is None:
         return "it has no parameters"
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    return supported(weight, weight, getattr(module, "groups", 1), transposed)
+    reason = unserved(_weight_shape(module), getattr(module, "groups", 1), transposed)
+    return reason or unserved_here(like)
+
+
+def _weight_shape(module: nn.Module) -> tuple[int, ...]:
+    """The shape of the weight, without computing one that is computed, as under spectral_norm."""
+    weight = module._parameters.get("weight")
+    if weight is None and isinstance(module, nn.modules.conv._ConvNd):
+        channels = (module.out_channels, module.in_channels // module.groups)
+        if module.transposed:
+            channels = (module.in_channels, module.out_channels // module.groups)
+        return (*channels, *module.kernel_size)
+    return () if weight is None else tuple(weight.shape)
 
 
 def work_of_element(module: nn.Module) -> float:
@@ -199,6 +212,7 @@ def _multiply(
         mode = DENSE
         choice[ZEROS] = TOO_SMALL
     elif mode == UNDECIDED:
+        BACKWARD.disturbed = True
         times = faster(dense_in_parts, sparse)
         mode = SPARSE if times.sparse_wins else DENSE
         share = int(sparse()[3][0]) / g.numel()  # the dense backend does not count those of a gradient taken as it is
@@ -208,10 +222,12 @@ def _multiply(
         count_treated(counters, key, counts, g.numel())
     elif threshold is not None:
         count_passed_through(counters)
-    return tuple(
+    found = tuple(
         _laid_out(result, like) if is_wanted else result
         for result, like, is_wanted in zip(results, (x, weight, results[2]), need, strict=True)
     )
+    BACKWARD.done()
+    return found
 
 
 def _laid_out(result: Tensor, like: Tensor) -> Tensor:

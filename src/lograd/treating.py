@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .clock import BACKWARD
 from .errors import InvalidValue, sentence
 from .multiplying import Backend, Choice, dense_products, multiply
 from .ops.contracts import Takes
@@ -256,6 +257,7 @@ def _all_but_channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _observe(g: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> None:
+    BACKWARD.arrived()
     stride = control.tolist()[STRIDE]
     spent = 0
     if stride and g.dtype in FLOAT_TYPES:
@@ -283,6 +285,7 @@ def _treat(
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     result, total = treat(treatments, g, named, key, state, tuple(contracted))
     count_treated(counters, key, total, g.numel())
+    BACKWARD.done()
     return result
 
 

@@ -7,12 +7,18 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .console import Json, out, print_json, show
+from .console import Json, out, print_json, show, warnings_as_sentences
 
 
 def plan(
     profile: Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")],
-    bits: Annotated[int | None, typer.Option(help="Round to the best float of so many bits.")] = None,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INTEGER|recommended",
+            help="Round to the best float of so many bits; recommended: the fewest with a good cosine in each layer.",
+        ),
+    ] = None,
     sparsity: Annotated[float | None, typer.Option(help="Prune to skip this share of the work, such as 0.85.")] = None,
     allocation: Annotated[
         str | None,
@@ -39,6 +45,9 @@ def plan(
     split: Annotated[
         bool, typer.Option("--split", help="With --allocation noise: dX and dW of a layer get different sparsity.")
     ] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Prune all layers, also those whose zeros save no time.")
+    ] = False,
     diff: Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
@@ -56,6 +65,8 @@ def plan(
         raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
     if sparsity is None and allocation is not None:
         raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
+    if everywhere and sparsity is None:
+        raise InvalidValue("--everywhere says where to prune, so it needs --sparsity.")
     if bits is None and (scale is not None or rounding is not None):
         raise InvalidValue(f"--{'rounding' if scale is None else 'scale'} is of a format, so it needs --bits.")
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
@@ -72,7 +83,10 @@ def plan(
         choices["products"] = products
     if split:
         choices["split"] = True
-    made = Profile.load(source).plan(bits, sparsity, **choices)
+    if everywhere:
+        choices["everywhere"] = True
+    with warnings_as_sentences():
+        made = Profile.load(source).plan(None if bits is None else _bits(bits), sparsity, **choices)
     check_same(target, made, overwrite=overwrite)
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()
@@ -83,6 +97,17 @@ def plan(
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
+
+
+def _bits(text: str) -> Any:
+    from .. import InvalidValue
+    from ..errors import nearest_name
+
+    try:
+        return text if text == "recommended" else int(text)
+    except ValueError:
+        near = nearest_name(text, ("recommended",))
+        raise InvalidValue(f"--bits must be a number of bits, such as 6, or recommended; got {text!r}.{near}") from None
 
 
 def _floor(text: str) -> tuple[str, float]:

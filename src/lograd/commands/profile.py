@@ -117,14 +117,17 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _row(layer: Any) -> dict[str, Any]:
     from ..laws import HalfNormal, LogNormal
+    from ..profiling.sparsity import zeros_of
 
-    numbers = {
+    numbers: dict[str, Any] = {
         "zeros": layer.zero_share,
         "masked": layer.masked,
         "sigma": layer.sigma,
         "ks_lognormal": layer.ks(LogNormal),
         "ks_normal": layer.ks(HalfNormal),
     }
+    zeros = zeros_of(layer)
+    numbers |= {"good_sparsity": zeros and zeros.good, "fair_sparsity": zeros and zeros.fair}
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -136,4 +139,5 @@ def _row(layer: Any) -> dict[str, Any]:
         "infinities": sum(record.infinities for record in layer.records),
         "first_broken_step": next((one.step for one in layer.records if one.nan or one.infinities), None),
         **{name: getattr(layer, name) for name in ("flops_forward", "flops_input", "flops_weight")},
+        "no_gain": zeros and zeros.no_gain,
     }

@@ -241,7 +241,7 @@ def investigate(task: Task, progress: Progress) -> Finding:
     profile = scout(task, progress)
     plans = {
         LOW_BITS: profile.plan(bits=BITS),
-        SPARSE: profile.plan(sparsity=TARGET, allocation="cosine"),
+        SPARSE: profile.plan(sparsity=TARGET, allocation="cosine", everywhere=True),
     }
     runs = [run for seed in range(task.seeds) for run in race(task, plans, seed, progress)]
     layers = [_layer(layer, plans, runs) for layer in profile.layers.values()]

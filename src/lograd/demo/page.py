@@ -98,7 +98,8 @@ def _plan(page: Page, findings: Sequence[Finding]) -> None:
     page.text(
         f"`profile.plan(bits={BITS})` takes for each layer the split of {BITS} bits with the least relative error, by "
         f"its own histogram: {words.format_counts(findings)}, written 1-exponent-mantissa. "
-        f'`profile.plan(sparsity={TARGET}, allocation="cosine")` asks to skip {PERCENT} of their work, and splits it '
+        f'`profile.plan(sparsity={TARGET}, allocation="cosine", everywhere=True)` asks to skip {PERCENT} of '
+        "their work, and splits it "
         "so that the layers keep the same cosine between a gradient and its pruned copy: "
         f"{words.cosines(findings)}. The last layer is kept as it is. No format or share is tuned by "
         "training; learning rates were chosen by hand."
@@ -180,6 +181,6 @@ def _costs(page: Page, findings: Sequence[Finding]) -> None:
     _part(page, findings, RESULT_COLUMNS[5:], "While training: zeros and bits of the gradients, time of a step")
     page.code(
         "profile = lograd.profile(model, batches, loss)\n"
-        f'plan = profile.plan(bits={BITS})  # or sparsity={TARGET}, allocation="cosine"\n'
+        f'plan = profile.plan(bits={BITS})  # or sparsity={TARGET}, allocation="cosine", everywhere=True\n'
         "handle = lograd.attach(model, plan)  # then train as before, and call handle.step() after optimizer.step()"
     )

@@ -22,7 +22,9 @@ from ..formats import Format
 from ..report import text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
+from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from .change import Change, changes
+from .forecast import Forecast
 from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
 from .work import StepWork, percent
 
@@ -41,6 +43,8 @@ class Plan:
         work: operations of the products for dX and dW of each layer per step in the profile, kept layers included.
         step: operations of the whole training step in the profile, and what of it no plan treats, where it was counted.
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
+        growth: by how much noise is predicted to multiply the energy of a gradient; None if that is not known.
+        unpruned: layers that are rounded and not pruned as others are, and why.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -49,6 +53,8 @@ class Plan:
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     step: StepWork | None = None
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
+    growth: Forecast | None = None
+    unpruned: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.layers:
@@ -75,6 +81,8 @@ class Plan:
             "kept": dict(self.kept),
             **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
             **({"step": self.step.to_json()} if self.step is not None else {}),
+            **({} if self.growth is None else {"growth": self.growth.to_json()}),
+            **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
         }
 
     @classmethod
@@ -87,16 +95,18 @@ class Plan:
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", "step"))
-        layers, kept = data.get("layers", {}), data.get("kept", {})
-        if not isinstance(layers, dict) or not isinstance(kept, dict):
-            raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", "step", "growth", "unpruned"))
+        layers, kept, unpruned = (data.get(name, {}) for name in ("layers", "kept", "unpruned"))
+        if not all(isinstance(one, dict) for one in (layers, kept, unpruned)):
+            raise InvalidValue('"layers", "kept" and "unpruned" of a plan must be objects with layer names.')
         return cls(
             work=_work_from_json(data.get("work", {})),
             step=StepWork.from_json(data["step"]) if "step" in data else None,
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: str(reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
+            growth=Forecast.from_json(data["growth"]) if "growth" in data else None,
+            unpruned={name: str(reason) for name, reason in unpruned.items()},
         )
 
     @property
@@ -159,7 +169,8 @@ class Plan:
         if not treat and not change.empty:
             raise InvalidValue("override with treat=False leaves layers alone, so it takes nothing else to change.")
         layers, kept = dict(self.layers), dict(self.kept)
-        for name in self._matching(pattern):
+        changed = self._matching(pattern)
+        for name in changed:
             found = self.statistics.get(name)
             before = layers.pop(name, None) or (self.every if name not in kept else None)
             kept.pop(name, None)
@@ -168,7 +179,13 @@ class Plan:
             else:
                 kept[name] = f"left alone by override({pattern!r})"
         order = dict.fromkeys([*self.statistics, *self.layers, *layers])  # as the layers run, new ones at the end
-        return replace(self, layers={name: layers[name] for name in order if name in layers}, kept=kept)
+        return replace(
+            self,
+            layers={name: layers[name] for name in order if name in layers},
+            kept=kept,
+            growth=None,  # it followed from the layers as they were
+            unpruned={name: reason for name, reason in self.unpruned.items() if name not in changed},
+        )
 
     def _matching(self, pattern: str) -> list[str]:
         names = list(dict.fromkeys([*self.layers, *self.kept]))
@@ -211,8 +228,26 @@ class Plan:
             rows += _rows("(every other)", self.every, (0.0, 0.0))
         rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
-        caption = "Zeros, cosine and relative error, the mean of |error| / |g|, are predicted." if self.layers else ""
-        return text_table(title, columns, rows, "\n".join([caption, *self._work_lines()]).strip())
+        return text_table(title, columns, rows, "\n".join(self._notes()))
+
+    def _notes(self) -> list[str]:
+        """What the columns mean, and what holds of the plan as a whole."""
+        notes = []
+        expected = [one for layer in self.layers.values() for one in (layer.predicted_input, layer.predicted_weight)]
+        if self.layers:
+            notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
+        if any(one is not None for one in expected):
+            notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
+        if any(one is not None and one.relative_error >= 1 for one in expected):
+            notes.append(LARGE_RELATIVE_ERROR)
+        if self.unpruned:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.unpruned.items())[:3])
+            more = ", ..." if len(self.unpruned) > 3 else ""
+            notes.append(f"Not pruned: {len(self.unpruned)} of the rounded layers ({reasons}{more}).")
+        notes += self._work_lines()
+        if self.growth is not None:
+            notes.append(self.growth.words())
+        return notes
 
     def _work_lines(self) -> list[str]:
         """What the shares in the column "work" are shares of, and what is not treated."""
@@ -288,7 +323,11 @@ def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[s
     for product, treatments, predicted, share in sides:
         numbers = ["–"] * 3
         if predicted is not None:
-            numbers = [f"{predicted.sparsity:.1%}", f"{predicted.cosine:.4f}", f"{predicted.relative_error:.4f}"]
+            numbers = [
+                f"{predicted.sparsity:.1%}",
+                f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
+                f"{predicted.relative_error:.4f}",
+            ]
         elements = f"{layer.elements:,}" if layer.elements else "–"
         shown = percent(share) if share else "–"
         rows.append([name, product, describe(treatments), elements, shown, *numbers])

@@ -113,6 +113,8 @@ def _describe(layer: LayerProfile) -> dict[str, Any]:
         "flops_weight": layer.flops_weight,
         "flops_forward": layer.flops_forward,
         "sample": int(layer.sample.size),
+        "groups": layer.groups,
+        "transposed": layer.transposed,
     }
 
 
@@ -124,9 +126,16 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
     for entry in header["layers"]:
         own, samples = samples[: entry["sample"]], samples[entry["sample"] :]
         shape = None if entry["weight_shape"] is None else tuple(entry["weight_shape"])
-        flops = (entry["flops_input"], entry["flops_weight"])
-        forward = entry.get("flops_forward")  # not in older files
-        layers.append(LayerProfile(entry["name"], entry["kind"], shape, *flops, sample=own, flops_forward=forward))
+        # Earlier profiles do not say how a convolution is built; its class does, as far as it matters.
+        groups, transposed = entry.get("groups", 1), entry.get("transposed", "Transpose" in entry["kind"])
+        if type(groups) is not int or groups < 1 or type(transposed) is not bool:
+            raise ValueError(f"layer {entry['name']!r} has {groups!r} groups")
+        layers.append(
+            LayerProfile(
+                entry["name"], entry["kind"], shape, entry["flops_input"], entry["flops_weight"], sample=own,
+                flops_forward=entry.get("flops_forward"), groups=groups, transposed=transposed,
+            )
+        )  # fmt: skip
     rows, masked, counts = arrays["records"], arrays["masked"], arrays["counts"]
     if samples.size or rows.shape[1:] != (_COLUMNS,) or len(masked) != len(rows) or rows[:, 4].sum() != counts.size:
         raise ValueError("its parts do not fit together")

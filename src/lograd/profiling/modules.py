@@ -39,6 +39,13 @@ def weight_of(module: nn.Module) -> nn.Parameter | None:
     return module._parameters.get("weight")
 
 
+def convolution_of(module: nn.Module) -> dict[str, Any]:
+    """Groups of a convolution and whether it is transposed; empty for any other module."""
+    if not isinstance(module, _ConvNd):
+        return {}
+    return {"groups": int(module.groups), "transposed": isinstance(module, _ConvTransposeNd)}
+
+
 def on_gradient(tensor: Any, act: Callable[[Tensor], Tensor | None]) -> Any:
     """A hook that is called with the gradient of a tensor, and may return another."""
     return tensor.register_hook(act)

@@ -26,7 +26,17 @@ from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
-from .modules import FilterFunction, Flops, countable, flops_of, is_product, named_modules, on_gradient, weight_of
+from .modules import (
+    FilterFunction,
+    Flops,
+    convolution_of,
+    countable,
+    flops_of,
+    is_product,
+    named_modules,
+    on_gradient,
+    weight_of,
+)
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
 from .work import Layer, WorkCounter
@@ -154,7 +164,10 @@ class Observer:
         shape = None if weight is None else tuple(weight.shape)
         self._reasons.pop(name, None)
         flops = self._pending[name].flops
-        layer = LayerProfile(name, type(module).__name__, shape, flops.input, flops.weight, flops_forward=flops.forward)
+        layer = LayerProfile(
+            name, type(module).__name__, shape, flops.input, flops.weight, flops_forward=flops.forward,
+            **convolution_of(module),
+        )  # fmt: skip
         self.result.layers[name] = layer
         return layer
 

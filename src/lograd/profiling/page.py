@@ -9,11 +9,15 @@ import numpy as np
 from ..laws import HalfNormal, Law, LogNormal
 from ..plan import StepWork, percent
 from ..report import Page
+from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import whatif
 from .drawing import format_charts, layer_charts, overview_charts, quantile_of
+from .noise import Contributions
 from .records import LayerProfile
+from .sparsity import together, zeros_of_all
 from .tables import work_lines, work_share
 from .whatif import Error
+from .zeros_page import add_zeros, zeros_in_words, zeros_tile
 
 FOOTER = "Made by lograd: Profile.to_html"
 LAW_COLUMNS = (
@@ -38,6 +42,7 @@ def build(
     work: StepWork | None = None,
     uncounted: str = "",
     broken: str | None = None,
+    noise: Contributions | None = None,
 ) -> Page:
     """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
@@ -48,7 +53,12 @@ def build(
         return _missed(page.note("No layer was observed."), missed)
     found = {name: whatif.errors(layer) for name, layer in layers.items()}
     ordered = list(layers.values())
-    page.metrics(_tiles(ordered, found))
+    zeros = zeros_of_all(layers, noise)
+    tile = zeros_tile(zeros)
+    page.metrics([*([] if tile is None else [tile]), *_tiles(ordered, found)])
+    if zeros:
+        numbers = {name: number for number, name in enumerate(layers, start=1)}
+        add_zeros(page, zeros, numbers, together(zeros, noise))
     page.heading("Laws over depth and time")
     page.text(
         "The neural gradient of a layer is the gradient of the loss with respect to its output. Layers are numbered in "
@@ -63,9 +73,10 @@ def build(
     _work(page, layers, work, uncounted)
     page.heading("Formats")
     page.text(
-        f"Recommended is the float of the fewest bits whose predicted cosine is {whatif.GOOD_COSINE:g} or more, in the "
-        "split that is best for the layer's law. Its relative error is predicted from the histogram of the last "
-        "observed step and measured by rounding values captured from that step."
+        f"Recommended is the float of the fewest bits whose predicted cosine is {GOOD_COSINE:g} or more, in the "
+        'split that is best for the layer\'s law; `profile.plan(bits="recommended")` takes it. Its relative error is '
+        "predicted from the histogram of the last observed step and measured by rounding values captured from that "
+        f"step. Cosines are {VERDICTS_IN_WORDS}. {LARGE_RELATIVE_ERROR}"
     )
     page.charts(*format_charts(list(found.values())))
     rows = [_format_row(number, name, errors) for number, (name, errors) in enumerate(found.items(), start=1)]
@@ -73,7 +84,10 @@ def build(
     page.heading("Layer by layer")
     page.text("Open a layer to see its magnitudes, the laws fitted to them, and what each format would do to it.")
     for number, layer in enumerate(ordered, start=1):
-        page.fold(_summary(number, layer), _details(layer, found[layer.name]))
+        part = _details(layer, found[layer.name])
+        for one in (one for one in zeros if one.name == layer.name):
+            part.text(zeros_in_words(one))
+        page.fold(_summary(number, layer), part)
     return page.note(
         "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
         "memory; it shows what such hardware would compute."
@@ -165,8 +179,8 @@ def _what_if_row(error: Error) -> list[object]:
         str(error.format),
         _digits(predicted.relative_error, 4),
         _digits(measured.relative_error, 4) if measured else None,
-        _digits(predicted.cosine, 4),
-        _digits(measured.cosine, 4) if measured else None,
+        f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
+        f"{measured.cosine:.4f} {verdict(measured.cosine)}" if measured else None,
         f"{predicted.sparsity:.1%}",
         f"{measured.sparsity:.1%}" if measured else None,
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,7 +11,7 @@ from typing import Literal, final, get_args
 import numpy as np
 
 from .. import theory
-from ..errors import InvalidValue, nearest_name, sentence
+from ..errors import InvalidValue, LogradWarning, nearest_name, sentence
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
@@ -18,10 +19,16 @@ from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.prune import PruningLaw
 from .broken import BrokenLoss, broken_layers, refuse
+from .gaining import NO_TIME, without_gain
+from .growing import forecast
 from .noise import Contributions
 from .records import LayerProfile
+from .whatif import NO_FORMAT, recommended_format
 
 Allocation = Literal["uniform", "cosine", "noise", "floors"]
+Rounding = Literal["stochastic", "nearest"]
+Bits = int | Literal["recommended"]
+RECOMMENDED = "recommended"
 MOST = 0.995
 """The most zeros that an allocation gives to one layer, unless more are asked for of all."""
 
@@ -36,6 +43,7 @@ class Budget:
     floors: Mapping[str, float] | None
     split: bool
     noise: Contributions | None
+    everywhere: bool = False
 
     def __post_init__(self) -> None:
         if self.allocation not in get_args(Allocation):
@@ -66,18 +74,17 @@ class Budget:
 
 def build(
     layers: Mapping[str, LayerProfile],
-    bits: int | None,
+    bits: Bits | None,
     budget: Budget,
     law: PruningLaw,
     keep: str | Iterable[str],
     scale: str,
-    rounding: Literal["stochastic", "nearest"],
+    rounding: Rounding,
     products: str | Iterable[str],
     loss: BrokenLoss | None = None,
 ) -> Plan:
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
-    if bits is None and budget.sparsity is None:
-        raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
+    _check_bits(bits, budget)
     sides = check_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
@@ -86,43 +93,81 @@ def build(
         raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
     kept = _kept(layers, (keep,) if isinstance(keep, str) else tuple(keep))
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
-    treated = [name for name in layers if name not in kept]
-    if not treated:
-        _refuse_to_treat_nothing(layers, kept)
-    refuse(layers, treated, loss)
     work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
-    parts: dict[tuple[str, str], list[Prune | Quantize]] = {(name, side): [] for name in treated for side in sides}
-    if budget.sparsity is not None:
-        counted = {
-            name: [count * (side in sides) for side, count in zip(PRODUCTS, work[name], strict=True)]
-            for name in treated
-        }
-        for place, share in _allocate(budget, {name: statistics[name] for name in treated}, counted).items():
-            if place in parts:
-                parts[place].append(Prune(share, law))
-    if bits is not None:
-        for (name, _), sentence_so_far in parts.items():
-            sentence_so_far.append(Quantize(_format(statistics[name].law, bits, law, scale), scale, rounding))
+    treated = {name: layer for name, layer in layers.items() if name not in kept}
+    _check_any(treated, kept, layers)
+    refuse(layers, list(treated), loss)
+    unpruned = _without_gain(treated, budget, sides)
+    pruned = {name: statistics[name] for name in treated if name not in unpruned}
+    shares = _allocate(budget, pruned, {name: _counted(work[name], sides) for name in pruned})
     plans = {}
     for name in treated:
-        sentences: dict[str, Sentence] = {side: tuple(parts.get((name, side), ())) for side in PRODUCTS}
+        found = statistics[name]
+        format = None if bits is None else _format(found.law, bits, law, scale, rounding)
+        sentences: dict[str, Sentence] = dict.fromkeys(PRODUCTS, ())
+        for side in sides:
+            prune = (Prune(shares[name, side], law),) if (name, side) in shares else ()
+            sentences[side] = prune if format is None else (*prune, Quantize(format, scale, rounding))
+        if not any(sentences.values()):
+            kept[name] = NO_FORMAT if bits is not None else unpruned[name]
+            continue
         plans[name] = LayerPlan(
             **sentences,
             elements=layers[name].elements,
-            masked=statistics[name].masked,
-            predicted_input=predicted(sentences["input"], statistics[name]),
-            predicted_weight=predicted(sentences["weight"], statistics[name]),
+            masked=found.masked,
+            predicted_input=predicted(sentences["input"], found),
+            predicted_weight=predicted(sentences["weight"], found),
         )
-    return Plan(plans, kept, work=work, statistics=statistics)
+    kept = {name: kept[name] for name in layers if name in kept}
+    _check_any(plans, kept, layers)
+    growth = forecast(plans, budget.noise)
+    if growth is not None and growth.explodes:
+        warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
+    rounded_only = {} if budget.sparsity is None else {name: why for name, why in unpruned.items() if name in plans}
+    return Plan(plans, kept, work=work, statistics=statistics, growth=growth, unpruned=rounded_only)
 
 
-def _refuse_to_treat_nothing(layers: Mapping[str, LayerProfile], kept: Mapping[str, str]) -> None:
+def _check_bits(bits: Bits | None, budget: Budget) -> None:
+    if isinstance(bits, str) and bits != RECOMMENDED:
+        raise InvalidValue(
+            sentence("bits", bits, "a number of bits or 'recommended'") + nearest_name(bits, (RECOMMENDED,))
+        )
+    if bits is None and budget.sparsity is None:
+        raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
+
+
+def _check_any(treated: Mapping[str, object], kept: Mapping[str, str], layers: Mapping[str, LayerProfile]) -> None:
+    if treated:
+        return
     advice = "keep fewer: keep=() or --keep none"
     if all(layer.law is None for layer in layers.values()):
         advice = "profile with a loss that depends on them, on batches where it does not vanish"
     raise InvalidValue(
         f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); {advice}."
     )
+
+
+def _counted(work: tuple[int, int], sides: tuple[str, ...]) -> list[int]:
+    """The operations of the products that are treated; 0 for one that is not."""
+    return [count * (side in sides) for side, count in zip(PRODUCTS, work, strict=True)]
+
+
+def _without_gain(layers: Mapping[str, LayerProfile], budget: Budget, sides: tuple[str, ...]) -> dict[str, str]:
+    """Layers that a sparsity leaves out, and why: zeros are for speed."""
+    if budget.sparsity is None:
+        return dict.fromkeys(layers, "no sparsity was asked for")
+    theory.pruning.check_sparsity(budget.sparsity)
+    left_out = {} if budget.everywhere else without_gain(layers, sides)
+    if len(left_out) < len(layers):
+        return left_out
+    name, reason = next(iter(left_out.items()))
+    warnings.warn(
+        f"zeros save no time in any layer of this plan (such as {name!r}, {reason.removeprefix(NO_TIME + ': ')}), so "
+        "all are pruned as asked: it shows what zeros do to training; everywhere=True asks for that and is silent.",
+        LogradWarning,
+        stacklevel=4,
+    )
+    return {}
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:
@@ -166,8 +211,8 @@ def _allocate(
     budget: Budget, found: Mapping[str, Statistics], work: Mapping[str, list[int]]
 ) -> dict[tuple[str, str], float]:
     """The sparsity of each layer in each product; the budget counts operations, so a layer without any has its own."""
-    assert budget.sparsity is not None
-    theory.pruning.check_sparsity(budget.sparsity)
+    if budget.sparsity is None:
+        return {}
     shares = dict.fromkeys(((name, side) for name in found for side in PRODUCTS), budget.sparsity)
     names = [name for name in found if any(work[name])]
     if budget.allocation == "uniform" or not names:
@@ -197,7 +242,9 @@ def _allocate(
     return shares
 
 
-def _format(data: Empirical, bits: int, law: PruningLaw, scale: str) -> FloatFormat:
+def _format(data: Empirical, bits: Bits, law: PruningLaw, scale: str, rounding: Rounding) -> FloatFormat | None:
     """For the histogram, at the scale at which it will be rounded; for a fitted lognormal law as the paper does it."""
+    if isinstance(bits, str):
+        return recommended_format(data, scale, rounding)
     fitted = try_binned(LogNormal, data).law if law == "lognormal" else None
     return theory.best_format(data, bits, scale=scale) if fitted is None else theory.best_format(fitted, bits)

@@ -117,7 +117,7 @@ class Profile:
 
     def plan(
         self,
-        bits: int | None = None,
+        bits: planning.Bits | None = None,
         sparsity: float | None = None,
         *,
         allocation: planning.Allocation | None = None,
@@ -128,14 +128,18 @@ class Profile:
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         products: str | Iterable[str] = ("input", "weight"),
         split: bool = False,
+        everywhere: bool = False,
     ) -> Plan:
         """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
 
         Args:
             bits: round to the float of so many bits whose split has the least relative error for the layer's histogram
-                at the given scale (`theory.best_format`).
-            sparsity: prune stochastically so that this share of the work in the treated products is skipped; before
-                rounding, if both are asked for.  In a layer, the share of work is the share of zeros.
+                at the given scale (`theory.best_format`).  "recommended" gives each layer the fewest bits that are
+                predicted to keep a cosine of 0.98; a layer for which 8 are too few is kept.
+            sparsity: prune stochastically so that this share of the work in the pruned products is skipped; before
+                rounding, if both are asked for.  In a layer, the share of work is the share of zeros.  Layers whose
+                zeros save no time are left out: depthwise and transposed convolutions, those with fewer than 8 input
+                channels, and small ones.
             allocation: None means "noise" where the profile has measured it, else "uniform".  "uniform" asks the
                 sparsity of each layer.  The others ask it of all pruned layers together, each layer
                 counted with the operations of its products in the profile.  "cosine" splits it so that the smallest
@@ -153,9 +157,13 @@ class Profile:
             products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
             split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
                 own copy of the gradient.
+            everywhere: prune all layers, also those whose zeros save no time.
+
+        The plan knows by how much noise is predicted to multiply the energy of a gradient (`plan.growth`), and a
+        LogradWarning says so where it explodes.
         """
         chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
-        budget = planning.Budget(sparsity, chosen, floors, split, self.noise)
+        budget = planning.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planning.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work)
 
@@ -172,11 +180,12 @@ class Profile:
         return str(self.table())
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
-        """A self-contained page: laws, formats and fits of each layer, over time and over depth."""
+        """A self-contained page: zeros, laws, formats and fits of each layer, over time and over depth."""
         check_folder(path)  # before the work, not after it
-        return page.build(self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken).save(
-            path
+        built = page.build(
+            self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken, self.noise
         )
+        return built.save(path)
 
 
 def _check_alike(first: Profile, other: Profile, number: int) -> None:
@@ -219,4 +228,6 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         add("weight_records"),
         np.concatenate([layer.sample for layer in layers])[:: len(layers)],
         sums("flops_forward"),
+        first.groups,
+        first.transposed,
     )

@@ -138,6 +138,10 @@ class LayerProfile:
     """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
     flops_forward: int | None = None
     """The same as `flops_input` of the product of the forward; None in profiles that did not count it."""
+    groups: int = 1
+    """Of a convolution; a depthwise one has as many as channels."""
+    transposed: bool = False
+    """Whether it is a transposed convolution."""
 
     @property
     def last(self) -> Record:
@@ -190,8 +194,10 @@ class LayerProfile:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerProfile):
             return NotImplemented
-        flops = ("flops_forward", "flops_input", "flops_weight")
-        names = ("name", "kind", "weight_shape", *flops, "records", "weight_records")
+        names = (
+            "name", "kind", "weight_shape", "flops_forward", "flops_input", "flops_weight", "records",
+            "weight_records", "groups", "transposed",
+        )  # fmt: skip
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)
 

@@ -10,11 +10,14 @@ from rich.table import Table
 from ..laws import HalfNormal, LogNormal
 from ..plan import StepWork, percent
 from ..report import text_table
+from ..treatments.verdicts import VERDICTS_IN_WORDS
 from .records import LayerProfile
+from .sparsity import zeros_of
 
 COLUMNS = (
     "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
     "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
+    "good zeros", "fair zeros",
 )  # fmt: skip
 
 
@@ -28,7 +31,8 @@ def profile_table(
 ) -> Table:
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     title = f"Gradients of {len(layers)} layers, {observed} observed of {steps} steps"
-    lines = [] if broken is None else [broken]
+    meaning = f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."
+    lines = [*([] if broken is None else [broken]), *([meaning] if layers else [])]
     lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
     rows = [_row(layer, work) for layer in layers.values()]
     return text_table(title, COLUMNS, rows, "\n".join(lines + work_lines(layers, work, uncounted)))
@@ -54,7 +58,7 @@ def work_share(layer: LayerProfile, work: StepWork | None) -> str | None:
 
 def _row(layer: LayerProfile, work: StepWork | None) -> list[str]:
     known = [record for record in layer.records if record.law is not None]
-    masked = layer.masked
+    masked, zeros = layer.masked, zeros_of(layer)
     return [
         layer.name,
         layer.kind,
@@ -70,6 +74,7 @@ def _row(layer: LayerProfile, work: StepWork | None) -> list[str]:
         _number(layer.ks(HalfNormal), ".3f"),
         layer.nearest_law or "–",
         _number(layer.weight_sigma, ".2f"),
+        *(["–", "–"] if zeros is None else [f"{zeros.good:.0%}", f"{zeros.fair:.0%}"]),
     ]
 
 

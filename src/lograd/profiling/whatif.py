@@ -6,20 +6,21 @@ Both speak of the last observed step, at the scale that puts the largest magnitu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from .. import theory
-from ..formats import Format, IntFormat
+from ..formats import FloatFormat, Format, IntFormat
+from ..laws import Empirical
 from ..treatments import Prediction, Quantize, Statistics, apply, numbers_of, predict
+from ..treatments.verdicts import GOOD_COSINE
 from .records import LayerProfile, Sample
 
 WIDTHS = (4, 5, 6, 7, 8)
-GOOD_COSINE = 0.98
-"""A format is recommended from this cosine on: a choice, not a theorem."""
-
-
+SCALE = "max"
+NO_FORMAT = f"no float of at most {max(WIDTHS)} bits keeps a cosine of {GOOD_COSINE:g}"
 DRAWS = 8
 """Roundings of the captured values that a measurement averages; one alone scatters."""
 
@@ -40,7 +41,7 @@ def errors(layer: LayerProfile) -> list[Error]:
     law = layer.law
     if law is None:
         return []
-    formats: list[tuple[str, Format]] = [(f"FP{bits}", theory.best_format(law, bits)) for bits in WIDTHS]
+    formats: list[tuple[str, Format]] = [(f"FP{bits}", _best(law, bits, SCALE)) for bits in WIDTHS]
     formats += [(f"INT{bits}", IntFormat(bits)) for bits in WIDTHS]
     statistics = Statistics(law)
     return [_error(name, format, statistics, layer.sample) for name, format in formats]
@@ -55,8 +56,23 @@ def recommended(found: list[Error]) -> Error | None:
     return min(good, key=lambda error: error.format.bits, default=None)
 
 
+def recommended_format(law: Empirical, scale: str, rounding: Literal["stochastic", "nearest"]) -> FloatFormat | None:
+    """The same from the law alone, for any rule of `theory.scale`; None where no width is enough."""
+    for bits in WIDTHS:
+        format = _best(law, bits, scale)
+        predicted = predict((Quantize(format, scale, rounding),), Statistics(law))
+        if predicted is not None and predicted.cosine >= GOOD_COSINE:
+            return format
+    return None
+
+
+def _best(law: Empirical, bits: int, scale: str) -> FloatFormat:
+    """The split of so many bits with the least relative error, at the scale at which it will be rounded."""
+    return theory.best_format(law, bits, scale=scale)
+
+
 def _error(name: str, format: Format, statistics: Statistics, sample: Sample) -> Error:
-    treatment = Quantize(format)
+    treatment = Quantize(format, SCALE)
     numbers = numbers_of((treatment,), statistics)
     predicted = predict((treatment,), statistics, numbers)
     assert predicted is not None, "a rounding of single elements can be predicted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,21 +15,38 @@ FEWEST_CHANNELS = 8
 """Input channels of a group, a vector of eight: with fewer the kernels compute mostly padding."""
 
 
-def supported(x: Tensor, weight: Tensor, groups: int = 1, transposed: bool = False) -> str | None:
-    """Why a linear layer or convolution is left dense; None where the sparse kernels serve.
+def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) -> str | None:
+    """Why a layer with a weight of this shape has no sparse products on any machine; None where the kernels serve.
 
-    >>> import torch
-    >>> supported(torch.zeros(2, 64), torch.zeros(32, 64, 3, 3), groups=64)
+    >>> unserved((32, 64, 3, 3))
+    >>> unserved((64, 1, 3, 3), groups=64)
     'depthwise: a gradient element meets too few weights to be worth a list'
     """
-    if weight.dim() > 2 and groups > 1 and weight.shape[1] == 1:
+    if len(shape) > 2 and groups > 1 and shape[1] == 1:
         return "depthwise: a gradient element meets too few weights to be worth a list"
     if transposed:
         return "transposed convolutions have no sparse kernel"
-    if weight.dim() > 4:
+    if len(shape) > 4:
         return "convolutions over three dimensions have no sparse kernel"
-    if weight.dim() > 2 and weight.shape[1] < FEWEST_CHANNELS:
-        return f"{weight.shape[1]} input channels in a group; sparse products pay from {FEWEST_CHANNELS} on"
+    if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
+        channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
+        return f"{channels} in a group; sparse products pay from {FEWEST_CHANNELS} on"
+    return None
+
+
+def supported(x: Tensor, weight: Tensor, groups: int = 1, transposed: bool = False) -> str | None:
+    """Why a linear layer or convolution is left dense here; None where the sparse kernels serve.
+
+    >>> import torch
+    >>> supported(torch.zeros(2, 64), torch.zeros(32, 64, 3, 3), groups=64)
+    >>> supported(torch.zeros(2, 64, dtype=torch.float64), torch.zeros(32, 64))
+    'float64 has no sparse kernel'
+    """
+    return unserved(weight.shape, groups, transposed) or unserved_here(x)
+
+
+def unserved_here(x: Tensor) -> str | None:
+    """Why tensors like this one have no sparse products on this machine; None where they have."""
     if x.device.type not in ("cpu", "meta"):  # what is on meta comes to the CPU more often than elsewhere
         return f"the tensors are on {x.device.type}; sparse kernels are for the CPU"
     if x.dtype not in FLOAT_TYPES:
