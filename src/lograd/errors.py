@@ -42,3 +42,8 @@ def nearest_name(name: str, valid: Iterable[str]) -> str:
     folded = {each.lower(): each for each in valid}
     close = difflib.get_close_matches(name.lower(), list(folded), n=1)
     return f" Did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 layer`, `20 layers`, `1,234 steps`: a count with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

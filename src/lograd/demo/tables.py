@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from ..report import text_table
+from ..report import TextTable, text_table
 from . import words
 from .findings import LAWS, LOW_BITS, PRUNING_LAWS, TARGET, Finding
 
@@ -20,7 +18,7 @@ RESULT_COLUMNS = (
 )  # fmt: skip
 
 
-def tables(findings: Sequence[Finding]) -> list[Table]:
+def tables(findings: Sequence[Finding]) -> list[TextTable]:
     scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
         text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),

@@ -14,12 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, final
 
-from rich.table import Table
-
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
-from ..report import text_table
+from ..report import TextTable, text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from .change import Change, changes
@@ -182,9 +180,9 @@ class Plan:
                 lines.append(f"~ {name}: {_in_words(before)} -> {_in_words(after)}")
         return "\n".join(lines)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A table for the terminal: what is done to each layer, and what theory expects of it."""
-        title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
+        title = f"Plan for {plural(len(self.layers), 'layer')}" + (f", {len(self.kept)} kept" if self.kept else "")
         total = max(self._total_work, 1)
         shares = {name: (input / total, weight / total) for name, (input, weight) in self.work.items()}
         rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
@@ -198,7 +196,7 @@ class Plan:
                 "\nWork is the share of the operations of all products for dX and dW, kept layers included; "
                 f"predicted zeros skip {self.skipped:.1%} of it."
             )
-        return text_table(title, columns, rows, caption)
+        return text_table(title, columns, rows, caption, droppable=("elements/step", "relative error", "work", "<product"))
 
     def __str__(self) -> str:
         return str(self.table())

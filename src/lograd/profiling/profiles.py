@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from rich.table import Table
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
+from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
 from .noise import Contributions, mean_of
@@ -143,7 +143,7 @@ class Profile:
 
     # -- what to read --
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A table for the terminal: one row for each layer, over all observed steps."""
         return tables.profile_table(self.layers, self.missed, self.steps)
 

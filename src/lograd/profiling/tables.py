@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from rich.table import Table
 
+from ..errors import plural
 from ..laws import HalfNormal, LogNormal
-from ..report import text_table
+from ..report import TextTable, text_table
 from .records import LayerProfile
 
 COLUMNS = (
     "layer", "<kind", "<weight", "elements/step", "zeros", "masked", "sigma (ln)", "smallest", "largest",
     "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
 )  # fmt: skip
+DROPPABLE = ("weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step")
+"""Columns that a narrow terminal does without, the least important first."""
 
 
-def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int) -> Table:
+def profile_table(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int) -> TextTable:
     observed = max((len(layer.records) for layer in layers.values()), default=0)
-    title = f"Gradients of {len(layers)} layers, {observed} observed of {steps} steps"
+    title = f"Gradients of {plural(len(layers), 'layer')}, {observed:,} observed of {plural(steps, 'step')}"
     lines = [f"{name}: not observed, {reason}" for name, reason in missed.items()]
-    return text_table(title, COLUMNS, [_row(layer) for layer in layers.values()], "\n".join(lines))
+    return text_table(title, COLUMNS, [_row(layer) for layer in layers.values()], "\n".join(lines), droppable=DROPPABLE)
 
 
 def _row(layer: LayerProfile) -> list[str]:

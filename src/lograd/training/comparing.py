@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from .. import InvalidValue
-from ..report import Page, text_table
-from ..report.text import TextTable
+from ..report import Page, TextTable, text_table
 from . import comparison_page
 from .grouping import COLUMNS, Family, Group, Spread, rows, settings_of
 from .runs import Run
