@@ -16,14 +16,14 @@ from torch import nn
 from . import explaining
 from .amplifying import Growth, exploded
 from .counting import Counters, read_counters
-from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
+from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from .explaining import Explanation
 from .formats.values import check_width
 from .multiplying import Way, check_way, why_dense, work_of_element
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
-from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
+from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap, unwrapped
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
 
@@ -145,6 +145,11 @@ class Handle:
             else:
                 chosen.append((name, module, layer))
         return chosen
+
+    def __repr__(self) -> str:
+        what = f"{plural(len(self.layers), 'layer')} of {type(unwrapped(self.model)).__name__}"
+        zeros = f", {total.sparsity:.1%} zeros" if (total := self.counters().total).treated else ""
+        return f"Handle({what}, step {self.steps:,}{zeros}{'' if self._modules else ', removed'})"
 
     # -- training --
 
@@ -310,13 +315,14 @@ class Handle:
         if modules and total.passed_through and not total.treated and begun:
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
-                f"called {self.steps} times; call it after each optimizer step.",
+                f"called {plural(self.steps, 'time')}; call it after each optimizer step.",
                 LogradWarning,
                 stacklevel=2,
             )
         elif modules and self.steps and not total.passes:
             warnings.warn(
-                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach to the copy.",
+                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to the "
+                "copy.",
                 LogradWarning,
                 stacklevel=2,
             )
@@ -370,7 +376,7 @@ def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
     if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
         name, reason = next(iter(left.items()))
         warnings.warn(
-            f"{len(left)} of the {len(plan.layers)} layers of the plan are left alone, such as {name!r}, {reason}; "
+            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
             "handle.explain() names all.",
             LogradWarning,
             stacklevel=3,

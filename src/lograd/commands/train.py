@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import plural
 from .console import Json, out, print_json, say, warnings_as_sentences
 
 
@@ -85,7 +86,7 @@ def train(
     shown = f"{value:.2%}" if run.metric.name == "accuracy" else f"{value:.4f}"
     zeros = "" if final["sparsity"] is None else f", {final['sparsity']:.1%} zeros"
     time = 1e3 * (run.summary["seconds_per_step"] or 0.0)
-    out.print(f"{words} {shown} after {run.summary['steps']} steps, {time:.1f} ms a step{zeros}")
+    out.print(f"{words} {shown} after {plural(run.summary['steps'], 'step')}, {time:.1f} ms a step{zeros}")
     out.print(f"The run: {run.path}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import __version__
+from ..errors import plural
 from ..report import Page
 from . import drawing, words
 from .findings import BITS, LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, TARGET, Finding
@@ -139,7 +140,7 @@ def _training(page: Page, findings: Sequence[Finding]) -> None:
         task = finding.task
         page.text(
             f"{task.name}: a {task.model_name} of {finding.parameters:,} parameters; {task.data_name}; {task.steps} "
-            f"steps of batch {task.batch}, {task.seeds} seeds; score: {task.score_name}."
+            f"steps of batch {task.batch}, {plural(task.seeds, 'seed')}; score: {task.score_name}."
         )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from ..errors import plural
 from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, Layer, Result
 from .racing import DENSE
 from .tasks import Task
@@ -96,7 +97,7 @@ def formats(findings: Sequence[Finding]) -> str:
 
 def format_counts(findings: Sequence[Finding]) -> str:
     counts = Counter(str(layer.rounding.format) for layer in _layers(findings) if layer.rounding)
-    return ", ".join(f"{name} in {count} layers" for name, count in counts.most_common())
+    return ", ".join(f"{name} in {plural(count, 'layer')}" for name, count in counts.most_common())
 
 
 def cosines(findings: Sequence[Finding]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import native
-from ..errors import InvalidType, InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, plural, sentence
 from .law import Law, Order, Values, check_interval, finite, magnitudes, power_mean, probabilities, to_numpy, values
 
 BINS_PER_OCTAVE = native.BINS_PER_OCTAVE
@@ -206,7 +206,7 @@ class Empirical(Law):
 
     def __str__(self) -> str:
         low, high = np.log2(self.edges[[0, -1]])
-        return f"Empirical({np.sum(self.count)} elements, 2^{low:.1f} to 2^{high:.1f})"
+        return f"Empirical({plural(int(np.sum(self.count)), 'element')}, 2^{low:.1f} to 2^{high:.1f})"
 
     __repr__ = __str__
 

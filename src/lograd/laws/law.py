@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import InvalidType, InvalidValue, MomentDoesNotExist, sentence
+from ..errors import InvalidType, InvalidValue, MomentDoesNotExist, plural, sentence
 
 Values = NDArray[np.float64]
 Order = Literal[-1, 0, 1, 2]
@@ -138,7 +138,7 @@ class Law(ABC):
 
     def __str__(self) -> str:
         shown = (f"{name}={getattr(self, name):.6g}" for name in self.parameters)
-        return f"{type(self).__name__}({', '.join(shown) if not self.shape else f'{self.shape[0]} layers'})"
+        return f"{type(self).__name__}({', '.join(shown) if not self.shape else plural(self.shape[0], 'layer')})"
 
 
 def values(x: Any) -> Values:

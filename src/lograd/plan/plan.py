@@ -27,7 +27,7 @@ VERSION = 1
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Treatments by layer name.
 
@@ -43,7 +43,7 @@ class Plan:
     kept: Mapping[str, str] = field(default_factory=dict)
     every: LayerPlan | None = None
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
+    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in self.layers:
@@ -196,10 +196,19 @@ class Plan:
                 "\nWork is the share of the operations of all products for dX and dW, kept layers included; "
                 f"predicted zeros skip {self.skipped:.1%} of it."
             )
-        return text_table(title, columns, rows, caption, droppable=("elements/step", "relative error", "work", "<product"))
+        return text_table(
+            title, columns, rows, caption, droppable=("elements/step", "relative error", "work", "<product")
+        )
 
     def __str__(self) -> str:
         return str(self.table())
+
+    def __repr__(self) -> str:
+        every = [] if self.every is None else [f"every {'other ' if self.layers else ''}layer: {self.every.words()}"]
+        named = [plural(len(self.layers), "layer")] if self.layers or not every else []
+        kept = [f"{len(self.kept)} kept"] if self.kept else []
+        skipped = [f"{self.skipped:.1%} of the work skipped"] if self.skipped else []
+        return f"Plan({', '.join([*named, *every, *kept, *skipped])})"
 
     # -- the file --
 

@@ -19,12 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue
+from ..errors import InvalidValue, plural
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
+from ..swapping import unwrapped
 from .modules import FilterFunction, countable, flops_of, is_product, named_modules, on_gradient, weight_of
 from .profiles import MOST_STEPS, Profile
 from .records import LayerProfile, Record
@@ -64,6 +65,11 @@ class Observer:
             if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
                 raise InvalidValue(f"layer {name!r} is lazy and has no weight yet; run the model once first.")
         self._active = False
+        self._name = type(unwrapped(model)).__name__
+
+    def __repr__(self) -> str:
+        layers = f"{plural(len(self._layers), 'layer')} of {self._name}"
+        return f"Observer({layers}, one of {plural(self._asked, 'step')}{', at work' if self._active else ''})"
 
     # -- from the first to the last --
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..errors import plural
 from ..laws import HalfNormal, Law, LogNormal
 from ..report import Page
 from . import whatif
@@ -31,7 +32,7 @@ WHAT_IF_COLUMNS = (
 def build(layers: Mapping[str, LayerProfile], missed: Mapping[str, str], steps: int, title: str) -> Page:
     """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
-    page = Page(title, f"{len(layers)} layers, {observed} observed of {steps} backward passes.", FOOTER)
+    page = Page(title, f"{plural(len(layers), 'layer')}, {observed:,} of {steps:,} backward passes observed.", FOOTER)
     if not layers:
         return _missed(page.note("No layer was observed."), missed)
     found = {name: whatif.errors(layer) for name, layer in layers.items()}

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
 from ..report import TextTable
@@ -148,7 +148,9 @@ class Profile:
         return tables.profile_table(self.layers, self.missed, self.steps)
 
     def __repr__(self) -> str:
-        return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
+        seen = "each" if self.every == 1 else f"one of {self.every}"
+        noise = "" if self.noise is None else ", with noise"
+        return f"Profile({plural(len(self.layers), 'layer')}, {plural(self.steps, 'step')}, {seen} observed{noise})"
 
     def __str__(self) -> str:
         return str(self.table())
@@ -169,7 +171,7 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             steps = [[record.step for record in getattr(layer, side)] for layer in (here, there)]
             if steps[0] != steps[1]:
                 raise InvalidValue(
-                    f"{what}; of layer {name!r} it has {len(steps[1])} observed steps, and profile 1 has "
+                    f"{what}; of layer {name!r} it has {plural(len(steps[1]), 'observed step')}, and profile 1 has "
                     f"{len(steps[0])} or others."
                 )
         if (here.kind, here.weight_shape) != (there.kind, there.weight_shape):
