@@ -321,8 +321,8 @@ class Handle:
             )
         elif modules and self.steps and not total.passes:
             warnings.warn(
-                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to the "
-                "copy.",
+                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to "
+                "the copy.",
                 LogradWarning,
                 stacklevel=2,
             )

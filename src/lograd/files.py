@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from .errors import LogradError
+
+_record: ContextVar[list[Path] | None] = ContextVar("record", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Path]]:
+    """A list that grows by each file that is replaced inside: what a command that is stopped has done by then."""
+    written: list[Path] = []
+    before = _record.set(written)
+    try:
+        yield written
+    finally:
+        _record.reset(before)
 
 
 class CannotWrite(LogradError, OSError):
@@ -39,6 +55,8 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
         if target.is_file():
             draft.chmod(target.stat().st_mode & 0o777)
         os.replace(draft, target)
+        if (written := _record.get()) is not None:
+            written.append(Path(path))
     except OSError as error:
         raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
     finally:

@@ -15,10 +15,11 @@ from ..laws import Exponential, HalfNormal, Law, LogNormal
 from ..plan import Plan
 from ..profiling import LayerProfile, Profile
 from ..profiling.whatif import measure
+from ..report.progress import Advance
 from ..training.measuring import FULL_BITS
 from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from ..treatments.prune import PruningLaw
-from .racing import DENSE, Progress, Run, race, scout
+from .racing import DENSE, Run, race, scout
 from .tasks import Task
 
 BITS = 6
@@ -236,7 +237,7 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def investigate(task: Task, progress: Progress) -> Finding:
+def investigate(task: Task, progress: Advance) -> Finding:
     """The whole story of one task: scout, plan, train, compare."""
     profile = scout(task, progress)
     plans = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +19,7 @@ from ..attaching import Handle, attach
 from ..counting import Count
 from ..plan import Plan
 from ..profiling import Profile, observe
+from ..report.progress import Advance
 from .tasks import Batch, Task
 
 DENSE = "dense"
@@ -27,9 +28,6 @@ WARM_UP = 20
 attach passes the first through."""
 OBSERVATIONS = 6
 """Steps of the scout that are observed."""
-
-Progress = Callable[[int], None]
-"""Told how many steps have been done since it was last called."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Run:
         return list(self.scores.values())[-1]
 
 
-def scout(task: Task, progress: Progress) -> Profile:
+def scout(task: Task, progress: Advance) -> Profile:
     """Train for a few steps and look at the gradients on the way."""
     runner = _Runner(task, task.fresh_model(0), Run("scout", 0))
     with observe(runner.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
@@ -60,7 +58,7 @@ def scout(task: Task, progress: Progress) -> Profile:
     return profile
 
 
-def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -> list[Run]:
+def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Advance) -> list[Run]:
     """One run without a plan and one for each plan."""
     start = task.fresh_model(seed)
     with ExitStack() as stack:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
+from ..report.progress import tracked
 from .modules import FilterFunction
 from .noise import check_plain, measure
 from .observer import Observer
 from .profiles import Profile
 from .restoring import restored
-
-T = TypeVar("T")
-PATIENCE = 2.0
-"""Seconds before a progress bar appears."""
 
 
 def observe(
@@ -107,7 +99,7 @@ def profile(
     parameters = list(model.parameters())
     with restored(model), torch.enable_grad(), observer as result:
         batch = None
-        for batch in _with_progress(islice(batches, steps), steps, "observing gradients"):
+        for batch in tracked(islice(batches, steps), steps, "observing gradients"):
             for parameter in parameters:
                 parameter.grad = None
             _loss(model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
@@ -118,7 +110,7 @@ def profile(
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
     if noise:
         with restored(model), torch.enable_grad():
-            show = partial(_with_progress, what="measuring noise")
+            show = partial(tracked, what="measuring noise", unit="measurement")
             result.noise = measure(model, result.layers, partial(_loss, model, batch, loss_fn), noise, show)
         if result.noise is None:
             warnings.warn("noise was not measured: no layer has a weight that learns.", LogradWarning, stacklevel=2)
@@ -134,17 +126,3 @@ def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -
     if not loss.requires_grad:
         raise InvalidValue("the loss must depend on a parameter that requires a gradient; this one does not.")
     return loss.reshape(())
-
-
-def _with_progress(items: Iterable[T], count: int, what: str) -> Iterator[T]:
-    """The items, with a bar on a terminal once it takes long."""
-    start = time.perf_counter()
-    with ExitStack() as stack:
-        bar: Progress | None = None
-        for done, item in enumerate(items):
-            yield item
-            if bar is None and sys.stderr.isatty() and time.perf_counter() - start > PATIENCE:
-                bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-                task = bar.add_task(what, total=count)
-            if bar is not None:
-                bar.update(task, completed=done + 1)
