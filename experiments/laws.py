@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,8 @@ LAWS: dict[str, type[Law]] = {"lognormal": LogNormal, "normal": HalfNormal}
 OBSERVED = 4
 """Steps that a profile looks at."""
 CONTEXT = 64
+OPERATORS: list[Any] = []
+"""Kept alive: torch forgets operators whose library is gone."""
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -163,14 +166,14 @@ def with_activation(model: nn.Module, act: type[nn.Module]) -> nn.Module:
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:
     try:
-        import torchvision
+        package = import_module("torchvision")
     except RuntimeError:  # its compiled operators may not fit torch's build; no model here needs them
-        global _operators
-        _operators = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library.Library
+        OPERATORS.append(library("torchvision", "DEF"))
         for operator in ("nms", "qnms"):
-            _operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-    model: nn.Module = getattr(torchvision.models, name)(num_classes=100, **options)
+            OPERATORS[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        package = import_module("torchvision")
+    model: nn.Module = getattr(package.models, name)(num_classes=100, **options)
     return model
 
 
@@ -183,18 +186,14 @@ def character_model(tokens: int) -> nn.Module:
 
 
 def vision_transformer() -> nn.Module:
-    import timm
-
-    model: nn.Module = timm.create_model(
+    model: nn.Module = import_module("timm").create_model(
         "vit_tiny_patch16_224", num_classes=100, img_size=32, patch_size=4, depth=4, embed_dim=96
     )
     return model
 
 
 def convnext() -> nn.Module:
-    import timm
-
-    model: nn.Module = timm.create_model("convnext_atto", num_classes=100)
+    model: nn.Module = import_module("timm").create_model("convnext_atto", num_classes=100)
     return model
 
 
@@ -203,8 +202,7 @@ class Bert(nn.Module):
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
-        import transformers
-
+        transformers: Any = import_module("transformers")
         config = transformers.BertConfig(
             vocab_size=tokens, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=384,
             max_position_embeddings=CONTEXT,

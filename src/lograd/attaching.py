@@ -5,6 +5,8 @@ The model keeps its parameters, names and state_dict.  All that changes during t
 
 from __future__ import annotations
 
+import numbers
+import operator
 import warnings
 from types import TracebackType
 from typing import Any, final
@@ -64,7 +66,7 @@ def attach(
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     if not isinstance(plan, Plan):
         raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     modules = candidates(model)
     if any(catcher_of(module) is not None for module in modules.values()):
@@ -76,8 +78,8 @@ def attach(
                 f"{nearest_name(name, modules)}"
             )
     handle = Handle(
-        model, plan, seed, check_refresh(refresh), modules, check_way(products), check_loss_scale(loss_scale),
-        check_width("start", start, 0, 2**62),
+        model, plan, operator.index(seed), check_refresh(refresh), modules, check_way(products),
+        check_loss_scale(loss_scale), check_width("start", start, 0, 2**62),
     )  # fmt: skip
     _say_what_is_missing(plan, handle)
     _say_what_is_useless(plan, loss_scale)
@@ -160,7 +162,7 @@ class Handle:
             loss_scale: under loss scaling, the scale of the next step (`scaler.get_scale()` after `scaler.update()`).
                 Thresholds and scales then follow it; without it they lag until the next refresh.
         """
-        check_loss_scale(loss_scale)
+        loss_scale = check_loss_scale(loss_scale)
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
@@ -362,9 +364,21 @@ def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
 
 
 def check_loss_scale(loss_scale: float | None) -> float | None:
-    if loss_scale is not None and not 0 < loss_scale < float("inf"):
+    if loss_scale is None:
+        return None
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
+        raise InvalidType(sentence("loss_scale", loss_scale, "a number, positive and finite"))
+    number = _in_float(loss_scale)
+    if not 0 < number < float("inf"):
         raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
-    return loss_scale
+    return number
+
+
+def _in_float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
 
 
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:

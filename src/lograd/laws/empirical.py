@@ -13,7 +13,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import native
 from ..errors import InvalidType, InvalidValue, plural, sentence
-from .law import Law, Order, Values, check_interval, finite, magnitudes, power_mean, probabilities, to_numpy, values
+from .law import (
+    Law,
+    Order,
+    Values,
+    check_interval,
+    finite,
+    magnitudes,
+    power_mean,
+    probabilities,
+    real,
+    to_numpy,
+    values,
+)
 
 BINS_PER_OCTAVE = native.BINS_PER_OCTAVE
 """Bin i covers 2^e (1 + [j, j + 1) / 16) with e, j = divmod(i, 16): the exponent and the leading 4 mantissa bits."""
@@ -160,7 +172,7 @@ class Empirical(Law):
         means = _bin_moment(order, u, v, v)
         mass = self.shares * np.maximum(np.abs(means - u**order), np.abs(v**order - means))
         below = np.concatenate([np.zeros((*self.shape, 1)), np.cumsum(mass, axis=-1)], axis=-1)
-        t = np.asarray(t, dtype=np.float64)
+        t = real("t", t)
         index = self._index(t)
         inside = (t >= edges[index]) & (t < edges[index + 1])
         # In the bin that t cuts, anything from none to all of the mass may lie below t.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format, IntFormat
 
 
@@ -24,11 +24,15 @@ class Grid(NamedTuple):
     largest_negative: float
 
 
-@lru_cache(maxsize=256)
 def grid_of(format: Format) -> Grid:
     """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
     if not isinstance(format, FloatFormat | IntFormat):
-        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {format!r}.")
+        raise InvalidType(sentence("format", format, "a FloatFormat or an IntFormat"))
+    return _grid_of(format)
+
+
+@lru_cache(maxsize=256)
+def _grid_of(format: FloatFormat | IntFormat) -> Grid:
     if format.bits > 8:
         raise InvalidValue(f"quantize takes formats of at most 8 bits; {format} has {format.bits}.")
     if isinstance(format, IntFormat):

@@ -1,6 +1,6 @@
 """Plans: treatments by layer name, as values and as a file to review."""
 
-from .layer import PRODUCTS, LayerPlan, check_products, predicted
+from .layer import PRODUCTS, LayerPlan, check_bits, check_products, predicted
 from .plan import VERSION, Plan
 
-__all__ = ["PRODUCTS", "VERSION", "LayerPlan", "Plan", "check_products", "predicted"]
+__all__ = ["PRODUCTS", "VERSION", "LayerPlan", "Plan", "check_bits", "check_products", "predicted"]

@@ -130,6 +130,10 @@ class Plan:
             products: change the treatment in these products only, "input" or "weight".
             treat: False leaves the layers alone.
         """
+        if not isinstance(pattern, str):
+            raise InvalidType(sentence("pattern", pattern, "a layer name or a pattern of names, such as 'layer1.*'"))
+        if not isinstance(treat, bool):
+            raise InvalidType(sentence("treat", treat, "True or False"))
         change = Change(sparsity, law, bits, format, scale, rounding, check_products(products))
         if treat and change.empty:
             raise InvalidValue(
@@ -167,6 +171,8 @@ class Plan:
 
     def diff(self, other: Plan) -> str:
         """What changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
+        if not isinstance(other, Plan):
+            raise InvalidType(sentence("what a plan is compared with", other, "a Plan"))
         lines = []
         mine, theirs = (_entries(plan) for plan in (self, other))
         for name in dict.fromkeys([*mine, *theirs]):

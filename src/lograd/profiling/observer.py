@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue, plural
+from ..errors import InvalidType, InvalidValue, plural, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
@@ -53,6 +53,10 @@ class Observer:
     ) -> None:
         self._asked = check_width("every", every, 1, 2**31)
         self._sample = check_width("sample", sample, 0, 2**24)
+        if filter_fn is not None and not callable(filter_fn):
+            raise InvalidType(sentence("filter_fn", filter_fn, "a function of a module and its name, or None"))
+        if not isinstance(weight_gradients, bool):
+            raise InvalidType(sentence("weight_gradients", weight_gradients, "True or False"))
         chosen = filter_fn or (lambda module, name: is_product(module))
         modules = list(named_modules(model))
         self._layers = {name: module for name, module in modules if chosen(module, name)}

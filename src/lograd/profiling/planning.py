@@ -10,12 +10,13 @@ from typing import Literal, final, get_args
 import numpy as np
 
 from .. import theory
-from ..errors import InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
-from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
+from ..plan import PRODUCTS, LayerPlan, Plan, check_bits, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
+from ..treatments.fields import checked_sparsity
 from ..treatments.prune import PruningLaw
 from .noise import Contributions
 from .records import LayerProfile
@@ -37,6 +38,10 @@ class Budget:
     noise: Contributions | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.split, bool):
+            raise InvalidType(sentence("split", self.split, "True or False"))
+        if self.floors is not None and not isinstance(self.floors, Mapping):
+            raise InvalidType(sentence("floors", self.floors, "cosines by pattern, such as {'layer3.*': 0.98}"))
         if self.allocation not in get_args(Allocation):
             raise InvalidValue(
                 sentence("allocation", self.allocation, "'uniform', 'cosine', 'noise' or 'floors'")
@@ -76,13 +81,19 @@ def build(
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     if bits is None and budget.sparsity is None:
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
+    if bits is not None:
+        check_bits(bits)
+    # Both are refused here, also where nothing is pruned or rounded.
+    Prune(0.5, law), Quantize(FloatFormat(4, 1), scale, rounding)
     sides = check_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
     if not layers:
         raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
-    kept = _kept(layers, (keep,) if isinstance(keep, str) else tuple(keep))
+    kept = _kept(layers, _patterns(keep))
+    if budget.sparsity is not None:
+        checked_sparsity(budget.sparsity)
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
     treated = [name for name in layers if name not in kept]
     if not treated:
@@ -136,6 +147,14 @@ def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str
     return {name: reasons[name] for name in layers if name in reasons}
 
 
+def _patterns(keep: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = (keep,) if isinstance(keep, str) else tuple(keep) if isinstance(keep, Iterable) else (keep,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InvalidType(sentence("keep", keep, "'first', 'last', a pattern of layer names, or a list of these"))
+    return patterns
+
+
 def _reasons(kept: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:3])
 
@@ -156,7 +175,6 @@ def _allocate(
 ) -> dict[tuple[str, str], float]:
     """The sparsity of each layer in each product; the budget counts operations, so a layer without any has its own."""
     assert budget.sparsity is not None
-    theory.pruning.check_sparsity(budget.sparsity)
     shares = dict.fromkeys(((name, side) for name in found for side in PRODUCTS), budget.sparsity)
     names = [name for name in found if any(work[name])]
     if budget.allocation == "uniform" or not names:

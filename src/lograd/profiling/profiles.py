@@ -137,7 +137,8 @@ class Profile:
             split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
                 own copy of the gradient.
         """
-        chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
+        usual: planning.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
+        chosen = usual if allocation is None else allocation
         budget = planning.Budget(sparsity, chosen, floors, split, self.noise)
         return planning.build(self.layers, bits, budget, law, keep, scale, rounding, products)
 

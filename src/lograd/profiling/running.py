@@ -93,7 +93,7 @@ def profile(
         check_plain(model)
     if not callable(loss_fn):
         raise InvalidType(sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy"))
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes):
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
     observer = observe(model, every, filter_fn=filter_fn, weight_gradients=weight_gradients, sample=sample)
     parameters = list(model.parameters())
