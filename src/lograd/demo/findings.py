@@ -103,6 +103,8 @@ class Result:
     differences: list[float]
     milliseconds: float
     """A step: forward, backward, optimizer and treatment; the median."""
+    backward: float
+    """Milliseconds of the backward alone, its treatment included; the median."""
     bits: float | None
     """An element of the gradients would take in its format, mean over all elements; None where zeros have no code."""
     zeros: float
@@ -171,6 +173,7 @@ class Finding:
             [run.final for run in runs],
             [run.final - dense[run.seed] for run in runs],
             median(time for run in runs for time in run.milliseconds),
+            median(time for run in runs for time in run.backward),
             bits,
             sum(layer.profile.elements * shares[layer.name] for layer in self.layers) / elements,
             sum(layer.operations * shares[layer.name] for layer in self.layers) / operations,
@@ -212,6 +215,7 @@ class Finding:
                 for result in self.results
             ],
             "milliseconds_per_step": {result.way: result.milliseconds for result in self.results},
+            "milliseconds_per_backward": {result.way: result.backward for result in self.results},
         }
 
 

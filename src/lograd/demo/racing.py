@@ -38,6 +38,9 @@ class Run:
     seed: int
     losses: list[float] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
+    """Of each step."""
+    backward: list[float] = field(default_factory=list)
+    """Milliseconds of each backward."""
     scores: dict[int, float] = field(default_factory=dict)
     """By the number of steps done."""
     zeros: dict[str, float] = field(default_factory=dict)
@@ -98,7 +101,9 @@ class _Runner:
         began = time.perf_counter()
         self.optimizer.zero_grad()
         loss: Any = self.task.loss(self.model(inputs), targets)
+        before = time.perf_counter()
         loss.backward()
+        self.run.backward.append((time.perf_counter() - before) * 1e3)
         self.optimizer.step()
         if self.handle is not None:
             self.handle.step()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import InvalidType, InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, shown
 from ..formats import FloatFormat, Format, IntFormat
 
 
@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 def grid_of(format: Format) -> Grid:
     """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
     if not isinstance(format, FloatFormat | IntFormat):
-        raise InvalidType(sentence("format", format, "a FloatFormat or an IntFormat"))
+        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {shown(format)}.")
     return _grid_of(format)
 
 

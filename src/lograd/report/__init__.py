@@ -5,7 +5,7 @@ No plotting library, no script, no network.
 
 from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
-from .page import Page
+from .page import Page, Tile
 from .text import TextTable, text_table
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Points",
     "Rule",
     "TextTable",
+    "Tile",
     "check_folder",
     "text_table",
 ]

@@ -117,6 +117,8 @@ def best_format(
     '1-4-1'
     """
     formats: Sequence[Format] = float_formats(bits) if candidates is None else candidates
+    if isinstance(formats, Sequence) and not formats:
+        raise InvalidValue("best_format needs at least one candidate; got none.")
     errors = format_errors(law, formats, scale, criterion)
     best = np.argmin(errors, axis=0)
     return formats[int(best)] if best.ndim == 0 else [formats[index] for index in best]
