@@ -91,7 +91,7 @@ def _scroll_hint(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _breakable(name: str) -> str:
     """A name of layers may be broken behind its dots and underscores, where a phone has no room for it."""
-    return re.sub(r"([._/])(?=\w)", r"\1<wbr>", name) if "&" not in name and "<" not in name else name
+    return re.sub(r"([._/])(?=\w)", r"\1<wbr/>", name) if "&" not in name and "<" not in name else name
 
 
 def _prose(text: str) -> str:

@@ -102,7 +102,7 @@ class Layout:
         others = [name for name in reversed(self.columns[1:]) if name not in self.droppable]
         for name in (*self.droppable, *others):
             narrowest = sum(found._narrow()) + len(GAP) * len(found.columns)
-            if narrowest <= room or len(found.columns) < 3:
+            if narrowest <= room or len(found.columns) < 2:
                 break
             if name in found.columns:
                 found = found._without(name)
