@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from ..report.text import TextTable, text_table
+from ..report import TextTable, text, text_table
 
 
 class PatientConsole(Console):
@@ -37,8 +37,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def show(table: TextTable) -> None:
-    """A finished table: in colours and as wide as the terminal, or whole where a file or a pipe has all the room."""
-    out.print(table, width=None if out.is_terminal else max(out.width, table.layout.width))
+    """A finished table, of a profile, a plan or a comparison."""
+    text.show(table, out)
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..report.progress import as_lines
+from ..report.text import show
 from .story import tasks, tell
 from .tables import tables
 
@@ -21,5 +22,5 @@ def run(output: Path, quick: bool, as_json: bool, out: Console) -> None:
         return
     for table in tables(story.findings):
         out.print()
-        out.print(table)
+        show(table, out)
     out.print(f"\nThe page: {page} (open it in a browser). {story.seconds:.0f} s.")

@@ -187,6 +187,11 @@ def text_table(
     return TextTable(Layout(_printable(title), names, cells, _printable(caption), tuple(droppable), header))
 
 
+def show(table: TextTable, console: Console) -> None:
+    """Print a table in colours: as wide as the terminal, or whole where a file or a pipe has all the room."""
+    console.print(table, width=None if console.is_terminal else max(console.width, table.layout.width))
+
+
 def _printable(text: str) -> str:
     """A name may hold anything; what would move the cursor or ring the bell becomes U+FFFD."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
