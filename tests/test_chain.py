@@ -221,7 +221,9 @@ class OwnForward(nn.Linear):
 def test_layers_of_the_plan_that_cannot_be_treated_are_told():
     model = nn.Sequential(OwnForward(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     profile = lograd.profile(model, vector_batches(1), cross_entropy)
-    with pytest.warns(LogradWarning, match="1 of the 2 layers of the plan are left alone, such as '0', not supported"):
+    with pytest.warns(
+        LogradWarning, match="1 of the 2 layers of the plan cannot be treated, such as '0', not supported"
+    ):
         handle = lograd.attach(model, profile.plan(bits=6))
     assert list(handle.layers) == ["2"]
     handle.remove()

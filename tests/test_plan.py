@@ -145,7 +145,7 @@ def test_refusals_of_a_plan(profile):
             profile.plan(sparsity=sparsity)
         with pytest.raises(InvalidValue, match="sparsity must be above 0 and below 1"):
             profile.plan(sparsity=sparsity, allocation="cosine")
-    with pytest.raises(InvalidValue, match="bits must be a whole number from 2 to 16"):
+    with pytest.raises(InvalidValue, match="bits must be a whole number from 2 to 8"):
         profile.plan(bits=1)
     with pytest.raises(InvalidValue, match="scale rule must be one of"):
         profile.plan(bits=6, scale="maximum")

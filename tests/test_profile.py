@@ -531,7 +531,7 @@ def test_profiles_that_do_not_match_are_not_merged():
     one = lograd.profile(mlp(), vector_batches(2), cross_entropy)
     with pytest.raises(InvalidType, match="at least one Profile"):
         lograd.Profile.merge([])
-    with pytest.raises(InvalidValue, match=r"layer '0' it has 1 observed steps, and profile 1 has 2"):
+    with pytest.raises(InvalidValue, match=r"layer '0' it has 1 observed step, and profile 1 has 2"):
         lograd.Profile.merge([one, lograd.profile(mlp(), vector_batches(1), cross_entropy)])
     fewer = lograd.profile(mlp(), vector_batches(2), cross_entropy, filter_fn=lambda module, name: name == "0")
     with pytest.raises(InvalidValue, match="layer '2' is only in profile 1"):

@@ -372,8 +372,8 @@ def test_code_in_prose_and_numbers_in_tables() -> None:
     page = Page("t").text("call `f(<x>)` now").table(list("vwxyz"), rows, highlight={(1, 2)}).html()
     assert "<p>call <code>f(&lt;x&gt;)</code> now</p>" in page
     cells = re.findall(r'<td class="([^"]*)">([^<]*)</td>', page)
-    assert cells[:5] == [("l", "a"), ("r", "1,234,567"), ("r", "0.25"), ("r", "–"), ("l", "yes")]
-    assert cells[5:] == [("l", "b"), ("r", "−2"), ("r hit", "1.5×10⁻⁷"), ("r", "3"), ("l", "no")]
+    assert cells[:5] == [("l s", "a"), ("r", "1,234,567"), ("r", "0.25"), ("r", "–"), ("l", "yes")]
+    assert cells[5:] == [("l s", "b"), ("r", "−2"), ("r hit", "1.5×10⁻⁷"), ("r", "3"), ("l", "no")]
     by_rule = Page("t").table(list("vwxyz"), rows, highlight=lambda row, column: (row, column) == (1, 2)).html()
     assert by_rule == page.replace("<p>call <code>f(&lt;x&gt;)</code> now</p>\n", "")
 

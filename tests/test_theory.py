@@ -537,7 +537,6 @@ def test_a_thousand_layers_are_one_call():
         (lambda: allocate([LogNormal(0, 1)], [1], [0.5, 0.6]), "sparsity must be one number"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, max_sparsity=np.nan), "max_sparsity must be one number"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "bogus", zero_share=0.6), "method must be 'uniform'"),
-        (lambda: allocate(LogNormal([0, 1], 1), [1, 1], 0.5), "counts must be 0 positive numbers"),
         (lambda: threshold([LogNormal(0, 1)] * 2, [0.1, 0.5, 0.9]), "2 laws need one number, or 2; got an array of"),
         (lambda: thresholds_for([LogNormal(0, 1)], [np.nan]), "sparsity must be between 0 and 1"),
         (lambda: nonzero_sparsity(0.85, 1.0), "zero_share must be at least 0 and below 1"),

@@ -5,14 +5,14 @@ the operators do it to tensors.  `profile` shows the gradients of a model, a pla
 `attach` trains with it.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from . import formats, laws, theory
 from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import ops, sparse, treatments
     from .attaching import Handle, attach
     from .plan import LayerPlan, Plan
@@ -59,10 +59,15 @@ _ON_FIRST_USE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
     if name in ("ops", "sparse", "treatments"):
-        return importlib.import_module(f"lograd.{name}")
+        return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
-        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+        return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'lograd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are imported on first use."""
+    return sorted(__all__)

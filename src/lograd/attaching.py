@@ -5,6 +5,8 @@ The model keeps its parameters, names and state_dict.  All that changes during t
 
 from __future__ import annotations
 
+import numbers
+import operator
 import warnings
 from types import TracebackType
 from typing import Any, final
@@ -17,7 +19,7 @@ from . import explaining
 from .amplifying import Growth, exploded
 from .clock import StepClock
 from .counting import Counters, read_counters
-from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
+from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from .explaining import Explanation
 from .formats.values import check_width
 from .multiplying import Backend, check_backend, renamed, why_dense, work_of_element
@@ -27,7 +29,7 @@ from .plan import LayerPlan, Plan
 from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
 from .saving import saving
 from .slots import CPU
-from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap
+from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap, unwrapped
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
 
@@ -71,7 +73,7 @@ def attach(
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     if not isinstance(plan, Plan):
         raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     if transforming():
         raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
@@ -87,8 +89,8 @@ def attach(
                 f"{nearest_name(name, modules)}"
             )
     handle = Handle(
-        model, plan, seed, check_refresh(refresh), modules, check_backend(backend), check_loss_scale(loss_scale),
-        check_width("start", start, 0, 2**62),
+        model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
+        check_loss_scale(loss_scale), check_width("start", start, 0, 2**62),
     )  # fmt: skip
     _say_what_is_missing(plan, handle)
     _say_what_is_useless(plan, loss_scale)
@@ -158,6 +160,11 @@ class Handle:
                 chosen.append((name, module, layer))
         return chosen
 
+    def __repr__(self) -> str:
+        what = f"{plural(len(self.layers), 'layer')} of {type(unwrapped(self.model)).__name__}"
+        zeros = f", {total.sparsity:.1%} zeros" if (total := self.counters().total).treated else ""
+        return f"Handle({what}, step {self.steps:,}{zeros}{'' if self._modules else ', removed'})"
+
     # -- training --
 
     def step(self, *, loss_scale: float | None = None) -> None:
@@ -167,7 +174,7 @@ class Handle:
             loss_scale: under loss scaling, the scale of the next step (`scaler.get_scale()` after `scaler.update()`).
                 Thresholds and scales then follow it; without it they lag until the next refresh.
         """
-        check_loss_scale(loss_scale)
+        loss_scale = check_loss_scale(loss_scale)
         self._clock.step()
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
@@ -321,13 +328,14 @@ class Handle:
         if modules and total.passed_through and not total.treated and begun:
             warnings.warn(
                 f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
-                f"called {self.steps} times; call it after each optimizer step.",
+                f"called {plural(self.steps, 'time')}; call it after each optimizer step.",
                 LogradWarning,
                 stacklevel=2,
             )
         elif modules and self.steps and not total.passes:
             warnings.warn(
-                f"no gradient came by in {self.steps} steps; if a copy of the model was trained, attach to the copy.",
+                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to "
+                "the copy.",
                 LogradWarning,
                 stacklevel=2,
             )
@@ -367,9 +375,21 @@ def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
 
 
 def check_loss_scale(loss_scale: float | None) -> float | None:
-    if loss_scale is not None and not 0 < loss_scale < float("inf"):
+    if loss_scale is None:
+        return None
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
+        raise InvalidType(sentence("loss_scale", loss_scale, "a number, positive and finite"))
+    number = _in_float(loss_scale)
+    if not 0 < number < float("inf"):
         raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
-    return loss_scale
+    return number
+
+
+def _in_float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
 
 
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
@@ -383,7 +403,7 @@ def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
     if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
         name, reason = next(iter(left.items()))
         warnings.warn(
-            f"{len(left)} of the {len(plan.layers)} layers of the plan are left alone, such as {name!r}, {reason}; "
+            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
             "handle.explain() names all.",
             LogradWarning,
             stacklevel=3,

@@ -12,9 +12,11 @@ import typer
 from . import __version__
 from .commands import COMMANDS
 from .commands.console import Json, out, print_json, print_table
+from .commands.stopping import StoppableGroup
 from .errors import InvalidValue, LogradError, nearest_name
 
 app = typer.Typer(
+    cls=StoppableGroup,
     help="Backward passes with fewer bits and more zeros, chosen by theory, proven by measurement.",
     no_args_is_help=True,
     add_completion=False,

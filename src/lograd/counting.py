@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import final
 
+from .errors import plural
 from .slots import COUNTERS, PASSES
 from .treating import Product, TreatedLayer
+from .treatments import mixes
 
 
 @final
@@ -27,8 +29,10 @@ class Count:
     zeros_after: int = 0
     clipped: int = 0
     """Elements beyond the largest value of a format; under a Hadamard transform, of the transformed and padded rows."""
+    pruned: int = 0
+    """Elements that pruning has made zero."""
     underflowed: int = 0
-    """Zeros in the result beyond those that were there: elements that were not zero, and are.
+    """Elements that were not zero before a format rounded them, and are: too small for it.
 
     Treatments of rows and blocks may fill zeros in as well; then it is the difference, and never below 0.
     """
@@ -48,7 +52,7 @@ class Count:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Counters:
     """By layer, by layer and product ("input", "weight", or "both" where the same copy serves), and in total.
 
@@ -59,6 +63,10 @@ class Counters:
     layers: dict[str, Count]
     products: dict[str, dict[str, Count]]
     operands: dict[str, dict[str, Count]]
+
+    def __repr__(self) -> str:
+        treated = f"{plural(self.total.treated, 'gradient')} treated, {self.total.sparsity:.1%} zeros"
+        return f"Counters({plural(len(self.layers), 'layer')}, {treated})"
 
 
 def read_counters(layers: dict[str, TreatedLayer]) -> Counters:
@@ -77,7 +85,10 @@ def _of_product(product: Product) -> Count:
     value = dict(zip(COUNTERS, product.counters.tolist(), strict=True))
     # Zeros stay zeros under every treatment of single elements, so the new ones are the difference; a treatment of rows
     # or blocks may fill some of them.
-    return Count(**value, underflowed=max(value["zeros_after"] - value["zeros_before"], 0))
+    new = max(value["zeros_after"] - value["zeros_before"], 0)
+    if not mixes(product.treatments):
+        value["pruned"] = new if product.makes_zeros else 0
+    return Count(**value, underflowed=max(new - value["pruned"], 0))
 
 
 def _sum(counts: Iterable[Count]) -> Count:

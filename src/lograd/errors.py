@@ -33,8 +33,13 @@ class LogradWarning(UserWarning):
 
 def sentence(what: str, got: Any, expected: str) -> str:
     """`what` must be `expected`, got `got`: the form that all messages share."""
-    text = got if isinstance(got, str) and got.startswith("an ") else repr(got)
-    return f"{what} must be {expected}; got {text if len(text) <= 120 else text[:117] + '...'}."
+    return f"{what} must be {expected}; got {got if isinstance(got, str) and got.startswith('an ') else shown(got)}."
+
+
+def shown(value: Any) -> str:
+    """A value inside a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def nearest_name(name: str, valid: Iterable[str]) -> str:
@@ -42,3 +47,8 @@ def nearest_name(name: str, valid: Iterable[str]) -> str:
     folded = {each.lower(): each for each in valid}
     close = difflib.get_close_matches(name.lower(), list(folded), n=1)
     return f" Did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 layer`, `20 layers`, `1,234 steps`: a count with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

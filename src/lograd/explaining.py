@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from torch import nn
 
 from .amplifying import Growth
 from .counting import Count, read_counters
+from .errors import plural
 from .plan import Plan
 from .refreshing import Cost, LayerStatistics
 from .saving import Saving
@@ -21,18 +21,27 @@ from .untreated import untreated_parts
 
 
 @final
-@dataclass(frozen=True)
-class Explanation:
-    """One line for each linear layer and convolution and for what is not treated, and a summary.  str() is the text."""
+class Explanation(str):
+    """One line for each linear layer and convolution and for what is not treated, and a summary.
+
+    It is a string, with its parts beside it.
+    """
 
     layers: dict[str, str]
     summary: str
 
-    def __str__(self) -> str:
-        width = max(map(len, self.layers), default=0)
-        return "\n".join([*(f"{name:<{width}}  {text}" for name, text in self.layers.items()), self.summary])
+    def __new__(cls, layers: dict[str, str], summary: str) -> Explanation:
+        width = max(map(len, layers), default=0)
+        lines = [*(f"{name:<{width}}  {text}" for name, text in layers.items()), summary]
+        made = super().__new__(cls, "\n".join(lines))
+        made.layers, made.summary = layers, summary
+        return made
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return self[:]
+
+    def __reduce__(self) -> tuple[type[Explanation], tuple[dict[str, str], str]]:
+        return Explanation, (self.layers, self.summary)
 
 
 def explain(
@@ -65,13 +74,13 @@ def explain(
     total = counts.total
     milliseconds = cost.milliseconds + sum(int(layer.seen[NANOSECONDS]) for layer in layers.values()) / 1e6
     summary = (
-        f"{steps} steps; {total.treated} gradients treated, {total.passed_through} passed through before there were "
-        f"statistics; {total.elements} elements, {total.sparsity:.1%} zeros"
+        f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
+        f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
     )
     if cost.refreshes:
         each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
         summary += (
-            f"; {cost.refreshes} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+            f"; {cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
             f"{milliseconds / max(steps, 1):.2f} ms a step on average"
         )
     if step is not None:
@@ -89,7 +98,7 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
         for side, product in (layer.products | layer.operands_by_name).items()
     )
     if statistics is None:
-        return f"{text or 'unchanged by plan'}; {count.passes} gradients came by"
+        return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
     if not count.passes:
         if steps:
             return (

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
-from .errors import LogradError
+from .errors import InvalidType, InvalidValue, LogradError, sentence
+
+_record: ContextVar[list[Path] | None] = ContextVar("record", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Path]]:
+    """A list that grows by each file that is replaced inside: what a command that is stopped has done by then."""
+    written: list[Path] = []
+    before = _record.set(written)
+    try:
+        yield written
+    finally:
+        _record.reset(before)
 
 
 class CannotWrite(LogradError, OSError):
@@ -19,7 +35,7 @@ class CannotRead(LogradError, OSError):
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
     """Where a file will be written, through links; raises if its folder cannot take it, so that one can ask early."""
-    target = Path(path).resolve()
+    target = _path(path).resolve()
     if not target.parent.is_dir():
         raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
     if not os.access(target.parent, os.W_OK):
@@ -39,6 +55,8 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
         if target.is_file():
             draft.chmod(target.stat().st_mode & 0o777)
         os.replace(draft, target)
+        if (written := _record.get()) is not None:
+            written.append(Path(path))
     except OSError as error:
         raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
     finally:
@@ -48,6 +66,14 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return _path(path).read_bytes()
     except OSError as error:
         raise CannotRead(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidType(sentence("a path", path, "text or a pathlib.Path"))
+    if "\0" in os.fspath(path):
+        raise InvalidValue(sentence("a path", path, "without the character NUL"))
+    return Path(path)

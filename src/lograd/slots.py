@@ -14,8 +14,12 @@ READY, STRIDE = range(2)
 """Slots of `control`: treat or pass through; take the histogram of one cache line in STRIDE, or none if 0."""
 PASSES, ELEMENTS, NANOSECONDS = range(3)
 """Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
-COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through")
-"""In the order of the operators' own counts, so that those are added at once."""
+COUNTERS = ("zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through", "pruned")
+"""In the order of the operators' own counts, so that those are added at once.
+
+`pruned` is counted where a sentence both prunes and rounds; elsewhere all new zeros come from the one or the other.
+States of before it was counted have one slot less.
+"""
 CPU = torch.device("cpu")
 LONGEST_ROW = 128
 """A row of one element may be padded to so many, each with its own random number."""
@@ -24,9 +28,16 @@ LONGEST_ROW = 128
 def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
     """A tensor was treated: add what was counted, and go on to the next random numbers."""
     # Not counters[:4] += counts: that copies the sum over itself once more.
-    counters[:4].add_(counts)
-    counters[4:].add_(constant((elements, 1, 0), counters.device))
+    counters[:4].add_(counts[:4])
+    counters[4:7].add_(constant((elements, 1, 0), counters.device))
+    if counts.numel() > 4:
+        counters[7:].add_(counts[4:])
     key += constant((0, LONGEST_ROW * elements), key.device)
+
+
+def all_counters(saved: Tensor) -> Tensor:
+    """Saved counters; those of a state from before `pruned` was counted get a zero for it."""
+    return torch.nn.functional.pad(saved, (0, 1)) if saved.numel() == COUNTERS.index("pruned") else saved
 
 
 def count_passed_through(counters: Tensor) -> None:

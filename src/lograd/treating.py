@@ -21,7 +21,17 @@ from .ops.contracts import Takes
 from .ops.histogram import SLOTS
 from .ops.library import FLOAT_TYPES, call, dense, register
 from .plan import LayerPlan
-from .slots import COUNTERS, CPU, READY, STRIDE, constant, count_passed_through, count_treated, zeros
+from .slots import (
+    COUNTERS,
+    CPU,
+    READY,
+    STRIDE,
+    all_counters,
+    constant,
+    count_passed_through,
+    count_treated,
+    zeros,
+)
 from .treatments import Numbers, Prune, Sentence, from_json, memories, to_json, treat
 
 TENSORS = ("both", "input", "weight", "weights", "activations")
@@ -179,7 +189,7 @@ class TreatedLayer:
         """Go on from what `tensors` of another gave; products that it did not choose between are timed again."""
         for name, tensor in self.tensors().items():
             if name in tensors:
-                tensor.copy_(tensors[name])
+                tensor.copy_(all_counters(tensors[name]) if name.endswith(".counters") else tensors[name])
         for product in self.products.values():
             product.recent_zeros()  # what was counted before is not recent
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+
+from ..report import TextTable, text, text_table
 
 
 class PatientConsole(Console):
@@ -24,9 +24,6 @@ class PatientConsole(Console):
 # A pipe or a file has no width; tables that are read there should not be folded to 80 columns.
 out = PatientConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
 
-# Wide tables, such as a profile's: a file has room, and layer names are there to be searched for.
-_wide = PatientConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else 240)
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -35,20 +32,13 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    out.print(f"\n{title}", style="bold")
-    table = Table(show_header=header, box=SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        # Names and texts are folded and never cut off: they are there to be copied.
-        left = index == 0 or not header or column.startswith("<")
-        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(str, row))
-    out.print(table)
+    out.print()
+    show(text_table(title, columns, [[*map(str, row)] for row in rows], header=header))
 
 
-def show(table: Table) -> None:
+def show(table: TextTable) -> None:
     """A finished table, of a profile, a plan or a comparison."""
-    _wide.print(table)
+    text.show(table, out)
 
 
 def say(text: str) -> None:

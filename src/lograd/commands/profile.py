@@ -41,9 +41,10 @@ def profile(
 
     MODULE:FUNCTION names a function without arguments, such as mypkg.train:make; the current folder is searched first.
     """
-    from .. import InvalidValue, LogradError
+    from .. import InvalidValue
     from .. import profile as observe
-    from ..training.folder import make_folder
+    from ..report.progress import as_lines
+    from ..training.folder import folder_for_results
     from ..training.loading import own_words
 
     given = {"data": data, "batch": batch, "width": width, "seed": seed, "after": after}
@@ -55,18 +56,13 @@ def profile(
         raise InvalidValue(
             f"the folder {output} has a profile already; replace it by --overwrite, or give another folder by -o."
         )
-    network, batches, loss = _own(make) if make is not None else _built_in(str(model), given)
-    fresh = not output.exists()
-    folder = make_folder(output)  # before the work, not after it
-    try:
+    with as_lines(not as_json):
+        network, batches, loss = _own(make) if make is not None else _built_in(str(model), given)
+    with as_lines(not as_json), folder_for_results(output) as folder:  # made before the work, not after it
         with warnings_as_sentences(), own_words("a step of the model"):
             found = observe(network, batches, loss, steps, every=every, noise=noise)
-    except LogradError:
-        if fresh:
-            folder.rmdir()
-        raise
-    found.save(folder / "profile.npz")
-    found.to_html(folder / "profile.html", f"Gradients of {make or model}")
+        found.save(folder / "profile.npz")
+        found.to_html(folder / "profile.html", f"Gradients of {make or model}")
     if as_json:
         layers = [_row(layer) for layer in found.layers.values()]
         work = None if found.work is None else found.work.to_json()
@@ -90,10 +86,8 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, endless batches and loss of a built-in model, with the weights that so many steps of training give it."""
     from itertools import count
 
-    from rich.console import Console
-    from rich.progress import track
-
     from .. import InvalidValue
+    from ..report.progress import tracked
     from ..training import Config, load_data
     from ..training.measuring import loss_of
     from ..training.session import Session
@@ -107,9 +101,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
     config = Config(name, schedule="constant", **{key: value for key, value in given.items() if value is not None})
     data = load_data(config)
     session = Session(BuiltIn(config, data), None)
-    screen = Console(stderr=True)
-    hidden = not (screen.is_terminal and after)
-    for _ in track(range(after), "training first", console=screen, transient=True, disable=hidden):
+    for _ in tracked(range(after), after, "training first"):
         session.step()
     places = (divmod(step, data.steps_per_epoch) for step in count(after))
     return session.model, (data.batch(*place) for place in places), loss_of

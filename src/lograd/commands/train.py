@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import plural
 from .console import Json, out, print_json, say, warnings_as_sentences
 
 SLOW = (
@@ -122,8 +123,9 @@ def _result(run: Any) -> str:
     """The end of a run in one line."""
     final, metric = run.summary["final"], run.metric
     value = final[metric.name]
+    reached = f"{value:.2%}" if metric.percent else f"{value:.4f}"
     parts = [
-        f"{metric.words} {f'{value:.2%}' if metric.percent else f'{value:.4f}'} after {run.summary['steps']} steps",
+        f"{metric.words} {reached} after {plural(run.summary['steps'], 'step')}",
         f"{1e3 * (run.summary['seconds_per_step'] or 0.0):.1f} ms a step",
     ]
     if final["sparsity"] is not None:
@@ -131,7 +133,7 @@ def _result(run: Any) -> str:
     if run.config.backend == "dense" and run.summary.get("pruned"):
         parts.append("dense products, which save no time (--backend auto)")
     if skipped := run.summary.get("skipped_steps"):
-        parts.append(f"{skipped} steps skipped by the loss scale")
+        parts.append(f"{plural(skipped, 'step')} skipped by the loss scale")
     return ", ".join(parts)
 
 

@@ -48,7 +48,7 @@ def _without_the_climb(chart: Chart, finding: Finding) -> Chart:
 
 def loss_chart(finding: Finding) -> Chart:
     task = finding.task
-    window = min(WINDOW, task.steps)
+    window = max(1, min(WINDOW, task.steps // 4))  # a short run still has a line, and not one point
 
     def smooth(run: Run) -> list[float]:
         return list(np.convolve(run.losses, np.full(window, 1 / window), "valid"))
@@ -183,12 +183,16 @@ def zeros_by_law(finding: Finding) -> Chart:
 
 
 def times(findings: Sequence[Finding]) -> Chart:
-    names = [finding.task.name for finding in findings]
-    columns = list(zip(*([result.milliseconds for result in finding.results] for finding in findings), strict=True))
-    bars = [Bars(names, column, way, WAY_COLORS[way]) for way, column in zip(WAYS, columns, strict=True)]
+    """Of the step and of its backward."""
+    names = [f"{finding.task.name}, {part}" for finding in findings for part in ("step", "backward")]
+    bars = []
+    for way in WAYS:
+        results = [finding.result(way) for finding in findings]
+        heights = [time for result in results for time in (result.milliseconds, result.backward)]
+        bars.append(Bars(names, heights, way, WAY_COLORS[way]))
     return Chart(
-        "Time of a training step", "", "milliseconds, median", bars,
-        note="Forward, backward, optimizer and treatment; the three ways in turn, step by step.",
+        "Time of a training step, and of its backward", "", "milliseconds, median", bars,
+        note="A step: forward, backward, optimizer and treatment; the three ways in turn, step by step.",
     )  # fmt: skip
 
 

@@ -15,10 +15,11 @@ from ..laws import Exponential, HalfNormal, Law, LogNormal
 from ..plan import Plan
 from ..profiling import LayerProfile, Profile
 from ..profiling.whatif import measure
+from ..report.progress import Advance
 from ..training.measuring import FULL_BITS
 from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from ..treatments.prune import PruningLaw
-from .racing import DENSE, Progress, Run, race, scout
+from .racing import DENSE, Run, race, scout
 from .tasks import Task
 
 BITS = 6
@@ -102,6 +103,8 @@ class Result:
     differences: list[float]
     milliseconds: float
     """A step: forward, backward, optimizer and treatment; the median."""
+    backward: float
+    """Milliseconds of the backward alone, its treatment included; the median."""
     bits: float | None
     """An element of the gradients would take in its format, mean over all elements; None where zeros have no code."""
     zeros: float
@@ -170,6 +173,7 @@ class Finding:
             [run.final for run in runs],
             [run.final - dense[run.seed] for run in runs],
             median(time for run in runs for time in run.milliseconds),
+            median(time for run in runs for time in run.backward),
             bits,
             sum(layer.profile.elements * shares[layer.name] for layer in self.layers) / elements,
             sum(layer.operations * shares[layer.name] for layer in self.layers) / operations,
@@ -211,6 +215,7 @@ class Finding:
                 for result in self.results
             ],
             "milliseconds_per_step": {result.way: result.milliseconds for result in self.results},
+            "milliseconds_per_backward": {result.way: result.backward for result in self.results},
         }
 
 
@@ -236,7 +241,7 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def investigate(task: Task, progress: Progress) -> Finding:
+def investigate(task: Task, progress: Advance) -> Finding:
     """The whole story of one task: scout, plan, train, compare."""
     profile = scout(task, progress)
     plans = {

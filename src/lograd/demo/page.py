@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
 from .. import __version__
-from ..report import Page
+from ..errors import plural
+from ..report import Page, Tile
 from . import drawing, words
 from .findings import BITS, LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, TARGET, Finding
 from .racing import DENSE
@@ -52,20 +54,46 @@ def build(findings: Sequence[Finding], seconds: float) -> Page:
     return page
 
 
-def _tiles(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+def _tiles(findings: Sequence[Finding]) -> list[Tile]:
+    """What matters first: how well it trains with zeros, and how fast; then bits, zeros and the law."""
     tiles = []
     for finding in findings:
-        task, dense = finding.task, finding.result(DENSE)
-        for way in (LOW_BITS, SPARSE):
-            result = finding.result(way)
-            value = words.signed(result.difference, task.score_digits)
-            hint = f"{task.name}: {words.score(task, result.score)}, dense {words.score(task, dense.score)}"
-            tiles.append((value, f"{task.difference_name} with {way}", hint))
+        step, backward = words.faster(finding, SPARSE)
+        times = {"step": (step, "milliseconds"), "backward": (backward, "backward")}
+        tiles.append(_score_tile(finding, SPARSE))
+        tiles += [_speed_tile(finding, part, ratio, name) for part, (ratio, name) in times.items()]
+    tiles += [_score_tile(finding, LOW_BITS) for finding in findings]
+    shares = [finding.result(SPARSE).skippable for finding in findings]
+    names = ", ".join(f"{finding.task.name} {share:.1%}" for finding, share in zip(findings, shares, strict=True))
+    tiles.append(Tile(f"{min(shares):.0%}", f"of the backward's multiply-adds skippable with {SPARSE}", names))
     middle = words.median_distances(findings)
-    tiles.append((f"{middle['lognormal']:.2f}", "KS distance to lognormal", f"median; normal {middle['normal']:.2f}"))
-    miss = max(finding.trained_miss() for finding in findings)
-    tiles.append((f"{100 * miss:.1f}", "points at most from the zeros asked", "any layer, while training"))
+    hint = f"median; normal {middle['normal']:.2f}"
+    tiles.append(Tile(f"{middle['lognormal']:.2f}", "KS distance to lognormal", hint))
     return tiles
+
+
+TONES: dict[str, Literal["", "good", "bad"]] = {
+    "better": "good", "faster": "good", "worse": "bad", "slower": "bad", "level": "", "as fast": "",
+}  # fmt: skip
+
+
+def _score_tile(finding: Finding, way: str) -> Tile:
+    task, dense, result = finding.task, finding.result(DENSE), finding.result(way)
+    judged = words.verdict(task, result)
+    size = f"{words.signed(result.difference, task.score_digits)} {task.difference_unit}"
+    label = f"{task.score_name}{'' if judged == 'level' else f', {judged} than dense'} with {way}"
+    hint = f"{task.name}: {words.score(task, result.score)}, dense {words.score(task, dense.score)}"
+    if len(dense.scores) > 1:
+        hint += f"; dense seeds differ by {max(dense.scores) - min(dense.scores):.{task.score_digits}f}"
+    return Tile("level" if judged == "level" else size, label, hint, TONES[judged])
+
+
+def _speed_tile(finding: Finding, part: str, ratio: float, name: str) -> Tile:
+    judged = "as fast" if words.speed(ratio) == "as fast" else "faster" if ratio > 1 else "slower"
+    dense, result = (getattr(finding.result(way), name) for way in (DENSE, SPARSE))
+    label = f"{part} {judged} {'as' if judged == 'as fast' else 'than'} dense with {SPARSE}"
+    hint = f"{finding.task.name}: {result:.1f} ms, dense {dense:.1f} ms, as measured"
+    return Tile(f"{ratio:.2f}×", label, hint, TONES[judged])
 
 
 def _laws(page: Page, findings: Sequence[Finding]) -> None:
@@ -140,7 +168,7 @@ def _training(page: Page, findings: Sequence[Finding]) -> None:
         task = finding.task
         page.text(
             f"{task.name}: a {task.model_name} of {finding.parameters:,} parameters; {task.data_name}; {task.steps} "
-            f"steps of batch {task.batch}, {task.seeds} seeds; score: {task.score_name}."
+            f"steps of batch {task.batch}, {plural(task.seeds, 'seed')}; score: {task.score_name}."
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +19,7 @@ from ..attaching import Handle, attach
 from ..counting import Count
 from ..plan import Plan
 from ..profiling import Profile, observe
+from ..report.progress import Advance
 from .tasks import Batch, Task
 
 DENSE = "dense"
@@ -27,9 +28,6 @@ WARM_UP = 20
 attach passes the first through."""
 OBSERVATIONS = 6
 """Steps of the scout that are observed."""
-
-Progress = Callable[[int], None]
-"""Told how many steps have been done since it was last called."""
 
 
 @dataclass
@@ -40,6 +38,9 @@ class Run:
     seed: int
     losses: list[float] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
+    """Of each step."""
+    backward: list[float] = field(default_factory=list)
+    """Milliseconds of each backward."""
     scores: dict[int, float] = field(default_factory=dict)
     """By the number of steps done."""
     zeros: dict[str, float] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Run:
         return list(self.scores.values())[-1]
 
 
-def scout(task: Task, progress: Progress) -> Profile:
+def scout(task: Task, progress: Advance) -> Profile:
     """Train for a few steps and look at the gradients on the way."""
     runner = _Runner(task, task.fresh_model(0), Run("scout", 0))
     with observe(runner.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
@@ -60,7 +61,7 @@ def scout(task: Task, progress: Progress) -> Profile:
     return profile
 
 
-def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Progress) -> list[Run]:
+def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Advance) -> list[Run]:
     """One run without a plan and one for each plan."""
     start = task.fresh_model(seed)
     with ExitStack() as stack:
@@ -100,7 +101,9 @@ class _Runner:
         began = time.perf_counter()
         self.optimizer.zero_grad()
         loss: Any = self.task.loss(self.model(inputs), targets)
+        before = time.perf_counter()
         loss.backward()
+        self.run.backward.append((time.perf_counter() - before) * 1e3)
         self.optimizer.step()
         if self.handle is not None:
             self.handle.step()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from ..report import Page
+from ..report.progress import progress
 from . import page
 from .findings import WAYS, Finding, investigate
-from .racing import Progress
 from .tasks import DigitsTask, PlayTask, Task
 
 THREADS = 1
@@ -50,13 +49,15 @@ def step_count(task: Task) -> int:
     return task.scout + task.seeds * len(WAYS) * task.steps
 
 
-def tell(chosen: list[Task], progress: Mapping[str, Progress] | None = None) -> Story:
-    """Train and compare; `progress` has a function for each task's name."""
+def tell(chosen: list[Task]) -> Story:
+    """Train and compare."""
     start, before = time.perf_counter(), torch.get_num_threads()
-    silent: Progress = lambda steps: None  # noqa: E731
     try:
         torch.set_num_threads(THREADS)
-        findings = [investigate(task, (progress or {}).get(task.name, silent)) for task in chosen]
+        findings = []
+        for task in chosen:
+            with progress(f"{task.model_name} on {task.name}", step_count(task)) as advance:
+                findings.append(investigate(task, advance))
     finally:
         torch.set_num_threads(before)
     return Story(findings, time.perf_counter() - start)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from ..report import text_table
+from ..report import TextTable, text_table
 from . import words
 from .findings import LAWS, LOW_BITS, PRUNING_LAWS, TARGET, Finding
 
@@ -16,11 +14,12 @@ LAYER_COLUMNS = (
 )  # fmt: skip
 SPARSITY_COLUMNS = ("<model", "<threshold from", "asked", "least got", "most got", "largest miss")
 RESULT_COLUMNS = (
-    "model", "way", "score", "difference", "by seed", "zeros", "bits/element", "ms/step", "of dense",
+    "model", "way", "score", "difference", "by seed", "zeros", "bits/element", "ms/step", "step", "ms/backward",
+    "backward",
 )  # fmt: skip
 
 
-def tables(findings: Sequence[Finding]) -> list[Table]:
+def tables(findings: Sequence[Finding]) -> list[TextTable]:
     scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
         text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),
@@ -79,11 +78,13 @@ def result_rows(findings: Sequence[Finding]) -> list[list[str]]:
                 task.name,
                 result.way,
                 words.score(task, result.score),
-                "–" if same else f"{words.signed(result.difference, task.score_digits)} {task.difference_unit}",
+                "–" if same else words.compared(task, result),
                 "–" if same else words.spread(task, result.differences),
                 f"{result.zeros:.1%}",
                 "–" if result.bits is None else f"{result.bits:.1f}",
                 f"{result.milliseconds:.1f}",
-                f"{result.milliseconds / dense.milliseconds:.2f}",
+                "–" if same else words.speed(dense.milliseconds / result.milliseconds),
+                f"{result.backward:.1f}",
+                "–" if same else words.speed(dense.backward / result.backward),
             ])  # fmt: skip
     return rows

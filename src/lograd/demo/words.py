@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import Literal
 
+from ..errors import plural
 from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, Layer, Result
 from .racing import DENSE
 from .tasks import Task
@@ -26,13 +28,40 @@ def score(task: Task, value: float) -> str:
     return f"{value:.{task.score_digits}f}" + (f" {task.score_unit}" if task.score_unit else "")
 
 
-def compared(task: Task, result: Result) -> str:
-    """How a way ended, against dense."""
-    size = f"{abs(result.difference):.{task.score_digits}f}"
-    if not float(size):
+def verdict(task: Task, result: Result) -> Literal["better", "worse", "level"]:
+    """How a way ended against dense, by what is good for the score."""
+    if not float(f"{result.difference:.{task.score_digits}f}"):
         return "level"
-    better = (result.difference > 0) == task.higher_is_better
-    return f"{size} {task.difference_unit} {'better' if better else 'worse'}"
+    return "better" if (result.difference > 0) == task.higher_is_better else "worse"
+
+
+def compared(task: Task, result: Result) -> str:
+    """The same with its size."""
+    size, judged = f"{abs(result.difference):.{task.score_digits}f}", verdict(task, result)
+    return judged if judged == "level" else f"{size} {task.difference_unit} {judged}"
+
+
+def speed(ratio: float) -> str:
+    """A ratio of dense time to time: `1.32 times faster`, `1.08 times slower`, `as fast`."""
+    size = max(ratio, 1 / ratio)
+    if f"{size:.2f}" == "1.00":
+        return "as fast"
+    return f"{size:.2f} times {'faster' if ratio > 1 else 'slower'}"
+
+
+def faster(finding: Finding, way: str) -> tuple[float, float]:
+    """Dense time over time, of the step and of its backward."""
+    dense, result = finding.result(DENSE), finding.result(way)
+    return dense.milliseconds / result.milliseconds, dense.backward / result.backward
+
+
+def speeds(findings: Sequence[Finding]) -> str:
+    """What pruning wins in time, as measured here."""
+    parts = []
+    for finding in findings:
+        step, backward = (speed(ratio) for ratio in faster(finding, SPARSE))
+        parts.append(f"on {finding.task.name} the backward is {backward} and the step {step}")
+    return f"With {SPARSE}, {'; '.join(parts)}, as measured"
 
 
 def spread(task: Task, values: Sequence[float]) -> str:
@@ -69,7 +98,7 @@ def laws(findings: Sequence[Finding]) -> str:
     best = min(middle, key=lambda law: middle[law])
     others = " and ".join(f"{value:.2f} to {law}" for law, value in middle.items() if law != best)
     near = "are near-lognormal" if best == "lognormal" else f"are nearest to the {best} law here"
-    return f"Neural gradients {near}: a median KS distance of {middle[best]:.2f}, against {others}"
+    return f"The gradients of these networks {near}: a median KS distance of {middle[best]:.2f}, against {others}"
 
 
 def exceptions(findings: Sequence[Finding]) -> str:
@@ -96,7 +125,7 @@ def formats(findings: Sequence[Finding]) -> str:
 
 def format_counts(findings: Sequence[Finding]) -> str:
     counts = Counter(str(layer.rounding.format) for layer in _layers(findings) if layer.rounding)
-    return ", ".join(f"{name} in {count} layers" for name, count in counts.most_common())
+    return ", ".join(f"{name} in {plural(count, 'layer')}" for name, count in counts.most_common())
 
 
 def cosines(findings: Sequence[Finding]) -> str:
@@ -119,14 +148,8 @@ def law_misses(findings: Sequence[Finding]) -> str:
 
 
 def costs(findings: Sequence[Finding]) -> str:
-    ratios = {way: [_slower(finding, way) for finding in findings] for way in (LOW_BITS, SPARSE)}
-    steps = " and ".join(f"{_range(values)} times (with {way})" for way, values in ratios.items())
     bits = [value for finding in findings if (value := finding.result(LOW_BITS).bits) is not None]
-    return f"A step takes {steps} as long as dense; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
-
-
-def _slower(finding: Finding, way: str) -> float:
-    return finding.result(way).milliseconds / finding.result(DENSE).milliseconds
+    return f"{speeds(findings)}; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
 
 
 def _range(values: Sequence[float], digits: int = 2) -> str:

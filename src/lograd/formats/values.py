@@ -6,6 +6,7 @@ A format is a frozen value.  The theory needs nothing of it but its cells; the k
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 
 Rounding = Literal["nearest", "nearest_away", "toward_zero", "stochastic"]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
@@ -30,12 +31,15 @@ def check_rounding(rounding: str, valid: tuple[str, ...] = ROUNDINGS) -> None:
 
 def check_width(what: str, width: Any, low: int, high: int) -> int:
     """`width` as an int; NumPy's integers will do, a bool or a float will not."""
+    expected = f"a whole number from {low} to {high}"
     try:  # torch.compile makes a constant of what operator.index is asked for
         whole = None if isinstance(width, bool) else operator.index(width)
     except TypeError:
         whole = None
+    if whole is None and (isinstance(width, bool | np.bool_) or not isinstance(width, numbers.Real)):
+        raise InvalidType(sentence(what, width, expected))
     if whole is None or not low <= whole <= high:
-        raise InvalidValue(sentence(what, width, f"a whole number from {low} to {high}"))
+        raise InvalidValue(sentence(what, width, expected))
     return whole
 
 

@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf, erfinv, exp1, gammainc, gammaincc, hyp2f1
 
-from .law import Law, Order, Values, check_interval, diverges, finite, magnitudes, parameter, probabilities, values
+from .law import (
+    Law,
+    Order,
+    Values,
+    check_interval,
+    diverges,
+    finite,
+    magnitudes,
+    parameter,
+    probabilities,
+    real,
+    values,
+)
 
 NEAR_ZERO = "its density at zero is positive, so 1/x has no mean there"
 HEAVY_TAIL = "its tail falls as 1/x^2, so the integral grows without bound"
@@ -46,7 +58,7 @@ class HalfNormal(ScaleLaw):
         return values(np.broadcast_to(np.pi / np.sqrt(8.0), self.shape))
 
     def cdf(self, t: ArrayLike) -> Values:
-        return values(erf(np.maximum(np.asarray(t, dtype=np.float64), 0.0) / self.scale / np.sqrt(2.0)))
+        return values(erf(np.maximum(real("t", t), 0.0) / self.scale / np.sqrt(2.0)))
 
     def quantile(self, p: ArrayLike) -> Values:
         return values(self.scale * np.sqrt(2.0) * erfinv(probabilities(p)))
@@ -80,7 +92,7 @@ class Exponential(ScaleLaw):
         return values(np.broadcast_to(np.pi / np.sqrt(6.0), self.shape))
 
     def cdf(self, t: ArrayLike) -> Values:
-        return values(-np.expm1(-np.maximum(np.asarray(t, dtype=np.float64), 0.0) / self.scale))
+        return values(-np.expm1(-np.maximum(real("t", t), 0.0) / self.scale))
 
     def quantile(self, p: ArrayLike) -> Values:
         with np.errstate(divide="ignore"):
@@ -115,7 +127,7 @@ class HalfCauchy(ScaleLaw):
         return values(np.broadcast_to(np.pi / 2, self.shape))
 
     def cdf(self, t: ArrayLike) -> Values:
-        return values(np.arctan(np.maximum(np.asarray(t, dtype=np.float64), 0.0) / self.scale) * (2 / np.pi))
+        return values(np.arctan(np.maximum(real("t", t), 0.0) / self.scale) * (2 / np.pi))
 
     def quantile(self, p: ArrayLike) -> Values:
         p = probabilities(p)

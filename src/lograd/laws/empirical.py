@@ -12,8 +12,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import native
-from ..errors import InvalidType, InvalidValue, sentence
-from .law import Law, Order, Values, check_interval, finite, magnitudes, power_mean, probabilities, to_numpy, values
+from ..errors import InvalidType, InvalidValue, plural, sentence
+from .law import (
+    Law,
+    Order,
+    Values,
+    check_interval,
+    finite,
+    magnitudes,
+    power_mean,
+    probabilities,
+    real,
+    to_numpy,
+    values,
+)
 
 BINS_PER_OCTAVE = native.BINS_PER_OCTAVE
 """Bin i covers 2^e (1 + [j, j + 1) / 16) with e, j = divmod(i, 16): the exponent and the leading 4 mantissa bits."""
@@ -160,7 +172,7 @@ class Empirical(Law):
         means = _bin_moment(order, u, v, v)
         mass = self.shares * np.maximum(np.abs(means - u**order), np.abs(v**order - means))
         below = np.concatenate([np.zeros((*self.shape, 1)), np.cumsum(mass, axis=-1)], axis=-1)
-        t = np.asarray(t, dtype=np.float64)
+        t = real("t", t)
         index = self._index(t)
         inside = (t >= edges[index]) & (t < edges[index + 1])
         # In the bin that t cuts, anything from none to all of the mass may lie below t.
@@ -206,7 +218,7 @@ class Empirical(Law):
 
     def __str__(self) -> str:
         low, high = np.log2(self.edges[[0, -1]])
-        return f"Empirical({np.sum(self.count)} elements, 2^{low:.1f} to 2^{high:.1f})"
+        return f"Empirical({plural(int(np.sum(self.count)), 'element')}, 2^{low:.1f} to 2^{high:.1f})"
 
     __repr__ = __str__
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from .bell import Exponential, HalfCauchy, HalfNormal
-from .law import Law, Values, magnitudes
+from .law import Law, Values, check_law, magnitudes
 from .loglaplace import LogLaplace
 from .lognormal import LogNormal
 from .uniform import Uniform
@@ -18,11 +18,15 @@ FAMILIES: tuple[type[Law], ...] = (LogNormal, LogLaplace, HalfNormal, Exponentia
 """The families that `rank_laws` compares; Empirical is left out, as it fits its own data by construction."""
 
 
+MOST_POINTS = 10**7
+
+
 def ks_distance(law: Law, x: Any) -> float:
     """The largest gap between the law's cdf and that of the nonzero magnitudes of x, 0 (perfect) to 1.
 
     The distance, not a p-value: with millions of elements any law is rejected, and what matters is by how much.
     """
+    check_law(law)
     ordered = np.sort(magnitudes(x, "ks_distance")[0])
     cdf = law.cdf(ordered)
     steps = np.arange(ordered.size + 1) / ordered.size
@@ -40,8 +44,9 @@ class QQ:
 
 def qq(law: Law, x: Any, points: int = 199) -> QQ:
     """Q-Q data at `points` evenly spaced probabilities, ends excluded."""
-    if points < 1:
-        raise InvalidValue(sentence("points", points, "at least 1"))
+    check_law(law)
+    if isinstance(points, bool) or not hasattr(points, "__index__") or not 1 <= points <= MOST_POINTS:
+        raise InvalidValue(sentence("points", points, f"a whole number from 1 to {MOST_POINTS:,}"))
     p = np.arange(1, points + 1) / (points + 1)
     return QQ(p, law.quantile(p), np.quantile(magnitudes(x, "qq")[0], p))
 
@@ -58,8 +63,11 @@ class Fit:
 
 def rank_laws(x: Any, families: tuple[type[Law], ...] = FAMILIES) -> list[Fit]:
     """All families fitted to the nonzero magnitudes of x, the best first by Kolmogorov-Smirnov distance."""
+    chosen = tuple(families) if isinstance(families, tuple | list) else ()
+    if not chosen or not all(isinstance(family, type) and issubclass(family, Law) for family in chosen):
+        raise InvalidType(sentence("families", families, "laws such as (LogNormal, HalfNormal)"))
     nonzero, _ = magnitudes(x, "rank_laws")
-    return sorted((_try(family, nonzero) for family in families), key=lambda fit: (fit.law is None, fit.ks))
+    return sorted((_try(family, nonzero) for family in chosen), key=lambda fit: (fit.law is None, fit.ks))
 
 
 def _try(family: type[Law], nonzero: Values) -> Fit:

@@ -15,11 +15,13 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import InvalidType, InvalidValue, MomentDoesNotExist, sentence
+from ..errors import InvalidType, InvalidValue, MomentDoesNotExist, plural, sentence
 
 Values = NDArray[np.float64]
 Order = Literal[-1, 0, 1, 2]
 SomeLaw = TypeVar("SomeLaw", bound="Law")
+MOST_DRAWN = 2**32
+"""Draws along one axis of a sample: 32 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +89,17 @@ class Law(ABC):
 
     def expected_max(self, count: ArrayLike) -> Values:
         """The level where the largest of `count` independent elements is to be expected: the quantile n / (n + 1)."""
-        n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
+        n = elements(count)
         return self.quantile(n / (n + 1))  # the mean rank of the largest of n
 
     def sample(self, size: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> Values:
         """Independent magnitudes, by inversion of the cdf; one column per entry of an array-valued law."""
-        shape = (size,) if np.ndim(size) == 0 else tuple(cast(Any, size))
-        ticks = np.random.default_rng(seed).integers(0, 2**53, size=shape + self.shape)
+        wanted: Any = size if isinstance(size, tuple | list) else (size,)
+        if not all(_is_whole(one) and 0 <= one <= MOST_DRAWN for one in wanted):
+            raise InvalidValue(sentence("size", size, f"a whole number from 0 to {MOST_DRAWN:,}, or a tuple of them"))
+        if not isinstance(seed, np.random.Generator) and not (_is_whole(seed) and seed >= 0):
+            raise InvalidValue(sentence("seed", seed, "a whole number from 0, or a NumPy Generator"))
+        ticks = np.random.default_rng(seed).integers(0, 2**53, size=(*wanted, *self.shape))
         return self.quantile((ticks + 0.5) / 2**53)  # never 0 or 1, whose quantiles may be infinite
 
     @property
@@ -138,7 +144,7 @@ class Law(ABC):
 
     def __str__(self) -> str:
         shown = (f"{name}={getattr(self, name):.6g}" for name in self.parameters)
-        return f"{type(self).__name__}({', '.join(shown) if not self.shape else f'{self.shape[0]} layers'})"
+        return f"{type(self).__name__}({', '.join(shown) if not self.shape else plural(self.shape[0], 'layer')})"
 
 
 def values(x: Any) -> Values:
@@ -149,10 +155,7 @@ def values(x: Any) -> Values:
 
 def parameter(what: str, value: Any, *, low: float = -np.inf, inclusive: bool = False) -> Any:
     """A finite law parameter above `low`: a float, or a read-only float64 array with one entry per layer."""
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidType(sentence(what, value, "a number or an array of numbers")) from None
+    array = real(what, value).copy()
     inside = (array >= low) if inclusive else (array > low)
     if not np.all(np.isfinite(array) & inside):
         expected = "finite" if low == -np.inf else f"finite and {'at least' if inclusive else 'above'} {low:g}"
@@ -163,8 +166,36 @@ def parameter(what: str, value: Any, *, low: float = -np.inf, inclusive: bool = 
     return array
 
 
+def real(what: str, value: Any) -> Values:
+    """Numbers as a float64 array; text, truth values, complex numbers and None are none."""
+    try:
+        array = to_numpy(value)
+        if array.dtype.kind != "b":
+            return array.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        pass
+    raise InvalidType(sentence(what, value, "a number or an array of numbers"))
+
+
+def _is_whole(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def elements(count: ArrayLike) -> Values:
+    """Numbers of elements, at least one."""
+    array = real("count", count)
+    if not np.all(np.isfinite(array)):
+        raise InvalidValue(sentence("count", count, "finite"))
+    return np.maximum(array, 1.0)
+
+
+def check_law(law: Any) -> None:
+    if not isinstance(law, Law):
+        raise InvalidType(sentence("law", law, "a Law such as LogNormal(0, 2)"))
+
+
 def probabilities(p: ArrayLike) -> Values:
-    array = np.asarray(p, dtype=np.float64)
+    array = real("a probability", p)
     if not np.all((array >= 0) & (array <= 1)):
         raise InvalidValue(sentence("a probability", p, "between 0 and 1"))
     return array
@@ -172,9 +203,9 @@ def probabilities(p: ArrayLike) -> Values:
 
 def check_interval(order: int, low: ArrayLike, high: ArrayLike) -> tuple[Values, Values]:
     """Both ends as float64, the low one not below zero and not above the high one."""
-    if order not in (-1, 0, 1, 2):
+    if isinstance(order, bool) or np.ndim(order) or order not in (-1, 0, 1, 2):
         raise InvalidValue(sentence("order of a moment", order, "-1, 0, 1 or 2"))
-    low_, high_ = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    low_, high_ = real("the low end of an interval", low), real("the high end of an interval", high)
     if np.isnan(low_).any() or np.isnan(high_).any():
         raise InvalidValue("a moment needs numbers for the ends of its interval; got NaN.")
     low_ = np.maximum(low_, 0.0)

@@ -9,7 +9,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from .law import Law, Order, Values, check_interval, finite, magnitudes, parameter, probabilities, spread, values
+from .law import (
+    Law,
+    Order,
+    Values,
+    check_interval,
+    elements,
+    finite,
+    magnitudes,
+    parameter,
+    probabilities,
+    real,
+    spread,
+    values,
+)
 
 LN2 = float(np.log(2.0))
 
@@ -88,7 +101,7 @@ class LogNormal(Law):
 
     def expected_max(self, count: ArrayLike) -> Values:
         """exp(mu + sigma sqrt(2 ln n)): the asymptote of the largest of n, which bounds its expected log from above."""
-        n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
+        n = elements(count)
         return values(np.exp(self.mu + self.sigma * np.sqrt(2 * np.log(n))))
 
     @classmethod
@@ -100,7 +113,7 @@ class LogNormal(Law):
 
     def _z(self, t: ArrayLike) -> Values:
         with np.errstate(divide="ignore"):
-            return np.asarray((np.log(np.maximum(t, 0.0)) - self.mu) / self.sigma)
+            return np.asarray((np.log(np.maximum(real("t", t), 0.0)) - self.mu) / self.sigma)
 
 
 def _log_ndtr_between(a: Values, b: Values) -> Values:

@@ -81,9 +81,12 @@ def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
         if value.numel() != 1 or not value.is_floating_point():
             raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {describe(value)}.")
         return value.to(device=x.device, dtype=torch.float32)
-    if not isinstance(value, float | int) and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise InvalidType(sentence(what, value, "a number or a float tensor of one element"))
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number may be beyond any float
+        number = float("inf")
     if not (_UNDERFLOW < number <= _LARGEST or (number == 0 and low == 0)):
         expected = "zero or positive" if low == 0 else "positive"
         raise InvalidValue(sentence(what, value, f"finite and {expected} in float32"))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat
 
 
@@ -23,10 +23,18 @@ class Grid(NamedTuple):
     largest_negative: float
 
 
-def _grid_of(format: Format) -> Grid:
+def grid_of(format: Format) -> Grid:
     """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
+    return _cached_grid(_checked(format))
+
+
+def _checked(format: Format) -> FloatFormat | IntFormat:
     if not isinstance(format, FloatFormat | IntFormat):
-        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {format!r}.")
+        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {shown(format)}.")
+    return format
+
+
+def _grid(format: FloatFormat | IntFormat) -> Grid:
     if format.bits > 8:
         raise InvalidValue(f"quantize takes formats of at most 8 bits; {format} has {format.bits}.")
     if isinstance(format, IntFormat):
@@ -38,7 +46,7 @@ def _grid_of(format: Format) -> Grid:
     return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
 
 
-grid_of = lru_cache(maxsize=256)(_grid_of)
+_cached_grid = lru_cache(maxsize=256)(_grid)
 
 
 def arguments_of(format: Format) -> tuple[Any, ...]:
@@ -48,7 +56,7 @@ def arguments_of(format: Format) -> tuple[Any, ...]:
     look into a cache, nor hand a format that it has only traced to a function that it does not trace.
     """
     if torch.compiler.is_compiling():
-        return tuple(_grid_of(constant(format)))
+        return tuple(_grid(constant(_checked(format))))
     return tuple(grid_of(format))
 
 

@@ -203,7 +203,7 @@ def _check_length(packed: Tensor, length: int) -> None:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in FLOAT_TYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOAT_TYPES:
         name = type_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
         raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {name}.")
 

@@ -28,7 +28,7 @@ and zero, and `dequantize_*` is the exact inverse: dequantize(pack(x)) equals qu
 
 from __future__ import annotations
 
-import math
+import numbers
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -374,7 +374,9 @@ def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
                 f"gamma must be a number or a float tensor of one element; got shape {tuple(gamma.shape)}."
             )
         return gamma
-    if not (isinstance(gamma, float | int) and math.isfinite(gamma) and 0 < gamma <= 1):
+    if isinstance(gamma, bool) or not isinstance(gamma, numbers.Real):
+        raise InvalidType(sentence("gamma", gamma, "a number, positive and at most 1"))
+    if not 0 < gamma <= 1:
         raise InvalidValue(sentence("gamma", gamma, "positive and at most 1"))
     return torch.full((), gamma, dtype=torch.float64, device=x.device)
 

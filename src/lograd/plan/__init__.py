@@ -1,6 +1,6 @@
 """Plans: treatments by layer name, as values and as a file to review."""
 
-from .layer import PRODUCTS, LayerPlan, check_products, predicted
+from .layer import PRODUCTS, LayerPlan, check_bits, check_products, predicted
 from .plan import VERSION, Plan
 from .work import StepWork, Untreated, percent
 
@@ -11,6 +11,7 @@ __all__ = [
     "Plan",
     "StepWork",
     "Untreated",
+    "check_bits",
     "check_products",
     "percent",
     "predicted",

@@ -10,7 +10,7 @@ from ..formats import Format, parse_format
 from ..theory import best_format
 from ..treatments import Atp, Dithered, Prune, Quantize, Sentence, Statistics, TopK, TopKStochastic, describe
 from ..treatments.prune import PruningLaw
-from .layer import OPERANDS, PRODUCTS, LayerPlan, predicted
+from .layer import OPERANDS, PRODUCTS, LayerPlan, check_bits, predicted
 
 Pruning = Prune | TopK | TopKStochastic
 """What has a sparsity that can be changed."""
@@ -30,6 +30,8 @@ class Change:
     products: tuple[str, ...] = PRODUCTS
 
     def __post_init__(self) -> None:
+        if self.bits is not None:
+            check_bits(self.bits)
         if self.bits is not None and self.format is not None:
             raise InvalidValue("override takes bits=, which chooses a format, or format= itself; got both.")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..formats.values import check_width
 from ..treatments import (
     Prediction,
     Prune,
@@ -136,8 +137,15 @@ def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
             raise InvalidValue(f"{what} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}")
 
 
+def check_bits(bits: Any) -> int:
+    """The width of a float that gradients are rounded to, the same wherever a plan is asked for one."""
+    return check_width("bits", bits, 2, 8)
+
+
 def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
     """One or both names of products."""
+    if not isinstance(products, Iterable):
+        raise InvalidType(sentence("products", products, "'input', 'weight' or both"))
     names = (products,) if isinstance(products, str) else tuple(products)
     for name in names:
         if name not in PRODUCTS:

@@ -14,12 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, final
 
-from rich.table import Table
-
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
-from ..report import text_table
+from ..report import TextTable, text_table
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
@@ -32,7 +30,7 @@ VERSION = 1
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Treatments by layer name.
 
@@ -52,7 +50,7 @@ class Plan:
     every: LayerPlan | None = None
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     step: StepWork | None = None
-    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False, repr=False)
+    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False)
     growth: Forecast | None = None
     unpruned: Mapping[str, str] = field(default_factory=dict)
 
@@ -161,6 +159,10 @@ class Plan:
             products: change the treatment in these products only, "input" or "weight".
             treat: False leaves the layers alone.
         """
+        if not isinstance(pattern, str):
+            raise InvalidType(sentence("pattern", pattern, "a layer name or a pattern of names, such as 'layer1.*'"))
+        if not isinstance(treat, bool):
+            raise InvalidType(sentence("treat", treat, "True or False"))
         change = Change(sparsity, law, bits, format, scale, rounding, check_products(products))
         if treat and change.empty:
             raise InvalidValue(
@@ -205,6 +207,8 @@ class Plan:
 
     def diff(self, other: Plan) -> str:
         """What changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
+        if not isinstance(other, Plan):
+            raise InvalidType(sentence("what a plan is compared with", other, "a Plan"))
         lines = []
         mine, theirs = (_entries(plan) for plan in (self, other))
         for name in dict.fromkeys([*mine, *theirs]):
@@ -218,9 +222,9 @@ class Plan:
                 lines.append(f"~ {name}: {_in_words(before)} -> {_in_words(after)}")
         return "\n".join(lines)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A table for the terminal: what is done to each layer, and what theory expects of it."""
-        title = f"Plan for {len(self.layers)} layers" + (f", {len(self.kept)} kept" if self.kept else "")
+        title = f"Plan for {plural(len(self.layers), 'layer')}" + (f", {len(self.kept)} kept" if self.kept else "")
         total = max(self._total_work if self.step is None else self.step.total, 1)
         shares = {name: (input / total, weight / total) for name, (input, weight) in self.work.items()}
         rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
@@ -228,7 +232,10 @@ class Plan:
             rows += _rows("(every other)", self.every, (0.0, 0.0))
         rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
         columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
-        return text_table(title, columns, rows, "\n".join(self._notes()))
+        return text_table(
+            title, columns, rows, "\n".join(self._notes()),
+            droppable=("elements/step", "relative error", "work", "<product"),
+        )  # fmt: skip
 
     def _notes(self) -> list[str]:
         """What the columns mean, and what holds of the plan as a whole."""
@@ -265,6 +272,13 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.table())
+
+    def __repr__(self) -> str:
+        every = [] if self.every is None else [f"every {'other ' if self.layers else ''}layer: {self.every.words()}"]
+        named = [plural(len(self.layers), "layer")] if self.layers or not every else []
+        kept = [f"{len(self.kept)} kept"] if self.kept else []
+        skipped = [f"{self.skipped:.1%} of the work skipped"] if self.skipped else []
+        return f"Plan({', '.join([*named, *every, *kept, *skipped])})"
 
     # -- the file --
 

@@ -20,7 +20,7 @@ SHOWN: dict[type[Law], str] = {LogNormal: "lognormal", HalfNormal: "normal"}
 QUANTILES = np.arange(1, 40) / 40
 KS = "KS distance (0 is perfect)"
 MOST_BARS = 12
-"""Layers that are drawn as bars with their names; more are points over their number."""
+"""Layers that are drawn as bars; more are points, and names stand below as many of them as there is room for."""
 NAMED_LAYERS = 6
 """Lines that a reader can tell apart."""
 
@@ -91,9 +91,11 @@ def _over_depth(
         if len(layers) <= MOST_BARS:
             marks.append(Bars([layer.name for layer in layers], values, label))
         else:
-            marks.append(Line(np.arange(1, len(layers) + 1), values, label, markers=True))
+            marks.append(Line(np.arange(len(layers)), values, label, markers=True))
     top = 1.0 if percent else _top(columns.values())
-    return Chart(title, "layer, in order of execution", what, marks, y_range=(0.0, top), y_percent=percent)
+    names = [layer.name for layer in layers] if len(layers) > MOST_BARS else []
+    axis = "layer, in order of execution"
+    return Chart(title, axis, what, marks, y_range=(0.0, top), y_percent=percent, x_names=names)
 
 
 def _distances_over_time(layers: Sequence[LayerProfile]) -> Chart:

@@ -20,12 +20,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InvalidValue, LogradWarning
+from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
+from ..swapping import unwrapped
 from .modules import (
     FilterFunction,
     Flops,
@@ -69,6 +70,10 @@ class Observer:
     ) -> None:
         self._asked = check_width("every", every, 1, 2**31)
         self._sample = check_width("sample", sample, 0, 2**24)
+        if filter_fn is not None and not callable(filter_fn):
+            raise InvalidType(sentence("filter_fn", filter_fn, "a function of a module and its name, or None"))
+        if not isinstance(weight_gradients, bool):
+            raise InvalidType(sentence("weight_gradients", weight_gradients, "True or False"))
         chosen = filter_fn or (lambda module, name: is_product(module))
         modules = list(named_modules(model))
         self._model, self._own_step = model, own_step
@@ -82,6 +87,11 @@ class Observer:
             if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
                 raise InvalidValue(f"layer {name!r} is lazy and has no weight yet; run the model once first.")
         self._active = False
+        self._name = type(unwrapped(model)).__name__
+
+    def __repr__(self) -> str:
+        layers = f"{plural(len(self._layers), 'layer')} of {self._name}"
+        return f"Observer({layers}, one of {plural(self._asked, 'step')}{', at work' if self._active else ''})"
 
     # -- from the first to the last --
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..errors import plural
 from ..laws import HalfNormal, Law, LogNormal
 from ..plan import StepWork, percent
 from ..report import Page
@@ -46,7 +47,7 @@ def build(
 ) -> Page:
     """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
-    page = Page(title, f"{len(layers)} layers, {observed} observed of {steps} backward passes.", FOOTER)
+    page = Page(title, f"{plural(len(layers), 'layer')}, {observed:,} of {steps:,} backward passes observed.", FOOTER)
     if broken is not None:
         page.note(f"{broken} No plan follows from such gradients. Laws below are of the finite elements alone.")
     if not layers:

@@ -11,12 +11,13 @@ from typing import Literal, final, get_args
 import numpy as np
 
 from .. import theory
-from ..errors import InvalidValue, LogradWarning, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
-from ..plan import PRODUCTS, LayerPlan, Plan, check_products, predicted
+from ..plan import PRODUCTS, LayerPlan, Plan, check_bits, check_products, predicted
 from ..treatments import Prune, Quantize, Sentence, Statistics
+from ..treatments.fields import checked_sparsity
 from ..treatments.prune import PruningLaw
 from .broken import BrokenLoss, broken_layers, refuse
 from .gaining import NO_TIME, without_gain
@@ -46,6 +47,10 @@ class Budget:
     everywhere: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.split, bool):
+            raise InvalidType(sentence("split", self.split, "True or False"))
+        if self.floors is not None and not isinstance(self.floors, Mapping):
+            raise InvalidType(sentence("floors", self.floors, "cosines by pattern, such as {'layer3.*': 0.98}"))
         if self.allocation not in get_args(Allocation):
             raise InvalidValue(
                 sentence("allocation", self.allocation, "'uniform', 'cosine', 'noise' or 'floors'")
@@ -85,13 +90,17 @@ def build(
 ) -> Plan:
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     _check_bits(bits, budget)
+    # Both are refused here, also where nothing is pruned or rounded.
+    Prune(0.5, law), Quantize(FloatFormat(4, 1), scale, rounding)
     sides = check_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
     if not layers:
         raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
-    kept = _kept(layers, (keep,) if isinstance(keep, str) else tuple(keep))
+    kept = _kept(layers, _patterns(keep))
+    if budget.sparsity is not None:
+        checked_sparsity(budget.sparsity)
     statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
     work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
     treated = {name: layer for name, layer in layers.items() if name not in kept}
@@ -128,12 +137,14 @@ def build(
 
 
 def _check_bits(bits: Bits | None, budget: Budget) -> None:
+    if bits is None and budget.sparsity is None:
+        raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if isinstance(bits, str) and bits != RECOMMENDED:
         raise InvalidValue(
             sentence("bits", bits, "a number of bits or 'recommended'") + nearest_name(bits, (RECOMMENDED,))
         )
-    if bits is None and budget.sparsity is None:
-        raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
+    if bits is not None and bits != RECOMMENDED:
+        check_bits(bits)
 
 
 def _check_any(treated: Mapping[str, object], kept: Mapping[str, str], layers: Mapping[str, LayerProfile]) -> None:
@@ -190,6 +201,14 @@ def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str
         for name in found:
             reasons.setdefault(name, f"the {pattern} layer" if pattern in ends else f"it matches {pattern!r}")
     return {name: reasons[name] for name in layers if name in reasons}
+
+
+def _patterns(keep: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = (keep,) if isinstance(keep, str) else tuple(keep) if isinstance(keep, Iterable) else (keep,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InvalidType(sentence("keep", keep, "'first', 'last', a pattern of layer names, or a list of these"))
+    return patterns
 
 
 def _reasons(kept: Mapping[str, str]) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from rich.table import Table
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan, StepWork
+from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import archive, page, planning, tables
 from .broken import BrokenLoss, broken_words
@@ -162,19 +162,22 @@ class Profile:
         The plan knows by how much noise is predicted to multiply the energy of a gradient (`plan.growth`), and a
         LogradWarning says so where it explodes.
         """
-        chosen = allocation or ("uniform" if self.noise is None or sparsity is None else "noise")
+        usual: planning.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
+        chosen = usual if allocation is None else allocation
         budget = planning.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planning.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work)
 
     # -- what to read --
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A table for the terminal: one row for each layer, over all observed steps."""
         return tables.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
 
     def __repr__(self) -> str:
-        return f"Profile({len(self.layers)} layers, {self.steps} steps, one of {self.every} observed)"
+        seen = "each" if self.every == 1 else f"one of {self.every}"
+        noise = "" if self.noise is None else ", with noise"
+        return f"Profile({plural(len(self.layers), 'layer')}, {plural(self.steps, 'step')}, {seen} observed{noise})"
 
     def __str__(self) -> str:
         return str(self.table())
@@ -198,7 +201,7 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             steps = [[record.step for record in getattr(layer, side)] for layer in (here, there)]
             if steps[0] != steps[1]:
                 raise InvalidValue(
-                    f"{what}; of layer {name!r} it has {len(steps[1])} observed steps, and profile 1 has "
+                    f"{what}; of layer {name!r} it has {plural(len(steps[1]), 'observed step')}, and profile 1 has "
                     f"{len(steps[0])} or others."
                 )
         if (here.kind, here.weight_shape) != (there.kind, there.weight_shape):

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidValue
+from ..errors import InvalidValue, plural
 from ..laws import Empirical, Fit, Law
 from ..laws.binned import rank_binned, try_binned
 
@@ -202,6 +202,6 @@ class LayerProfile:
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)
 
     def __repr__(self) -> str:
-        return f"LayerProfile({self.name!r}, {self.kind}, {len(self.records)} observed steps)"
+        return f"LayerProfile({self.name!r}, {self.kind}, {plural(len(self.records), 'observed step')})"
 
     __hash__ = None  # type: ignore[assignment]  # it changes while it is observed

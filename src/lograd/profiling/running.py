@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
+from ..report.progress import tracked
 from .broken import broken_layers, noted
 from .losses import LossFunction, loss_of
 from .modules import FilterFunction
@@ -25,10 +22,6 @@ from .noise import check_plain, measure
 from .observer import Observer
 from .profiles import Profile
 from .restoring import restored
-
-T = TypeVar("T")
-PATIENCE = 2.0
-"""Seconds before a progress bar appears."""
 
 
 def observe(
@@ -106,11 +99,11 @@ def profile(
         raise InvalidType(
             sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
         )
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes):
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with restored(model), torch.enable_grad(), observer as result:
-        batch = _run(model, _with_progress(islice(batches, steps), steps, "observing gradients"), loss_fn, observer)
+        batch = _run(model, tracked(islice(batches, steps), steps, "observing gradients"), loss_fn, observer)
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
@@ -122,7 +115,7 @@ def profile(
         warnings.warn("noise was not measured, since not all gradients are finite.", LogradWarning, stacklevel=2)
     elif noise:
         with restored(model), torch.enable_grad():
-            show = partial(_with_progress, what="measuring noise")
+            show = partial(tracked, what="measuring noise", unit="measurement")
             result.noise = measure(model, result.layers, partial(loss_of, model, batch, loss_fn), noise, show)
         if result.noise is None:
             warnings.warn("noise was not measured: no layer has a weight that learns.", LogradWarning, stacklevel=2)
@@ -141,17 +134,3 @@ def _run(model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None,
             loss.backward()  # type: ignore[no-untyped-call]
         observer.result.loss = noted(observer.result.loss, step, float(loss.detach()))
     return batch
-
-
-def _with_progress(items: Iterable[T], count: int, what: str) -> Iterator[T]:
-    """The items, with a bar on a terminal once it takes long."""
-    start = time.perf_counter()
-    with ExitStack() as stack:
-        bar: Progress | None = None
-        for done, item in enumerate(items):
-            yield item
-            if bar is None and sys.stderr.isatty() and time.perf_counter() - start > PATIENCE:
-                bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-                task = bar.add_task(what, total=count)
-            if bar is not None:
-                bar.update(task, completed=done + 1)

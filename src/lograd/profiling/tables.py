@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from rich.table import Table
 
+from ..errors import plural
 from ..laws import HalfNormal, LogNormal
 from ..plan import StepWork, percent
-from ..report import text_table
+from ..report import TextTable, text_table
 from ..treatments.verdicts import VERDICTS_IN_WORDS
 from .records import LayerProfile
 from .sparsity import zeros_of
@@ -19,6 +19,8 @@ COLUMNS = (
     "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
     "good zeros", "fair zeros",
 )  # fmt: skip
+DROPPABLE = ("weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step")
+"""Columns that a narrow terminal does without, the least important first."""
 
 
 def profile_table(
@@ -28,14 +30,16 @@ def profile_table(
     work: StepWork | None,
     uncounted: str,
     broken: str | None,
-) -> Table:
+) -> TextTable:
     observed = max((len(layer.records) for layer in layers.values()), default=0)
-    title = f"Gradients of {len(layers)} layers, {observed} observed of {steps} steps"
+    title = f"Gradients of {plural(len(layers), 'layer')}, {observed:,} observed of {plural(steps, 'step')}"
     meaning = f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."
     lines = [*([] if broken is None else [broken]), *([meaning] if layers else [])]
     lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
-    rows = [_row(layer, work) for layer in layers.values()]
-    return text_table(title, COLUMNS, rows, "\n".join(lines + work_lines(layers, work, uncounted)))
+    lines += work_lines(layers, work, uncounted)
+    return text_table(
+        title, COLUMNS, [_row(layer, work) for layer in layers.values()], "\n".join(lines), droppable=DROPPABLE
+    )
 
 
 def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> list[str]:

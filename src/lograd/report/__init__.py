@@ -5,8 +5,8 @@ No plotting library, no script, no network.
 
 from ..files import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
-from .page import Page
-from .text import text_table
+from .page import Page, Tile
+from .text import TextTable, text_table
 
 __all__ = [
     "Band",
@@ -19,6 +19,8 @@ __all__ = [
     "Page",
     "Points",
     "Rule",
+    "TextTable",
+    "Tile",
     "check_folder",
     "text_table",
 ]

@@ -57,6 +57,10 @@ CHART_CSS = (
 """
 )
 
+LONGEST_NAME = 165
+"""Pixels of a name on the x axis; a longer one loses its beginning."""
+NAME_ROW = 21
+"""Pixels between two tilted names, so that they do not touch."""
 _EDGE = 14.0  # pixels between the border and the text
 _LIMIT = {"linear": 1e250, "log2": 900.0, "log10": 270.0}  # in scale units: with a margin, far from overflow
 _STRIDES = {2: [2**k for k in range(11)], 10: [1, 2, 5, 10, 20, 50, 100, 200, 500]}  # between exponents with a label
@@ -80,15 +84,15 @@ def number(value: float, percent: bool = False) -> str:
     return mantissa.replace("-", "−") + (f"×{power(10, int(exponent))}" if exponent else "") + "%" * percent
 
 
-def _width(text: str, size: float = 12) -> float:
+def text_width(text: str, size: float = 12) -> float:
     """Pixels that text takes, guessed on the wide side: there are no font metrics to ask."""
     return size * sum(0.34 if c in " .,:;'|!()[]fijlt" else 0.9 if c in "mwMW%@" or c > "\u2e7f" else 0.6 for c in text)
 
 
 def _cut(text: str, room: float, size: float = 12) -> str:
-    if _width(text, size) <= room:
+    if text_width(text, size) <= room:
         return text
-    while text and _width(text + "…", size) > room:
+    while text and text_width(text + "…", size) > room:
         text = text[:-1]
     return text.rstrip() + "…"
 
@@ -96,7 +100,7 @@ def _cut(text: str, room: float, size: float = 12) -> str:
 def _wrap(text: str, room: float, size: float = 12) -> list[str]:
     lines: list[str] = []
     for word in text.split():
-        if lines and _width(f"{lines[-1]} {word}", size) <= room:
+        if lines and text_width(f"{lines[-1]} {word}", size) <= room:
             lines[-1] += f" {word}"
         else:
             lines.append(_cut(word, room, size))
@@ -219,6 +223,12 @@ class Plot:
     x: Axis
     y: Axis
     marks: Sequence[Mark]
+    names: Sequence[str] = ()
+
+    def x_text(self, value: float) -> str:
+        """A place on the x axis for a tooltip: its name, or its number."""
+        place = round(value) if self.names else -1
+        return escape(self.names[place]) if 0 <= place < len(self.names) else number(value, self.x.percent)
 
 
 class Mark(ABC):
@@ -279,7 +289,7 @@ class _Series(Mark):
         name = f"{escape(self.label)}: " if self.label else ""
         return "".join(
             f'<circle class="dot" cx="{a:.1f}" cy="{b:.1f}" r="3.2">'
-            f"<title>{name}{number(u, plot.x.percent)}, {number(v, plot.y.percent)}</title></circle>"
+            f"<title>{name}{plot.x_text(u)}, {number(v, plot.y.percent)}</title></circle>"
             for a, b, u, v in rows
         )
 
@@ -430,7 +440,7 @@ class Rule(Mark):
             return f'<path class="rule" d="M{x.start:.1f} {at:.1f}H{x.end:.1f}"/>{text}'
         # Names of upright rules stand on rows of their own, so that close rules stay readable.
         row = [mark for mark in plot.marks if isinstance(mark, Rule) and mark.axis == "x"].index(self)
-        side, anchor = (6, "start") if at + 6 + _width(self.label) < x.end else (-6, "end")
+        side, anchor = (6, "start") if at + 6 + text_width(self.label) < x.end else (-6, "end")
         text = _text(at + side, y.end + 14 + 16 * row, self.label, "halo", anchor)
         return f'<path class="rule" d="M{at:.1f} {y.start:.1f}V{y.end:.1f}"/>{text}'
 
@@ -440,8 +450,9 @@ class Chart:
     """Marks over two axes; `svg()` is the drawing.
 
     Ranges are in data values and cover the data by default. The legend stands between title and plot, where it cannot
-    cover data; with `end_labels` lines are named at their right end instead. Categories of `Bars` are x = 0, 1, 2. With
-    `x_whole` x counts something, such as steps, and has ticks at whole numbers only.
+    cover data; with `end_labels` lines are named at their right end instead. Categories of `Bars` are x = 0, 1, 2, and
+    so are `x_names` for other marks. With `x_whole` x counts something, such as steps, and has ticks at whole numbers
+    only.
     """
 
     title: str
@@ -459,20 +470,24 @@ class Chart:
     width: int = 560
     height: int = 340
     note: str = ""
+    x_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "marks", tuple(self.marks))
+        object.__setattr__(self, "x_names", tuple(self.x_names))
         if self.width < 240 or self.height < 160:
             raise InvalidValue(sentence("size of a chart", (self.width, self.height), "at least (240, 160) pixels"))
         if len({mark.labels for mark in self.marks if isinstance(mark, Bars)}) > 1:
             raise InvalidValue("All Bars of one chart must have the same labels; draw a chart for each set.")
+        if self.x_names and any(isinstance(mark, Bars) for mark in self.marks):
+            raise InvalidValue("Bars bring their own names; leave x_names out.")
         if self._names and self.x_scale != "linear":
-            raise InvalidValue(sentence("x_scale of a chart with Bars", self.x_scale, "linear"))
+            raise InvalidValue(sentence("x_scale of a chart with named places", self.x_scale, "linear"))
         self._axes()  # a bad scale or range fails here, beside the caller's mistake
 
     @property
     def _names(self) -> Sequence[str]:
-        return next((mark.labels for mark in self.marks if isinstance(mark, Bars)), ())
+        return next((mark.labels for mark in self.marks if isinstance(mark, Bars)), self.x_names)
 
     def _extents(self) -> list[tuple[Array, Array]]:
         pairs = (mark.extent() for mark in self.marks)
@@ -481,7 +496,8 @@ class Chart:
     def _axes(self) -> tuple[Axis, Axis]:
         xs, ys = (np.concatenate([np.zeros(0), *(pair[i] for pair in self._extents())]) for i in (0, 1))
         dotted = any(isinstance(mark, Points) or (isinstance(mark, Line) and mark.markers) for mark in self.marks)
-        x = Axis.around(xs, self.x_scale, self.x_percent, self.x_range, 0.02 * (dotted and not self._names))
+        wanted = (-0.5, len(self.x_names) - 0.5) if self.x_names else self.x_range
+        x = Axis.around(xs, self.x_scale, self.x_percent, wanted, 0.02 * (dotted and not self._names))
         return replace(x, whole=self.x_whole), Axis.around(ys, self.y_scale, self.y_percent, self.y_range, 0.05)
 
     def svg(self, styled: bool = True) -> str:
@@ -493,18 +509,18 @@ class Chart:
 
         x, y = self._axes()
         y_ticks = y.ticks(min(10, max(4, int((self.height - top - 50) / 26))))
-        left = _EDGE + 8 + max(_width(label) for _, label in y_ticks)
-        right = self.width - max([16.0, *(min(24 + _width(mark.label), self.width / 3) for mark, _ in ended)])
+        left = _EDGE + 8 + max(text_width(label) for _, label in y_ticks)
+        right = self.width - max([16.0, *(min(24 + text_width(mark.label), self.width / 3) for mark, _ in ended)])
         x_ticks, tilted = self._x_ticks(x, right - left)
-        longest = max(_width(label) for _, label in x_ticks)
-        right = right if tilted else min(right, self.width - 4 - _width(x_ticks[-1][1]) / 2)
+        longest = max(text_width(label) for _, label in x_ticks)
+        right = right if tilted else min(right, self.width - 4 - text_width(x_ticks[-1][1]) / 2)
         notes = _wrap(self.note, self.width - 2 * _EDGE)
         below = (22 if self.x_label else 4) + (16 * len(notes) + 6 if notes else 0)
         foot = (16 + 0.6 * longest if tilted else 24) + below
-        height = max(float(self.height), top + 120 + foot)
+        height = max(float(self.height), top + (160 if tilted else 120) + foot)
         x = replace(x, start=max(left, 0.8 * longest) if tilted else left, end=right)
         y = replace(y, start=height - foot, end=top)
-        plot = Plot(x, y, self.marks)
+        plot = Plot(x, y, self.marks, self._names)
 
         frame, labels = [], []
         for at, (_, label) in zip(y.place([unit for unit, _ in y_ticks]), y_ticks, strict=True):
@@ -564,10 +580,10 @@ class Chart:
         left, top = _EDGE, 11 + 20 * len(title) + (21 if named else 0)
         for mark, color in named:
             label = _cut(mark.label, room - 26)
-            if left > _EDGE and left + 26 + _width(label) > _EDGE + room:
+            if left > _EDGE and left + 26 + text_width(label) > _EDGE + room:
                 left, top = _EDGE, top + 18
             out.append(f'<g style="--c:{color}">{mark.swatch(left, top - 4)}</g>{_text(left + 26, top, label)}')
-            left += 42 + _width(label)
+            left += 42 + text_width(label)
         out.append(_text(_EDGE, top + 22, _cut(self.y_label, room), "muted"))
         return "".join(out), top + 37.0
 
@@ -575,13 +591,15 @@ class Chart:
         """As many ticks as fit without touching, and whether the names of categories must be tilted for it."""
         if self._names:
             slot = room / len(self._names)
-            every = math.ceil(16 / slot)
+            every = math.ceil(NAME_ROW / slot)
             # Cut from the front: the end of a layer's name is what tells it from the others.
-            ticks = [(float(i), _cut(name[::-1], 120)[::-1]) for i, name in enumerate(self._names) if i % every == 0]
-            return ticks, any(_width(label) > slot * every - 8 for _, label in ticks)
+            ticks = [
+                (float(i), _cut(name[::-1], LONGEST_NAME)[::-1]) for i, name in enumerate(self._names) if i % every == 0
+            ]
+            return ticks, any(text_width(label) > slot * every - 8 for _, label in ticks)
         for most in range(10, 3, -1):
             ticks = axis.ticks(most)
-            if sum(_width(label) + 14 for _, label in ticks) <= room:
+            if sum(text_width(label) + 14 for _, label in ticks) <= room:
                 break
         return ticks, False
 

@@ -11,14 +11,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from ..errors import InvalidValue, sentence
 from ..files import replace_file
-from .chart import CHART_CSS, Chart, escape, number
+from .chart import CHART_CSS, Chart, escape, number, text_width
 
 _PAGE_CSS = """
-:root{--page:#f5f7f9;--tint:#e3f0f9;--code:#eef1f4;color-scheme:light dark}
-@media screen and (prefers-color-scheme:dark){:root{--page:#0f141a;--tint:#173246;--code:#222b35}}
+:root{--page:#f5f7f9;--tint:#e3f0f9;--code:#eef1f4;--shade:rgb(20 40 60/.32);color-scheme:light dark}
+:root{--good:#12704f;--bad:#b3261e}
+@media screen and (prefers-color-scheme:dark){:root{--page:#0f141a;--tint:#173246;--code:#222b35}
+:root{--shade:rgb(180 210 240/.34);--good:#4cc79b;--bad:#ff8f85}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--lg-ink);font:16px/1.55 var(--lg-font);-webkit-text-size-adjust:100%}
 main,header,footer{max-width:1180px;margin:0 auto;padding:0 20px}
@@ -32,6 +35,7 @@ code,pre{background:var(--code);border-radius:5px} code{padding:1px 5px} pre{pad
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,165px),1fr));gap:14px;margin:22px 0}
 .tile,.card{background:var(--lg-surface);border:1px solid var(--lg-grid);border-radius:10px}
 .tile{padding:16px 18px} .tile b{display:block;font-size:30px;line-height:1.15;font-variant-numeric:tabular-nums}
+.tile.good b{color:var(--good)} .tile.bad b{color:var(--bad)}
 .tile span{display:block;font-weight:600;margin-top:4px} .tile small{color:var(--lg-muted);font-size:13px}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:16px;margin:18px 0}
 .charts .card{margin:0;padding:6px;overflow:hidden}
@@ -39,22 +43,55 @@ code,pre{background:var(--code);border-radius:5px} code{padding:1px 5px} pre{pad
 details{margin:10px 0;padding:0 18px} details[open]{padding-bottom:8px}
 summary{cursor:pointer;padding:11px 0;font-variant-numeric:tabular-nums} summary:hover{color:var(--lg-c0)}
 figure{margin:18px 0} figcaption{color:var(--lg-muted);font-size:14px;margin:0 0 8px}
-.scroll{overflow-x:auto} table{border-collapse:collapse;width:100%;font-size:14.5px}
+.card.scroll{overflow-x:auto;scrollbar-width:thin;scrollbar-color:var(--lg-axis) transparent;
+background:linear-gradient(to right,var(--lg-surface) 40%,transparent) left/40px 100% no-repeat local,
+linear-gradient(to left,var(--lg-surface) 40%,transparent) right/40px 100% no-repeat local,
+linear-gradient(to right,var(--shade),transparent) left/18px 100% no-repeat scroll,
+linear-gradient(to left,var(--shade),transparent) right/18px 100% no-repeat scroll,var(--lg-surface)}
+.hint{display:none;color:var(--lg-muted);font-size:13px;margin:0 2px 6px;text-align:right;max-width:none}
+.hint.h2{display:block}
+.s{position:sticky;left:0;z-index:1;background:var(--lg-surface);box-shadow:1px 0 var(--lg-grid)} .s wbr{display:none}
+td.w{white-space:normal;min-width:26ch}
+table{border-collapse:collapse;width:100%;font-size:14.5px}
 th,td{padding:8px 14px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--lg-grid)}
 td{font-variant-numeric:tabular-nums}
 th{color:var(--lg-muted);font-weight:600;border-bottom-color:var(--lg-axis)} tr:last-child td{border-bottom:0}
 .r{text-align:right} .c{text-align:center} td.hit{background:var(--tint);font-weight:600}
 footer{margin-top:48px;padding-bottom:36px;color:var(--lg-muted);font-size:13px}
-@media (max-width:560px){main,header,footer{padding-left:14px;padding-right:14px} header{padding-top:24px}
+@media (max-width:1000px){.hint.h1{display:block}}
+@media (max-width:560px){
+.hint.h0{display:block} .s{max-width:44vw;min-width:12ch;white-space:normal;overflow-wrap:break-word}
+.s wbr{display:inline}
+main,header,footer{padding-left:14px;padding-right:14px} header{padding-top:24px}
 h1{font-size:25px} header p{font-size:16px} .charts .wide{display:none} .charts .narrow{display:block}
 .tiles{grid-template-columns:1fr 1fr;gap:10px} .tile{padding:12px 14px} .tile b{font-size:25px}
 th,td{padding:7px 10px}}
 @media print{body{background:#fff;font-size:10.5pt} header{padding-top:0} .tile,.card,tr{break-inside:avoid}
 h2{break-after:avoid} .charts{grid-template-columns:1fr 1fr} .tile b{font-size:19pt} .tile span{font-size:10pt}
-.scroll{overflow:visible} th,td{white-space:normal;padding:4px 7px} table{font-size:9pt} pre{white-space:pre-wrap}
+.card.scroll{overflow:visible;background:none} .hint{display:none!important} .s{position:static;box-shadow:none}
+th,td{white-space:normal;padding:4px 7px} table{font-size:9pt} pre{white-space:pre-wrap}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
 _PHONE = 380  # pixels: text keeps its size on a phone because the chart is drawn again, narrow
+
+
+LONG = 48
+"""Characters of a cell beyond which its text is wrapped."""
+_WIDTHS = {"h2": 1120, "h1": 640, "h0": 330}
+"""Pixels beyond which a table does not fit a screen, a small window, a phone."""
+
+
+def _scroll_hint(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A line above a table that will not fit, on the screens where it will not: pages have no script to ask."""
+    lines = [[escape(name) for name in columns], *rows]
+    pixels = sum(28 + max(text_width(cell[:LONG], 14.5) for cell in column) for column in zip(*lines, strict=True))
+    kind = next((kind for kind, room in _WIDTHS.items() if pixels > room), None)
+    return f'<p class="hint {kind}">More columns: scroll sideways →</p>' if kind else ""
+
+
+def _breakable(name: str) -> str:
+    """A name of layers may be broken behind its dots and underscores, where a phone has no room for it."""
+    return re.sub(r"([._/])(?=\w)", r"\1<wbr/>", name) if "&" not in name and "<" not in name else name
 
 
 def _prose(text: str) -> str:
@@ -76,6 +113,15 @@ def _cell(cell: object) -> str:
         case Real():
             return number(float(cell))
     return escape(cell)
+
+
+class Tile(NamedTuple):
+    """A big number; `tone` colours it, "good" or "bad" for whoever reads it, and the label says so in words."""
+
+    value: str
+    label: str
+    hint: str = ""
+    tone: Literal["", "good", "bad"] = ""
 
 
 @dataclass
@@ -108,11 +154,12 @@ class Page:
     def code(self, text: str) -> Page:
         return self._add(f"<pre>{escape(text)}</pre>")
 
-    def metrics(self, tiles: Sequence[tuple[str, str, str]]) -> Page:
-        """Big numbers: (value, label, hint) for each tile; the hint may be empty."""
+    def metrics(self, tiles: Sequence[tuple[str, str, str] | Tile]) -> Page:
+        """Big numbers: (value, label, hint) for each tile, or a `Tile`; the hint may be empty."""
         inner = "".join(
-            f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span><small>{_prose(hint)}</small></div>'
-            for value, label, hint in tiles
+            f'<div class="tile {tile.tone}"><b>{escape(tile.value)}</b><span>{escape(tile.label)}</span>'
+            f"<small>{_prose(tile.hint)}</small></div>"
+            for tile in (Tile(*one) for one in tiles)
         )
         return self._add(f'<div class="tiles">{inner}</div>')
 
@@ -156,16 +203,26 @@ class Page:
         if len(align) != len(columns) or set(align) - set("lcr"):
             raise InvalidValue(sentence("align", align, f"a letter l, c or r for each of {len(columns)} columns"))
         hit = highlight if callable(highlight) else lambda row, column: (row, column) in highlight
-        head = "".join(f'<th scope="col" class="{align[j]}">{escape(name)}</th>' for j, name in enumerate(columns))
+        named = max(align.find("l"), 0)  # stays in sight while the others scroll: the first column of texts
+        stays = [" s" * (place == named) for place in range(len(columns))]
+        head = "".join(
+            f'<th scope="col" class="{align[j]}{stays[j]}">{escape(name)}</th>' for j, name in enumerate(columns)
+        )
+        cells = [[_cell(cell) for cell in row] for row in rows]
         body = "".join(
             "<tr>"
-            + "".join(f'<td class="{align[j]}{" hit" * hit(i, j)}">{_cell(cell)}</td>' for j, cell in enumerate(row))
+            + "".join(
+                f'<td class="{align[j]}{stays[j]}{" w" * (len(cell) > LONG)}{" hit" * hit(i, j)}">'
+                f"{_breakable(cell) if j == named else cell}</td>"
+                for j, cell in enumerate(row)
+            )
             + "</tr>"
-            for i, row in enumerate(rows)
+            for i, row in enumerate(cells)
         )
         title = f"<figcaption>{_prose(caption)}</figcaption>" if caption else ""
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return self._add(f'<figure>{title}<div class="card scroll" tabindex="0">{table}</div></figure>')
+        hint = _scroll_hint(columns, cells)
+        return self._add(f'<figure>{title}{hint}<div class="card scroll" tabindex="0">{table}</div></figure>')
 
     def html(self) -> str:
         subtitle = f"<p>{_prose(self.subtitle)}</p>" if self.subtitle else ""

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Law
-from ..laws.law import Values, values
+from ..laws.law import Values, real, values
 from .pruning import (
     check_sparsity,
     check_zero_share,
@@ -69,14 +69,19 @@ def allocate(
     budget where `max_sparsity` and the floors leave no layer to make up.
     """
     layers = len(laws) if isinstance(laws, Sequence) else 0
-    n = np.asarray(counts, dtype=np.float64)
-    if not layers or n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
+    if not layers or not all(isinstance(law, Law) for law in laws):
+        raise InvalidType(sentence("laws", laws, "a list of laws, one per layer"))
+    n = real("counts", counts)
+    if n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
         raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
     if method not in get_args(Method):
         raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
-    if np.ndim(sparsity) != 0 or not 0 < max_sparsity <= 1:
-        what, got = ("sparsity", sparsity) if np.ndim(sparsity) else ("max_sparsity", max_sparsity)
-        raise InvalidValue(sentence(what, got, "one number, above 0 and at most 1"))
+    for what, given in (("floors", floors), ("noise", costs)):
+        if given is not None and method != what:
+            raise InvalidValue(f"{'costs' if what == 'noise' else what}= belongs to method={what!r}; got {method!r}.")
+    for what, given in (("sparsity", sparsity), ("max_sparsity", max_sparsity)):
+        if (number := real(what, given)).ndim or not 0 < number <= 1:
+            raise InvalidValue(sentence(what, given, "one number, above 0 and at most 1"))
     target = float(check_sparsity(sparsity))
     zeros = check_zero_share([law.zero_share for law in laws] if zero_share is None else zero_share)
     if zeros.shape not in ((), (layers,)):
@@ -131,7 +136,7 @@ def _least_noise(
     laws: Sequence[Law], n: Values, target: float, costs: ArrayLike | None, zeros: Values, ceiling: Values
 ) -> Values:
     """A search for the multiplier lambda, which all thresholds share."""
-    c = np.asarray(np.nan if costs is None else costs, dtype=np.float64)
+    c = real("costs", np.nan if costs is None else costs)
     if c.shape != n.shape or not np.all((c > 0) & np.isfinite(c)):
         raise InvalidValue(sentence("costs", costs, f"{len(laws)} positive numbers, one per law"))
     signal = np.array([float(law.moment(2)) for law in laws])
@@ -161,12 +166,12 @@ def _within_budget(layers: Callable[[float], Values], n: Values, target: float) 
 def _with_floors(
     laws: Sequence[Law], n: Values, target: float, floors: Sequence[float | None] | None, zeros: Values, ceiling: Values
 ) -> Values:
-    if floors is None or len(floors) != len(laws):
+    if not isinstance(floors, Sequence) or isinstance(floors, str) or len(floors) != len(laws):
         raise InvalidValue(sentence("floors", floors, f"{len(laws)} entries, a cosine or None for each layer"))
     held = [index for index, floor in enumerate(floors) if floor is not None]
     ceiling = ceiling.copy()
     if held:
-        limits = np.array([floors[index] for index in held], dtype=np.float64)
+        limits = real("floors", [floors[index] for index in held])
         held_laws = [laws[index] for index in held]
         at_floor = zeros[held] + (1 - zeros[held]) * sparsity(held_laws, threshold_for_cosine(held_laws, limits))
         ceiling[held] = np.maximum(zeros[held], np.minimum(target, at_floor))

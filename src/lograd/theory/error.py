@@ -77,6 +77,8 @@ def format_errors(
     """The error of each format (rows) on each law (columns), each format at the scale that the rule gives it."""
     if criterion not in ("relative", "squared"):
         raise InvalidValue(sentence("criterion", criterion, "'relative' or 'squared'"))
+    if not isinstance(formats, Sequence) or not formats or not all(isinstance(one, Format) for one in formats):
+        raise InvalidType(sentence("formats", formats, "a list of formats, such as [FloatFormat(4, 1)]"))
     error = relative_error if criterion == "relative" else squared_error
     return np.stack([error(law, format, resolve_scale(law, format, scale)) for format in formats])
 
@@ -115,7 +117,7 @@ def best_format(
     '1-4-1'
     """
     formats: Sequence[Format] = float_formats(bits) if candidates is None else candidates
-    if not formats:
+    if isinstance(formats, Sequence) and not formats:
         raise InvalidValue("best_format needs at least one candidate; got none.")
     errors = format_errors(law, formats, scale, criterion)
     best = np.argmin(errors, axis=0)

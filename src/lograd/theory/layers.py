@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Law
-from ..laws.law import Values
+from ..laws.law import Values, real
 
 Laws = Law | Sequence[Law]
 
@@ -28,7 +28,7 @@ def over_layers(laws: Laws, compute: Callable[..., Values], *arguments: ArrayLik
         raise InvalidType("a list of laws must hold one law per layer; got one that is a stack itself.")
     columns = []
     for argument in arguments:
-        array = np.asarray(argument, dtype=np.float64)
+        array = real("a number for each law", argument)
         if array.shape not in ((), (1,), (len(laws),)):
             raise InvalidValue(
                 f"{len(laws)} laws need one number, or {len(laws)}; got an array of shape {array.shape}."

@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from ..errors import InvalidValue, sentence
 from ..laws import Law
-from ..laws.law import Values, values
+from ..laws.law import Values, real, values
 from .layers import Laws, over_layers, solve_increasing
 
 
@@ -58,7 +58,7 @@ def threshold_for_cosine(law: Laws, cosine: ArrayLike) -> Values:
 
     Near 1 a cosine says little: float64 tells nothing between 1 - 1e-16 and 1.  `threshold_for_noise` has no such end.
     """
-    c = np.asarray(cosine, dtype=np.float64)
+    c = real("cosine", cosine)
     if not np.all((c > 0) & (c <= 1)):
         raise InvalidValue(sentence("cosine", cosine, "above 0 and at most 1"))
     return threshold_for_noise(law, (1 - c) * (1 + c) / c**2)
@@ -66,7 +66,7 @@ def threshold_for_cosine(law: Laws, cosine: ArrayLike) -> Values:
 
 def threshold_for_noise(law: Laws, noise: ArrayLike) -> Values:
     """The threshold at which pruning adds this noise-to-signal ratio: the inverse of `noise_to_signal`."""
-    nsr = np.asarray(noise, dtype=np.float64)
+    nsr = real("noise", noise)
     if not np.all((nsr >= 0) & np.isfinite(nsr)):
         raise InvalidValue(sentence("noise", noise, "finite and zero or positive"))
     return over_layers(law, _threshold_for_noise, nsr)
@@ -105,28 +105,28 @@ def nonzero_sparsity(sparsity: ArrayLike, zero_share: ArrayLike) -> Values:
 
     0 where the zeros that are there suffice.
     """
-    total, zeros = np.asarray(sparsity, dtype=np.float64), check_zero_share(zero_share)
+    total, zeros = real("sparsity", sparsity), check_zero_share(zero_share)
     if not np.all((total >= 0) & (total <= 1)):
         raise InvalidValue(sentence("sparsity", sparsity, "between 0 and 1"))
     return values(np.clip((total - zeros) / (1 - zeros), 0.0, 1.0))
 
 
 def check_zero_share(zero_share: ArrayLike) -> Values:
-    array = np.asarray(zero_share, dtype=np.float64)
+    array = real("zero_share", zero_share)
     if not np.all((array >= 0) & (array < 1)):
         raise InvalidValue(sentence("zero_share", zero_share, "at least 0 and below 1"))
     return array
 
 
 def check_sparsity(sparsity: ArrayLike) -> Values:
-    array = np.asarray(sparsity, dtype=np.float64)
+    array = real("sparsity", sparsity)
     if not np.all((array > 0) & (array < 1)):
         raise InvalidValue(sentence("sparsity", sparsity, "above 0 and below 1, such as 0.85"))
     return array
 
 
 def _thresholds(threshold: ArrayLike) -> Values:
-    array = np.asarray(threshold, dtype=np.float64)
+    array = real("threshold", threshold)
     if not np.all(array >= 0):
         raise InvalidValue(sentence("threshold", threshold, "zero or positive"))
     return array

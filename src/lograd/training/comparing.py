@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, final
 
 from .. import InvalidValue
-from ..report import Page, text_table
-from ..report.text import TextTable
+from ..errors import plural
+from ..report import Page, TextTable, text_table
 from . import comparison_page
 from .grouping import COLUMNS, Family, Group, Spread, rows, settings_of
 from .runs import Run
@@ -54,7 +54,7 @@ class Comparison:
 
     def table(self) -> TextTable:
         return text_table(
-            f"{sum(len(group.runs) for family in self.families for group in family.groups)} runs",
+            plural(sum(len(group.runs) for family in self.families for group in family.groups), "run"),
             COLUMNS,
             [row for family in self.families for row in rows(family)],
             "\n".join(self.notes),

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -107,6 +109,19 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise CannotWrite(f"Cannot make the folder {path}: {error.strerror}.") from error
     return path
+
+
+@contextmanager
+def folder_for_results(path: Path) -> Iterator[Path]:
+    """Make a folder with its parents; whatever goes wrong inside, those that were made and are still empty go again."""
+    made = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        yield make_folder(path)
+    except BaseException:
+        for each in made:
+            with suppress(OSError):  # it is not empty, or somebody else was faster
+                each.rmdir()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .prune import Prune
 from .quantize import Quantize
 from .recipes import RECIPES, Recipe, Treated, recipe
 from .s2fp8 import S2fp8
-from .sentence import Sentence, apply, describe, from_json, memories, numbers_of, predict, to_json, treat
+from .sentence import Sentence, apply, describe, from_json, memories, mixes, numbers_of, predict, to_json, treat
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
@@ -26,5 +26,5 @@ __all__ = [
     "Atp", "Blocks", "Dithered", "Hadamard", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant", "TopK",
     "TopKStochastic",
     "RECIPES", "Recipe", "Treated", "recipe",
-    "apply", "describe", "from_json", "memories", "numbers_of", "predict", "to_json", "treat",
+    "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "to_json", "treat",
 ]  # fmt: skip

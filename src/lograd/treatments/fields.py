@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
-import numpy as np
-
-from ..errors import InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..theory.pruning import check_sparsity
 
 
 def checked_sparsity(value: Any) -> float:
     """A target share of zeros."""
-    if isinstance(value, bool) or not isinstance(value, float | int | np.floating):
-        raise InvalidValue(sentence("sparsity", value, "above 0 and below 1, such as 0.85"))
+    if not _is_number(value):
+        raise InvalidType(sentence("sparsity", value, "a number above 0 and below 1, such as 0.85"))
     return float(check_sparsity(value))
 
 
 def checked_number(what: str, value: Any, low: float, high: float) -> float:
     """A number above `low` and at most `high`."""
-    if isinstance(value, bool) or not isinstance(value, float | int | np.floating) or not low < value <= high:
+    if not _is_number(value):
+        raise InvalidType(sentence(what, value, f"a number above {low:g} and at most {high:g}"))
+    if not low < value <= high:
         raise InvalidValue(sentence(what, value, f"above {low:g} and at most {high:g}"))
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_choice(what: str, value: Any, valid: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
-from ..errors import InvalidValue, nearest_name
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import FloatFormat, IntFormat
 from .atp import Atp
 from .blocks import Blocks
@@ -264,7 +264,9 @@ def recipe(name: str) -> Treated:
     >>> [str(treatment) for treatment in recipe("int5-bhq").weight]
     ['int8 ptq']
     """
-    sides = [_sentence(side, str(name)) for side in str(name).split("/")]
+    if not isinstance(name, str):
+        raise InvalidType(sentence("a recipe", name, "a name such as 'prune85' or 'fp6'; `lograd recipes` lists them"))
+    sides = [_sentence(side, name) for side in name.split("/")]
     if len(sides) > 2:
         raise InvalidValue(f"{name!r} is not a recipe; '/' parts the treatments for dX from those for dW, once.")
     first, last = sides[0], sides[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ def treat(
 ) -> ops.Counted:
     """One treatment after the other; counts are zeros and NaN of the result, saturated elements, and zeros of g.
 
+    Where the sentence both prunes and rounds, the zeros that pruning has made are a fifth.
+
     Args:
         numbers: of each treatment, those of its `number_names`.
         key: the int64 pair (seed, offset) of the random numbers.
@@ -63,6 +66,7 @@ def treat(
     """
     result = g
     total: Tensor | None = None
+    zeros: list[Tensor] = []
     parts = zip(treatments, numbers, memories(treatments, state), strict=True)
     for place, (treatment, values, memory) in enumerate(parts):
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
@@ -70,18 +74,32 @@ def treat(
         result, counts = treatment.apply(result, Setting(dict(values), stage, memory, contracted))
         if total is None:
             total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
+            zeros.append(total[3])
         else:
             total = torch.cat([counts[:2], total[2:3] + counts[2:3], total[3:]])
+        zeros.append(counts[0])
     if total is None:
-        zeros = (g == 0).sum()
-        total = torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
+        before = (g == 0).sum()
+        total = torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before])
     if result is not g and int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
         swallowed = g.isinf() & result.isfinite()
         if bool(swallowed.any()):
             result = result.masked_scatter(swallowed, g[swallowed])
     if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
         total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
-    return ops.Counted(result, total)
+    return ops.Counted(result, torch.cat([total, _pruned(treatments, zeros)]) if mixes(treatments) else total)
+
+
+def mixes(treatments: Sequence[Treatment]) -> bool:
+    """Whether some treatments are there to make zeros, and others may flush small elements to zero."""
+    return len({treatment.makes_zeros for treatment in treatments}) > 1
+
+
+def _pruned(treatments: Sequence[Treatment], zeros: Sequence[Tensor]) -> Tensor:
+    """The zeros that pruning has made, from the zeros before the first treatment and after each."""
+    steps = zip(treatments, pairwise(zeros), strict=True)
+    made = [(after - before).clamp(min=0) for treatment, (before, after) in steps if treatment.makes_zeros]
+    return torch.stack(made).sum().reshape(1)
 
 
 def apply(

@@ -1,0 +1,102 @@
+"""Signs of life on standard error while something takes long: a bar on a terminal, plain lines for a command's log.
+
+A library is silent where nobody looks, so lines are printed only inside `as_lines`, which the commands enter.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TypeVar, final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import plural
+
+T = TypeVar("T")
+PATIENCE = 2.0
+"""Seconds before anything appears."""
+INTERVAL = 10.0
+"""Seconds between two lines."""
+
+Advance = Callable[[int], None]
+"""Told how much has been done since it was last called."""
+_lines: ContextVar[bool] = ContextVar("lines", default=False)
+
+
+@contextmanager
+def as_lines(wanted: bool = True) -> Iterator[None]:
+    """Inside, progress is also shown where standard error is no terminal: a plain line every ten seconds."""
+    before = _lines.set(wanted)
+    try:
+        yield
+    finally:
+        _lines.reset(before)
+
+
+@contextmanager
+def progress(
+    what: str, total: int, unit: str = "step", clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Advance]:
+    """A function to be told of each step; it shows how far the whole is, if that takes longer than two seconds."""
+    with ExitStack() as stack:
+        meter = _Bar(what, total, stack, clock) if sys.stderr.isatty() else _Lines(what, total, unit, clock)
+        yield meter.advance
+        meter.end()
+
+
+def tracked(items: Iterable[T], total: int, what: str, unit: str = "step") -> Iterator[T]:
+    """The items, with progress as each one is done."""
+    with progress(what, total, unit) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+@final
+class _Bar:
+    def __init__(self, what: str, total: int, stack: ExitStack, clock: Callable[[], float]) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self.stack, self.clock, self.start = stack, clock, clock()
+        self.bar: Progress | None = None
+
+    def advance(self, steps: int) -> None:
+        self.done += steps
+        if self.bar is None and self.clock() - self.start > PATIENCE:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = self.stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+            self.bar.add_task(self.what, total=self.total)
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.done)
+
+    def end(self) -> None:
+        """The bar goes with the stack."""
+
+
+@final
+class _Lines:
+    def __init__(self, what: str, total: int, unit: str, clock: Callable[[], float]) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self.clock, self.start = clock, clock()
+        self.next = PATIENCE
+
+    def advance(self, steps: int) -> None:
+        self.done += steps
+        seconds = self.clock() - self.start
+        if seconds >= self.next and self.done < self.total:
+            self.next = seconds + INTERVAL
+            left = seconds * (self.total - self.done) / self.done
+            self._say(f"{self.done:,} of {plural(self.total, self.unit)}, {seconds:.0f} s, about {left:.0f} s left")
+
+    def end(self) -> None:
+        seconds = self.clock() - self.start
+        if seconds >= PATIENCE:
+            self._say(f"{plural(self.done, self.unit)} in {seconds:.0f} s")
+
+    def _say(self, text: str) -> None:
+        if _lines.get():
+            print(f"lograd: {self.what}: {text}", file=sys.stderr, flush=True)
