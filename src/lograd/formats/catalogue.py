@@ -41,7 +41,7 @@ CATALOGUE: dict[str, AnyFormat] = {
     "nvfp4": BlockFormat(_E2M1, 16, _E4M3FN),
 }
 
-_FLOAT = re.compile(r"(?P<sign>[01])-(?P<exponent>\d{1,2})-(?P<mantissa>\d{1,2})(?P<options>(:[a-z]+(=-?\d+)?)*)")
+_FLOAT = re.compile(r"(?P<sign>[01])-(?P<exponent>\d{1,2})-(?P<mantissa>\d{1,2})(?P<options>(:[a-z]+(=-?\d{1,6})?)*)")
 _INT = re.compile(r"(?P<unsigned>u?)int(?P<bits>\d{1,2})(?P<symmetric>:symmetric)?")
 _IDEAL = re.compile(r"ideal-(\d{1,2})-(\d{1,2})")
 
@@ -100,6 +100,6 @@ def _parse_float(match: re.Match[str]) -> FloatFormat:
 
 
 def _parse_block(element: str, size: str, scale: str) -> BlockFormat:
-    if not size.isdecimal():
-        raise InvalidValue(f"the block size {size!r} is not a whole number.")
+    if not size.isdecimal() or len(size) > 9:
+        raise InvalidValue(f"the block size {size[:40]!r} is not a whole number of at most nine digits.")
     return BlockFormat(parse_format(element), int(size), parse_format(scale))  # type: ignore[arg-type]  # it checks

@@ -6,15 +6,16 @@ change after the run was started.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
+from ..checks import MAX_FLOAT
 from ..errors import nearest_name, sentence
 from ..multiplying import Way
+from .checking import MOST_THREADS
 from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
@@ -83,12 +84,15 @@ class Config:
         _one_of("model", self.model, TASKS)
         if not isinstance(self.data, str) or not self.data:
             raise InvalidType(sentence("data", self.data, "the path of a file or folder"))
+        for name in ("plan", "recipe"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InvalidType(sentence(name, value, "a text, or nothing"))
         self._fill()
         for name in ("batch", "width", "log_every", "checkpoint_every"):
             self._whole(name, 1)
         for name in ("epochs", "steps", "threads", "evaluate_every"):
             if getattr(self, name) is not None:
-                self._whole(name, 1)
+                self._whole(name, 1, MOST_THREADS if name == "threads" else 2**31)
         self._whole("warmup", 0)
         self._whole("start", 0)
         self._whole("seed", 0, LARGEST_SEED)
@@ -138,7 +142,7 @@ class Config:
 
     def _number(self, name: str, *, above: bool) -> None:
         value = getattr(self, name)
-        valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT
         if not valid or not (value > 0 if above else value >= 0):
             raise InvalidValue(sentence(name, value, "finite and above 0" if above else "finite and not below 0"))
         object.__setattr__(self, name, float(value))

@@ -23,7 +23,7 @@ from .events import Events, open_events
 from .folder import RunFolder
 from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
-from .measuring import evaluate
+from .measuring import evaluate, metric_of
 from .runs import Run
 from .session import Diverged, Session, load_data
 from .summary import summarise
@@ -86,7 +86,7 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
     target = RunFolder(folder)
     record = target.read_config()
     config = _agreed(Config.from_json(record["settings"]), dict(expected or {}), record)
-    summary = target.read_summary()
+    summary = target.read_summary(metric_of(config.task.kind).name)
     if summary is not None:
         if summary["status"] == "diverged":
             raise InvalidValue(f"the run {target} diverged ({summary['reason']}); start anew with other settings.")
