@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import mlp, vector_batches
+from refusals import JSON, REFUSED, attempt
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd import InvalidValue, LogradError, Profile
+from lograd import InvalidValue, Profile
 from lograd.archives import read_arrays
 from lograd.files import CannotRead
 
@@ -84,6 +85,7 @@ FORGED = {
     "side": (cell(0, 1, 2), "the side of a record must be from 0 to 1; got 2"),
     "negative step": (cell(0, 2, -1), "the step of a record"),
     "absurd step": (cell(2, 2, 2**62), "the step of a record"),
+    "a step after the last": (cell(2, 2, 3), "the step of a record must be from 0 to 2; got 3"),
     "steps not in order": (cell(1, 2, 0), "steps of layer '0' are not in order"),
     "first bin": (cell(0, 3, 10**9), "the first bin of a record"),
     "last bin": (cell(0, 3, 16383), "the last bin of a record"),
@@ -157,20 +159,14 @@ def test_any_number_in_any_place_is_refused_or_makes_a_profile(arrays, tmp_path_
     numbers = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3) if array.dtype == np.int64 else st.floats()
     array.flat[data.draw(st.integers(0, array.size - 1))] = data.draw(numbers)
     path = tmp_path_factory.getbasetemp() / "any.npz"
-    try:
-        loaded = load(arrays | {name: array}, path)
-    except LogradError as error:
-        assert "\n" not in str(error)
-        return
-    str(loaded)  # what is accepted can be used
-    assert Profile.load(loaded.save(path)) == loaded
+    check_usable(attempt(lambda: load(arrays | {name: array}, path)), path)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
+def check_usable(loaded, path):
+    """What is accepted has a table, and a file with an exact inverse."""
+    if loaded is not REFUSED:
+        str(loaded)
+        assert Profile.load(loaded.save(path)) == loaded
 
 
 @given(st.data())
@@ -181,13 +177,7 @@ def test_any_json_in_any_place_of_the_header_is_refused_or_makes_a_profile(array
     place, name = data.draw(st.sampled_from(places))
     place[name] = data.draw(JSON)
     path = tmp_path_factory.getbasetemp() / "header.npz"
-    try:
-        loaded = load(with_header(arrays, header), path)
-    except LogradError as error:
-        assert "\n" not in str(error)
-        return
-    str(loaded)
-    assert Profile.load(loaded.save(path)) == loaded
+    check_usable(attempt(lambda: load(with_header(arrays, header), path)), path)
 
 
 def test_not_finite_samples_of_a_gradient_that_was_are_kept(tmp_path):
@@ -235,8 +225,14 @@ HUGE = 80 * 10**9
     ("file", "words"),
     [
         (member("a", SHAPE("<f8", (10**10,)), b"\0" * 16), r"claims the shape \(10000000000,\) of float64, and has 16"),
-        (member("a", SHAPE("<f8", (2,)), b"\0" * 16, claimed=HUGE), "claims 80,000,000,000 bytes, and the file has 144"),
-        (member("a", SHAPE("<f8", (2,)), b"\0" * 16, claimed=HUGE, compressed=HUGE), "take 80,000,000,000 bytes, and the"),
+        (
+            member("a", SHAPE("<f8", (2,)), b"\0" * 16, claimed=HUGE),
+            "claims 80,000,000,000 bytes, and the file has",
+        ),
+        (
+            member("a", SHAPE("<f8", (2,)), b"\0" * 16, claimed=HUGE, compressed=HUGE),
+            "take 80,000,000,000 bytes, and",
+        ),
         (member("a", SHAPE("<f8", (2,)), b"\0" * 9), "claims the shape"),
         (member("a", SHAPE("<f8", (-2,)), b"\0" * 16), "claims the shape"),
         (member("a", SHAPE("|O", (1,)), b"\x80\x04N."), "holds object, and plain numbers are needed"),
@@ -287,14 +283,19 @@ def test_the_limit_is_the_callers(profile, tmp_path):
     path = profile.save(tmp_path / "p.npz")
     with pytest.raises(CannotRead, match="it has more than 1,000 bytes, which is the limit"):
         Profile.load(path, limit=1000)
-    with pytest.raises(InvalidValue, match="and the limit is|more memory than the limit"):
+    with pytest.raises(InvalidValue, match=r"limit .*Profile\.load\(path, limit=\.\.\.\) allows more"):
         Profile.load(path, limit=8000)
     assert Profile.load(path, limit=10**6) == profile
 
 
 def test_arrays_are_those_that_numpy_reads():
     rows = np.arange(12.0, dtype=np.float32).reshape(3, 4)
-    given_arrays = {"rows": rows, "columns": np.asfortranarray(rows), "one": np.int64(3), "none": np.zeros((0, 3), bool)}
+    given_arrays = {
+        "rows": rows,
+        "columns": np.asfortranarray(rows),
+        "one": np.int64(3),
+        "none": np.zeros((0, 3), bool),
+    }
     for save in (np.savez, np.savez_compressed):
         out = io.BytesIO()
         save(out, **given_arrays)

@@ -9,11 +9,11 @@ import training_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import mlp, vector_batches
-from test_saved_files import same
+from refusals import LEAVES, REFUSED, attempt, nested, same
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd import InvalidValue, LogradError, Plan
+from lograd import InvalidValue, Plan
 from lograd.files import CannotRead
 from lograd.saving import digest
 from lograd.training import Config, load_data
@@ -167,11 +167,7 @@ def test_a_flipped_byte_of_any_tensor_is_noticed(state, handle, data):
         handle.load_state_dict(broken)
 
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(torch.zeros(3)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
+PLAIN = nested(LEAVES | st.just(torch.zeros(3)))
 
 
 @given(st.data())
@@ -183,12 +179,9 @@ def test_anything_in_any_place_of_a_state_is_refused_or_loaded(state, data):
     broken = changed(state, *data.draw(st.sampled_from(paths)), value=data.draw(PLAIN), sums=True)
     if data.draw(st.booleans()):
         broken.pop("checksums")
-    model, handle = attached()
+    _, handle = attached()
     before = handle.state_dict()
-    try:
-        handle.load_state_dict(broken)
-    except LogradError as error:
-        assert "\n" not in str(error)
+    if attempt(lambda: handle.load_state_dict(broken)) is REFUSED:
         assert same(before, handle.state_dict())
     else:
         handle.step()
@@ -263,9 +256,19 @@ CHECKPOINTS = {
     "index": ("sgd", ("optimizer", "state", 10**6), {}, "the number of a parameter must be a whole number from 0"),
     "kept": ("sgd", ("optimizer", "state", 0), 5, "the optimizer's state of parameter 0 must be an object"),
     "momentum": ("sgd", ("optimizer", "state", 0, "momentum_buffer"), torch.zeros(1), "momentum_buffer of parameter 0"),
-    "squares": ("adamw", ("optimizer", "state", 0, "exp_avg_sq"), lambda t: -1 - t, "exp_avg_sq of parameter 0 has neg"),
+    "squares": (
+        "adamw",
+        ("optimizer", "state", 0, "exp_avg_sq"),
+        lambda t: -1 - t,
+        "exp_avg_sq of parameter 0 has neg",
+    ),
     "adam step": ("adamw", ("optimizer", "state", 0, "step"), torch.tensor(-1.0), "step of parameter 0"),
-    "adam steps": ("adamw", ("optimizer", "state", 0, "step"), torch.zeros(2), "step of parameter 0 must be one number"),
+    "adam steps": (
+        "adamw",
+        ("optimizer", "state", 0, "step"),
+        torch.zeros(2),
+        "step of parameter 0 must be one number",
+    ),
     "a handle": ("adamw", ("handle",), {}, "was written by a run with handle"),
 }
 
@@ -290,7 +293,7 @@ def test_a_checkpoint_that_cannot_be_is_refused_and_changes_nothing(name, sessio
 @pytest.mark.parametrize("length", [-1, "x", None, 1.5, True, 2**60])
 def test_the_length_of_the_metrics_is_checked(length, sessions, tmp_path):
     torch.save(sessions["adamw"].state_dict() | {"journal_bytes": length}, tmp_path / "c.pt")
-    with pytest.raises(CannotRead, match="Cannot go on from the checkpoint .*: journal_bytes must be a whole number"):
+    with pytest.raises(CannotRead, match=r"Cannot go on from the checkpoint .*: journal_bytes must be a whole number"):
         sessions["adamw"].load(tmp_path / "c.pt")
 
 
@@ -303,7 +306,7 @@ def test_a_file_of_torch_that_is_no_checkpoint(content, sessions, tmp_path):
 
 def test_a_pickle_is_not_run(sessions, tmp_path):
     torch.save({"version": 1, "model": print}, tmp_path / "c.pt")
-    with pytest.raises(CannotRead, match="Cannot read the checkpoint .*UnpicklingError"):
+    with pytest.raises(CannotRead, match=r"Cannot read the checkpoint .*UnpicklingError"):
         sessions["adamw"].load(tmp_path / "c.pt")
 
 
@@ -318,9 +321,6 @@ def test_anything_in_any_place_of_a_checkpoint_is_refused_or_loaded(sessions, da
     broken = changed(state | {"checksums": None}, *data.draw(st.sampled_from(paths)), value=data.draw(PLAIN))
     with torch.random.fork_rng(devices=[]):
         before = copy.deepcopy(session.state_dict())
-        try:
-            session.load_state_dict(broken)
-        except LogradError as error:
-            assert "\n" not in str(error)
+        if attempt(lambda: session.load_state_dict(broken)) is REFUSED:
             assert same(before, session.state_dict())
         session.load_state_dict(state)

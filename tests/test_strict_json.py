@@ -7,16 +7,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import REFUSED, attempt, nested
 
-from lograd import InvalidValue, LogradError
+from lograd import InvalidValue
 from lograd.strict_json import DEEPEST, depth, parse
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
-    max_leaves=20,
-)  # fmt: skip
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+PLAIN = nested(st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False, allow_infinity=False) | st.text())
 
 
 @given(PLAIN, st.booleans())
@@ -28,11 +25,8 @@ def test_what_python_writes_is_read_back(value, ascii_only):
 @settings(max_examples=300)
 def test_any_bytes_are_values_or_a_sentence(content):
     """What is taken, the standard reader takes as well and with the same result."""
-    try:
-        value = parse(content)
-    except LogradError as error:
-        assert "\n" not in str(error)
-    else:
+    value = attempt(lambda: parse(content))
+    if value is not REFUSED:
         assert value == json.loads(content.decode("utf-8-sig"))
 
 

@@ -26,6 +26,10 @@ KINDS = "biuf"
 """Kinds of elements: truth values, whole numbers and floats."""
 
 
+class TooLarge(InvalidValue):
+    """More than the limit, and maybe nothing else is wrong."""
+
+
 def read_arrays(file: BinaryIO, names: Collection[str], limit: int) -> dict[str, NDArray[Any]]:
     """The named arrays, as many of them as there are; InvalidValue for anything but plain whole arrays.
 
@@ -62,7 +66,7 @@ def _members(archive: zipfile.ZipFile, names: Collection[str], limit: int) -> di
                 f"its array {name!r} claims {entry.file_size:,} bytes, and the file has {entry.compress_size:,} for it."
             )
     if (total := sum(entry.file_size for entry in wanted.values())) > limit:
-        raise InvalidValue(f"its arrays take {total:,} bytes, and the limit is {limit:,}.")
+        raise TooLarge(f"its arrays take {total:,} bytes, and the limit is {limit:,}.")
     return wanted
 
 
@@ -77,13 +81,13 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
             raise InvalidValue(f"{entry.filename} holds {kind}, and plain numbers are needed.")
         size = math.prod(shape) * kind.itemsize
         if min(shape, default=0) < 0 or size != entry.file_size - member.tell():
-            raise InvalidValue(
-                f"{entry.filename} claims the shape {shape} of {kind}, and has {entry.file_size - member.tell():,} bytes."
-            )
+            found = entry.file_size - member.tell()
+            raise InvalidValue(f"{entry.filename} claims the shape {shape} of {kind}, and has {found:,} bytes.")
         content = bytearray(size)
-        filled, view = 0, memoryview(content)
-        while filled < size and (more := member.readinto(view[filled : filled + CHUNK])):
-            filled += more
-        if filled < size or member.read(1):
+        filled = 0
+        while chunk := member.read(min(CHUNK, size - filled)):
+            content[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+        if filled < size or member.read(1):  # read to the end, where the sum is compared
             raise InvalidValue(f"{entry.filename} is not whole.")
     return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")

@@ -25,6 +25,7 @@ from .treating import TreatedLayer
 VERSION = 2
 LONGEST = 2**62
 """More steps than anybody makes, and below it whole numbers may still be added."""
+DAMAGED = "was changed or damaged after it was saved: its checksum does not match."
 PARTS = ("layers", "statistics")
 PLAIN = ("version", "plan", "seed", "steps", "last_collected", "loss_scale", "cost")
 LATER = ("start", "growth", "checksums")
@@ -113,8 +114,8 @@ def check_state(
     check_object("a handle's state", state, (*PLAIN, *PARTS), LATER)
     if state["plan"] != plan:
         raise InvalidValue(
-            f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan}); attach the plan with which "
-            "it was saved."
+            f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan}); attach the plan with "
+            "which it was saved."
         )
     for part, known in zip(PARTS, (layers, statistics), strict=True):
         if not isinstance(state[part], dict):
@@ -139,13 +140,11 @@ def _check_sums(state: dict[str, Any]) -> None:
     saved, found = state["checksums"], checksums(state)
     check_object("the checksums of a handle's state", saved, ("plain", *PARTS))
     if saved["plain"] != found["plain"]:
-        raise InvalidValue("the state was changed or damaged after it was saved: its checksum does not match.")
+        raise InvalidValue(f"the state {DAMAGED}")
     for part in PARTS:
         for name, digits in found[part].items():
             if not isinstance(saved[part], dict) or saved[part].get(name) != digits:
-                raise InvalidValue(
-                    f"the state of layer {name!r} was changed or damaged after it was saved: its checksum does not match."
-                )
+                raise InvalidValue(f"the state of layer {name!r} {DAMAGED}")
 
 
 def _check_plain(state: dict[str, Any]) -> None:

@@ -21,28 +21,26 @@ _END = 22
 """Bytes of the record that ends a zip archive; the last two are the length of the comment behind it."""
 
 
-def sealed(archive: bytes | bytearray | memoryview) -> bytes:
+def sealed(archive: bytes | memoryview) -> bytes:
     """The zip archive with its checksum as its comment."""
-    content = bytearray(archive)
-    if not _ends_plainly(content):
+    if not _ends_plainly(archive):
         raise InvalidValue("only a zip archive without a comment can be sealed.")
-    content[-2:] = struct.pack("<H", _SEAL)
-    content += _MARK
-    content += hashlib.sha256(memoryview(content)[: -len(_MARK)]).hexdigest().encode()
-    return bytes(content)
+    body, length = memoryview(archive)[:-2], struct.pack("<H", _SEAL)
+    found = hashlib.sha256(body)
+    found.update(length)
+    return b"".join([body, length, _MARK, found.hexdigest().encode()])
 
 
 def check_seal(content: bytes) -> None:
     """Refuse a file that is not as it was written; one that never had a checksum passes."""
-    body, mark, digits = content[:-_SEAL], content[-_SEAL:-_DIGITS], content[-_DIGITS:]
-    if mark == _MARK:
-        if hashlib.sha256(body).hexdigest().encode() != digits:
-            raise InvalidValue("its checksum does not match its content, so it was changed or damaged after lograd saved it.")
+    if content[-_SEAL:-_DIGITS] == _MARK:
+        if hashlib.sha256(memoryview(content)[:-_SEAL]).hexdigest().encode() != content[-_DIGITS:]:
+            raise InvalidValue("its checksum does not match: it was changed or damaged after lograd saved it.")
     elif not _ends_plainly(content):
         raise InvalidValue("it is not whole, or was changed after lograd saved it.")
 
 
-def _ends_plainly(content: bytes | bytearray) -> bool:
+def _ends_plainly(content: bytes | memoryview) -> bool:
     return content[-_END : -_END + 4] == b"PK\x05\x06" and content[-2:] == b"\0\0"
 
 

@@ -37,7 +37,7 @@ def parse(content: bytes, what: str = "it") -> Any:
         value = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is a string that nobody can write
-    except UnicodeError as error:
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise InvalidValue(f"{what} is not JSON: not UTF-8 ({error.reason} at {error.start}).") from None
     except ValueError as error:
         raise InvalidValue(f"{what} is not JSON: {error}.") from None
@@ -84,6 +84,4 @@ def _short(digits: str) -> str:
     return digits if len(digits) <= 40 else f"{digits[:20]}... of {len(digits)} digits"
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_whole, parse_float=_number, parse_constant=_constant
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole, parse_float=_number, parse_constant=_constant)

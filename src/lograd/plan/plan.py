@@ -19,7 +19,7 @@ from rich.table import Table
 
 from .. import strict_json
 from ..checks import check_text
-from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, sentence
+from ..errors import InvalidValue, LogradError, LogradWarning, nearest_name, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
 from ..report import text_table

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..archives import read_arrays
+from ..archives import TooLarge, read_arrays
 from ..errors import InvalidValue
 from ..laws import Empirical
 from ..seals import check_seal, sealed
@@ -31,7 +31,7 @@ from .records import LayerProfile, Record
 
 VERSION = 1
 LIMIT = 2**30
-"""Bytes of memory that a profile may take unless more is allowed; one of ResNet50 over 256 steps takes some 70 million."""
+"""Bytes of memory that a profile may take unless more is allowed.  A layer takes some 4000 for each observed step."""
 CHANGED = "it was changed after lograd saved it"
 _ARRAYS = {
     "header": ("uint8", 1),
@@ -93,6 +93,8 @@ def unpack(content: bytes, limit: int) -> Contents:
     try:
         check_seal(content)
         arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise"], limit)
+    except TooLarge:
+        raise
     except InvalidValue as error:
         raise InvalidValue(f"it is not a profile as lograd saved it: {error}") from None
     for name, (kind, dimensions) in _ARRAYS.items():
@@ -109,6 +111,8 @@ def unpack(content: bytes, limit: int) -> Contents:
         )
     try:
         return _build(header, arrays, limit)
+    except TooLarge:
+        raise
     except InvalidValue as error:
         raise InvalidValue(f"{CHANGED}: {error}") from None
 
@@ -128,7 +132,7 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
     checking.check_header(header)
     rows, masked, counts, samples = (arrays[name] for name in ("records", "masked", "counts", "samples"))
     sizes = [entry["sample"] for entry in header["layers"]]
-    checking.check_rows(rows, masked, counts, len(sizes), limit)
+    checking.check_rows(rows, masked, counts, limit, layers=len(sizes), steps=header["steps"])
     if sum(sizes) != samples.size:
         raise InvalidValue(f"the layers have {sum(sizes)} samples in all, and the file has {samples.size}.")
     layers = []

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..archives import TooLarge
 from ..checks import MANY, check_object, check_text, check_whole
 from ..errors import InvalidValue, sentence
 from ..laws.empirical import bin_of
@@ -18,7 +19,7 @@ LAYER, SIDE, STEP, FIRST, BINS, ZEROS, NAN, INFINITIES = range(8)
 COLUMNS = 8
 ROW_BYTES = 1024
 """Memory of a record beside its counts, roughly."""
-LOWEST_BIN, HIGHEST_BIN = (int(bin_of(np.float64(x))) for x in (5e-324, np.finfo(np.float64).max))
+LOWEST_BIN, HIGHEST_BIN = bin_of(np.array([5e-324, np.finfo(np.float64).max])).tolist()
 """Those of float64."""
 MOST_DIMENSIONS = 16
 
@@ -46,9 +47,7 @@ def check_header(header: dict[str, Any]) -> None:
 
 
 def _check_entry(entry: Any) -> None:
-    check_object(
-        "a layer", entry, ("name", "kind", "weight_shape", "flops_input", "flops_weight", "sample"), None
-    )
+    check_object("a layer", entry, ("name", "kind", "weight_shape", "flops_input", "flops_weight", "sample"), None)
     name = check_text("the name of a layer", entry["name"])
     check_text(f"the kind of layer {name!r}", entry["kind"])
     check_whole(f"the sample of layer {name!r}", entry["sample"], 0, 2**31)
@@ -64,17 +63,17 @@ def _check_entry(entry: Any) -> None:
 
 
 def check_rows(
-    rows: NDArray[Any], masked: NDArray[Any], counts: NDArray[Any], layers: int, limit: int
+    rows: NDArray[Any], masked: NDArray[Any], counts: NDArray[Any], limit: int, *, layers: int, steps: int
 ) -> None:
-    """Rows that fit each other, the counts and the number of layers."""
+    """Rows that fit each other, the counts, and the numbers of layers and steps."""
     if rows.shape[1] != COLUMNS or len(masked) != len(rows):
         raise InvalidValue(f"it has records of shape {rows.shape} and {len(masked)} masked shares.")
     if len(rows) * ROW_BYTES > limit:
-        raise InvalidValue(f"its {len(rows):,} records take more memory than the limit of {limit:,} bytes.")
+        raise TooLarge(f"its {len(rows):,} records take more memory than the limit of {limit:,} bytes.")
     for name, column, low, high in (
         ("layer", LAYER, 0, layers - 1),
         ("side", SIDE, 0, 1),
-        ("step", STEP, 0, MANY),
+        ("step", STEP, 0, steps - 1),
         ("number of bins", BINS, 0, HIGHEST_BIN - LOWEST_BIN + 1),
         ("first bin", FIRST, LOWEST_BIN, HIGHEST_BIN),
         ("zeros", ZEROS, 0, MANY),

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
+from ..archives import TooLarge
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan
@@ -77,7 +78,8 @@ class Profile:
         try:
             return cls(*archive.unpack(content, limit))
         except InvalidValue as error:
-            raise InvalidValue(f"Cannot read the profile {path}: {error}") from None
+            hint = " Profile.load(path, limit=...) allows more." if isinstance(error, TooLarge) else ""
+            raise InvalidValue(f"Cannot read the profile {path}: {error}{hint}") from None
 
     @classmethod
     def merge(cls, profiles: Sequence[Profile]) -> Profile:

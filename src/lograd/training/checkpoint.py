@@ -136,7 +136,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
         check_number("lr of the optimizer", group["lr"], 0)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not isinstance(saved["state"], dict):
-        raise InvalidValue(sentence("the optimizer's state", saved["state"], "an object with a part for each parameter"))
+        raise InvalidValue(sentence("the optimizer's state", saved["state"], "an object with a part per parameter"))
     for index, values in saved["state"].items():
         check_whole("the number of a parameter", index, 0, len(parameters) - 1)
         _check_kept(f"parameter {index}", values, parameters[index])

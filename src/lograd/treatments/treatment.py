@@ -144,7 +144,7 @@ class Treatment(ABC):
 
 def _check_nested(what: str, value: Any) -> None:
     if not isinstance(value, dict):
-        raise InvalidValue(sentence(what, value, "a treatment, an object with a \"kind\""))
+        raise InvalidValue(sentence(what, value, 'a treatment, an object with a "kind"'))
 
 
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
