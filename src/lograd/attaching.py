@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import explaining
+from . import explaining, saving
 from .amplifying import Growth, exploded
 from .counting import Counters, read_counters
 from .errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
@@ -26,8 +26,6 @@ from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_du
 from .swapping import candidates, catcher_of, is_swapped, reason_not_supported, restore, swap
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
-
-STATE_VERSION = 2
 
 
 def attach(
@@ -248,8 +246,8 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside model and optimizer, as tensors and plain values."""
-        return {
-            "version": STATE_VERSION,
+        state: dict[str, Any] = {
+            "version": saving.VERSION,
             "plan": self.plan.hash(),
             "seed": self.seed,
             "steps": self.steps,
@@ -261,27 +259,14 @@ class Handle:
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
             "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
         }
+        return state | {"checksums": saving.checksums(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up."""
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            version = state.get("version") if isinstance(state, dict) else None
-            raise InvalidValue(f"this is not a handle's state of version {STATE_VERSION}; got version {version!r}.")
-        if state["plan"] != self.plan.hash():
-            raise InvalidValue(
-                f"the state belongs to another plan ({state['plan']}, this is {self.plan.hash()}); "
-                "attach the plan with which it was saved."
-            )
-        for name in state["layers"]:
-            if name not in self.layers:
-                raise InvalidValue(
-                    f"the state has a layer {name!r}, and the model has none of that name that is treated."
-                    f"{nearest_name(name, self.layers)}"
-                )
-        for name, tensors in state["layers"].items():
-            needed = {key for key in self.layers[name].tensors() if not key.endswith(".choice")}
-            if missing := needed - tensors.keys():
-                raise InvalidValue(f"the state of layer {name!r} is not whole; it lacks {', '.join(sorted(missing))}.")
+        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up.
+
+        All of the state is checked first: one that was damaged, or does not fit, is refused and changes nothing.
+        """
+        self.check_state_dict(state)
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
@@ -296,6 +281,10 @@ class Handle:
         for statistics in self._statistics.values():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what `load_state_dict` would raise, and change nothing: for whoever restores several things at once."""
+        saving.check_state(state, self.plan.hash(), self.layers, self._statistics)
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""

@@ -34,6 +34,7 @@ class LogradWarning(UserWarning):
 def sentence(what: str, got: Any, expected: str) -> str:
     """`what` must be `expected`, got `got`: the form that all messages share."""
     text = got if isinstance(got, str) and got.startswith("an ") else repr(got)
+    text = " ".join(text.split())  # arrays and tensors are printed on several lines
     return f"{what} must be {expected}; got {text if len(text) <= 120 else text[:117] + '...'}."
 
 

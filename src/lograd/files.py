@@ -8,6 +8,8 @@ from pathlib import Path
 
 from .errors import LogradError
 
+CHUNK = 2**22
+
 
 class CannotWrite(LogradError, OSError):
     """A file could not be saved; whatever was there before is still there."""
@@ -46,8 +48,17 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
     return target
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
+def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """All of a file; one of more than `limit` bytes is refused before they are in memory."""
+    content = bytearray()
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise CannotRead(f"Cannot read {path}: {error.strerror}.") from error
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                content += chunk
+                if limit is not None and len(content) > limit:
+                    raise CannotRead(f"Cannot read {path}: it has more than {limit:,} bytes, which is the limit.")
+    except CannotRead:
+        raise
+    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+        raise CannotRead(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    return bytes(content)

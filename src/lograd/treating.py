@@ -171,7 +171,7 @@ class TreatedLayer:
         """Go on from what `tensors` of another gave; products that it did not choose between are timed again."""
         for name, tensor in self.tensors().items():
             if name in tensors:
-                tensor.copy_(tensors[name])
+                tensor.copy_(tensors[name].detach())
         for product in self.products.values():
             product.recent_zeros()  # what was counted before is not recent
 

@@ -147,7 +147,7 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
         raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
     with warnings_as_sentences():
         if resume:
-            before = Run.load(output)
+            before = Run.load(output, metrics=False)  # resume cuts what follows the checkpoint
             if before.status == "finished":
                 run = resume_run(output, expected=given)
                 say(f"the run {output} is finished; there is nothing to resume.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -16,16 +17,21 @@ from typing import Any, Literal, final
 
 from rich.table import Table
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from .. import strict_json
+from ..checks import check_text
+from ..errors import InvalidValue, LogradError, LogradWarning, nearest_name, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
 from ..report import text_table
+from ..seals import checksum_of_json
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from .change import Change, changes
 from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
 
 VERSION = 1
+CHECKSUM = "checksum"
+"""The field of a saved plan that tells whether the others are still those that were saved."""
 
 
 @final
@@ -78,19 +84,20 @@ class Plan:
         """The exact inverse of `to_json`."""
         if not isinstance(data, dict) or "lograd_plan" not in data:
             raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
-        if data["lograd_plan"] != VERSION:
+        if type(data["lograd_plan"]) is not int or data["lograd_plan"] != VERSION:
             raise InvalidValue(
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work"))
+        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", CHECKSUM))
+        _check_checksum(data)
         layers, kept = data.get("layers", {}), data.get("kept", {})
         if not isinstance(layers, dict) or not isinstance(kept, dict):
             raise InvalidValue('"layers" and "kept" of a plan must be objects with layer names.')
         return cls(
             work=_work_from_json(data.get("work", {})),
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
-            kept={name: str(reason) for name, reason in kept.items()},
+            kept={name: check_text(f"why layer {name!r} is kept", reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
         )
 
@@ -206,21 +213,40 @@ class Plan:
     # -- the file --
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        return replace_file(path, (_pretty(self.to_json()) + "\n").encode())
+        """JSON for people, with a checksum at its end by which `load` knows whether it was changed since."""
+        data = self.to_json()
+        return replace_file(path, (_pretty(data | {CHECKSUM: checksum_of_json(data)}) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from its file; what is wrong with the file is said in one sentence."""
-        content = read_file(path)
+        """A plan from its file; what is wrong with the file is said in one sentence.
+
+        A plan may be edited by hand, so one that was changed after it was saved is checked as strictly as any other,
+        and taken with a warning; a plan without a checksum is taken as it is.
+        """
+        content = read_file(path, strict_json.LARGEST)
         try:
-            return cls.from_json(json.loads(content))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = str(error) if isinstance(error, InvalidValue | InvalidType) else f"it is not JSON: {error}."
-            raise InvalidValue(f"Cannot read the plan {path}: {reason}") from None
+            return cls.from_json(strict_json.parse(content))
+        except LogradError as error:
+            raise InvalidValue(f"Cannot read the plan {path}: {error}") from None
 
     def hash(self) -> str:
         """Hexadecimal digits that change with anything that changes the training."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_checksum(data: dict[str, Any]) -> None:
+    """Warn of a plan that was changed after it was saved: by a person on purpose, or by nobody."""
+    if CHECKSUM not in data:
+        return
+    rest = {name: value for name, value in data.items() if name != CHECKSUM}
+    if check_text("the checksum of a plan", data[CHECKSUM]) != checksum_of_json(rest):
+        warnings.warn(
+            "the plan was changed after lograd saved it, as its checksum tells; if that was on purpose, "
+            f"Plan.load(path).save(path) writes a new one, or remove the field {CHECKSUM!r}.",
+            LogradWarning,
+            stacklevel=4,
+        )
 
 
 def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:
