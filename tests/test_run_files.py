@@ -154,6 +154,19 @@ def test_steps_of_a_checkpoint(steps, runs, copies, command):
     assert error.count("\n") == 1
 
 
+def test_settings_that_were_changed_after_the_checkpoint_are_refused(runs, copies, command):
+    config = (runs["killed"] / "config.json").read_bytes()
+    code, error = command(
+        "train", "--resume", "-o", copies("killed", config=config.replace(b'"lr": 0.1', b'"lr": 0.2'))
+    )
+    assert (code, error.count("\n")) == (2, 1), error
+    assert "the settings in config.json were changed after the checkpoint was written" in error
+    folder = copies("killed")
+    moved = folder.parent / "moved.npz"
+    shutil.copy(json.loads(config)["settings"]["data"], moved)
+    assert resume(folder, expected={"data": moved}).status == "finished"
+
+
 # -- files that are JSON, and wrong --
 
 

@@ -23,7 +23,7 @@ from lograd import InvalidValue, Plan, Profile
 from lograd.errors import LogradWarning
 from lograd.files import CannotRead
 from lograd.seals import check_seal, sealed
-from lograd.training import Config, resume
+from lograd.training import Config, checkpoint, resume
 from lograd.training.loop import load_work
 from lograd.training.session import Session
 
@@ -103,6 +103,24 @@ def test_data_of_an_unsealed_checkpoint_is_checked_too(folder):
     (folder / "damaged" / "run" / "checkpoint.pt").write_bytes(content)
     with pytest.raises(CannotRead, match=r"its part '.*' was changed or damaged after it was saved"):
         resume(folder / "damaged" / "run", expected={"data": folder / "damaged" / "images.npz"})
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_flipped_byte_in_the_structure_of_an_unsealed_checkpoint_is_refused_or_changes_nothing(folder, data):
+    content = gzip.decompress((FIRST / "run" / "checkpoint.pt.gz").read_bytes())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        heads = [entry.header_offset for entry in archive.infolist()]
+        directory = archive.start_dir
+    # Where an archive has something to say beside its data: headers of its parts, and the directory at its end.
+    head = st.builds(lambda start, byte: start + byte, st.sampled_from(heads), st.integers(0, 60))
+    place = data.draw(head | st.integers(directory, len(content) - 1))
+    path = folder / "structure.pt"
+    path.write_bytes(content)
+    whole = checkpoint.read(path)
+    path.write_bytes(flipped(content, (place, data.draw(st.integers(1, 255)))))
+    found = attempt(lambda: checkpoint.read(path))
+    assert found is REFUSED or same(found, whole)
 
 
 @given(st.data())

@@ -54,7 +54,8 @@ def _check_archive(content: bytes) -> None:
     """Sizes that the file can hold, and the archive's own sums, which torch.load does not look at."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for entry in archive.infolist():
-            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(content):
+            odd = entry.compress_type != zipfile.ZIP_STORED or entry.external_attr  # to torch a folder has no content
+            if odd or entry.file_size > len(content):
                 raise InvalidValue(f"its part {entry.filename[:60]!r} is not as torch.save writes it.")
         if (broken := archive.testzip()) is not None:
             raise InvalidValue(f"its part {broken[:60]!r} was changed or damaged after it was saved.")
@@ -63,17 +64,20 @@ def _check_archive(content: bytes) -> None:
 # -- what must hold --
 
 
-def check(state: Any, total: int, parts: dict[str, Any]) -> None:
+def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
     """Refuse, in one sentence, what a run cannot go on from; nothing is changed here.
 
     Args:
         total: steps of the run.
         parts: its model, optimizer, handle and scaler, by name; None where it has none.
+        settings: the checksum of its settings.
     """
     version = state.get("version") if isinstance(state, dict) else None
     if type(version) is not int or version != VERSION:
         raise InvalidValue(f"this is not a checkpoint of version {VERSION}.")
     check_object("a checkpoint", state, FIELDS, None)
+    if state.get("settings", settings) != settings:  # the first checkpoints did not have it
+        raise InvalidValue("the settings in config.json were changed after the checkpoint was written; put them back.")
     for name, part in parts.items():
         if (part is None) != (state[name] is None):
             raise InvalidValue(f"the checkpoint was written by a run {'with' if part is None else 'without'} {name}.")

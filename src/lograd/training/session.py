@@ -14,6 +14,7 @@ import torch
 from .. import Handle, InvalidValue, LogradError, Plan, attach
 from ..checks import check_whole
 from ..files import CannotRead
+from ..seals import checksum_of_json
 from ..treatments import Hadamard, Quantize, Treatment
 from . import checkpoint
 from .measuring import Interval, treated
@@ -145,12 +146,18 @@ class Session:
         return length
 
     @property
+    def _settings(self) -> str:
+        """A checksum of the settings but for the place of the data, which may move."""
+        return checksum_of_json({name: value for name, value in self.config.to_json().items() if name != "data"})
+
+    @property
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("model", "optimizer", "handle", "scaler")}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": checkpoint.VERSION,
+            "settings": self._settings,
             "steps": self.steps,
             "seconds": self.seconds,
             "lr": self.lr,
@@ -162,7 +169,7 @@ class Session:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All of it, or nothing: what does not fit is refused before anything is changed."""
-        checkpoint.check(state, self.total, self._parts)
+        checkpoint.check(state, self.total, self._parts, self._settings)
         skipped = check_whole("skipped steps of the checkpoint", state.get("skipped", 0), 0, self.total)
         self.work.load_state_dict(state.get("work"))
         for name, part in self._parts.items():
