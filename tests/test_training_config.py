@@ -36,7 +36,7 @@ def configs(draw):
         warmup=draw(st.integers(0, 1000)),
         width=draw(st.none() | st.integers(1, 1000).map(lambda width: width * multiple)),
         augment=draw(st.sampled_from([None, False] + [True] * (TASKS[model].kind == "images"))),
-        threads=draw(maybe),
+        threads=draw(st.none() | st.integers(1, 4096)),
         log_every=draw(counts),
         evaluate_every=draw(maybe),
         checkpoint_every=draw(counts),

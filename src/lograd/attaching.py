@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import explaining
+from . import explaining, states
 from .amplifying import Growth, exploded
 from .clock import StepClock
 from .counting import Counters, read_counters
@@ -32,8 +32,6 @@ from .slots import CPU
 from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap, unwrapped
 from .treating import TENSORS, Product, TreatedLayer
 from .treatments import Quantize
-
-STATE_VERSION = 2
 
 
 def attach(
@@ -263,8 +261,8 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside model and optimizer, as tensors and plain values."""
-        return {
-            "version": STATE_VERSION,
+        state: dict[str, Any] = {
+            "version": states.VERSION,
             "plan": self.plan.hash(),
             "seed": self.seed,
             "steps": self.steps,
@@ -276,27 +274,14 @@ class Handle:
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
             "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
         }
+        return state | {"checksums": states.checksums(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up."""
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            version = state.get("version") if isinstance(state, dict) else None
-            raise InvalidValue(f"this is not a handle's state of version {STATE_VERSION}; got version {version!r}.")
-        if state["plan"] != self.plan.hash():
-            raise InvalidValue(
-                f"the state belongs to another plan ({state['plan']}, this is {self.plan.hash()}); "
-                "attach the plan with which it was saved."
-            )
-        for name in state["layers"]:
-            if name not in self.layers:
-                raise InvalidValue(
-                    f"the state has a layer {name!r}, and the model has none of that name that is treated."
-                    f"{nearest_name(name, self.layers)}"
-                )
-        for name, tensors in state["layers"].items():
-            needed = {key for key in self.layers[name].tensors() if not key.endswith(".choice")}
-            if missing := needed - tensors.keys():
-                raise InvalidValue(f"the state of layer {name!r} is not whole; it lacks {', '.join(sorted(missing))}.")
+        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up.
+
+        All of the state is checked first: one that was damaged, or does not fit, is refused and changes nothing.
+        """
+        self.check_state_dict(state)
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
@@ -311,6 +296,10 @@ class Handle:
         for statistics in self._statistics.values():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what `load_state_dict` would raise, and change nothing: for whoever restores several things at once."""
+        states.check_state(state, self.plan.hash(), self.layers, self._statistics)
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""

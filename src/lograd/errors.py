@@ -37,8 +37,8 @@ def sentence(what: str, got: Any, expected: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value inside a sentence, cut where it is long."""
-    text = repr(value)
+    """A value inside a sentence: on one line, and cut where it is long."""
+    text = " ".join(repr(value).split())  # arrays and tensors are printed on several lines
     return text if len(text) <= 120 else text[:117] + "..."
 
 

@@ -25,6 +25,9 @@ def recorded() -> Iterator[list[Path]]:
         _record.reset(before)
 
 
+CHUNK = 2**22
+
+
 class CannotWrite(LogradError, OSError):
     """A file could not be saved; whatever was there before is still there."""
 
@@ -64,11 +67,20 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
     return target
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
+def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """All of a file; one of more than `limit` bytes is refused before they are in memory."""
+    content = bytearray()
     try:
-        return _path(path).read_bytes()
+        with open(_path(path), "rb") as file:
+            while chunk := file.read(CHUNK):
+                content += chunk
+                if limit is not None and len(content) > limit:
+                    raise CannotRead(f"Cannot read {path}: it has more than {limit:,} bytes, which is the limit.")
+    except CannotRead:
+        raise
     except OSError as error:
-        raise CannotRead(f"Cannot read {path}: {error.strerror}.") from error
+        raise CannotRead(f"Cannot read {path}: {error.strerror or error}.") from error
+    return bytes(content)
 
 
 def _path(path: str | os.PathLike[str]) -> Path:

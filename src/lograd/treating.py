@@ -189,7 +189,8 @@ class TreatedLayer:
         """Go on from what `tensors` of another gave; products that it did not choose between are timed again."""
         for name, tensor in self.tensors().items():
             if name in tensors:
-                tensor.copy_(all_counters(tensors[name]) if name.endswith(".counters") else tensors[name])
+                given = tensors[name].detach()
+                tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
         for product in self.products.values():
             product.recent_zeros()  # what was counted before is not recent
 

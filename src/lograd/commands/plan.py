@@ -72,7 +72,8 @@ def plan(
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
     source = profile / "profile.npz" if profile.is_dir() else profile
     target = check_folder(output if output is not None else source.parent / "plan.json")
-    other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
+    with warnings_as_sentences():
+        other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
     given = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if keep:

@@ -41,7 +41,8 @@ CATALOGUE: dict[str, AnyFormat] = {
     "nvfp4": BlockFormat(_E2M1, 16, _E4M3FN),
 }
 
-_FLOAT = re.compile(r"(?P<sign>[01])-(?P<exponent>\d{1,2})-(?P<mantissa>\d{1,2})(?P<options>(:[a-z]+(=-?\d+)?)*)")
+LONGEST = 100
+_FLOAT = re.compile(r"(?P<sign>[01])-(?P<exponent>\d{1,2})-(?P<mantissa>\d{1,2})(?P<options>(:[a-z]+(=-?\d{1,6})?)*)")
 _INT = re.compile(r"(?P<unsigned>u?)int(?P<bits>\d{1,2})(?P<symmetric>:symmetric)?")
 _IDEAL = re.compile(r"ideal-(\d{1,2})-(\d{1,2})")
 
@@ -56,6 +57,8 @@ def parse_format(text: str) -> AnyFormat:
     """
     if not isinstance(text, str):
         raise InvalidType(f"a format text must be a string such as '1-4-1' or 'int4'; got {text!r}.")
+    if len(text) > LONGEST:
+        raise InvalidValue(f"{text[:40]!r}... is not a format: a text of {len(text)} characters is longer than any.")
     name = text.strip().lower()
     try:
         if name in CATALOGUE:
@@ -100,6 +103,6 @@ def _parse_float(match: re.Match[str]) -> FloatFormat:
 
 
 def _parse_block(element: str, size: str, scale: str) -> BlockFormat:
-    if not size.isdecimal():
-        raise InvalidValue(f"the block size {size!r} is not a whole number.")
+    if not size.isdecimal() or len(size) > 9:
+        raise InvalidValue(f"the block size {size[:40]!r} is not a whole number of at most nine digits.")
     return BlockFormat(parse_format(element), int(size), parse_format(scale))  # type: ignore[arg-type]  # it checks

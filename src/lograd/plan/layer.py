@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
+from ..checks import check_number, check_object, check_whole
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats.values import check_width
 from ..treatments import (
@@ -107,14 +108,13 @@ class LayerPlan:
         check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked", *OPERANDS))
         if [name in data for name in ("both", "input", "weight")] not in ([True, False, False], [False, True, True]):
             raise InvalidValue(sentence("a layer of a plan", data, 'given as "both", or as "input" and "weight"'))
-        elements, masked = data.get("elements", 0), data.get("masked", 0.0)
-        if type(elements) is not int or type(masked) not in (int, float):
-            raise InvalidValue(sentence("elements and masked of a layer", (elements, masked), "a count and a share"))
+        elements = check_whole("elements of a layer", data.get("elements", 0))
+        masked = check_number("masked of a layer", data.get("masked", 0.0), 0, 1)
         (input, predicted_input), (weight, predicted_weight) = (
             _side_from_json(data.get("both", data.get(name))) for name in ("input", "weight")
         )
         operands = {name: from_json(data.get(name, [])) for name in OPERANDS}
-        return cls(input, weight, elements, float(masked), predicted_input, predicted_weight, **operands)
+        return cls(input, weight, elements, masked, predicted_input, predicted_weight, **operands)
 
 
 def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:
@@ -130,11 +130,7 @@ def _side_from_json(data: Any) -> tuple[Sentence, Prediction | None]:
 
 def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
     """Refuse what is not an object, and a field that nobody would read."""
-    if not isinstance(data, dict):
-        raise InvalidValue(sentence(what, data, "an object with " + ", ".join(valid)))
-    for name in data:
-        if name not in valid:
-            raise InvalidValue(f"{what} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}")
+    check_object(what, data, (), valid)
 
 
 def check_bits(bits: Any) -> int:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, final
 
-from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
+from .. import strict_json
+from ..checks import check_text
+from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, plural, sentence
 from ..files import read_file, replace_file
 from ..formats import Format
 from ..report import TextTable, text_table
+from ..seals import checksum_of_json
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
@@ -27,6 +31,9 @@ from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
 from .work import StepWork, percent
 
 VERSION = 1
+FIELDS = ("every", "layers", "kept", "work", "step", "growth", "unpruned")
+CHECKSUM = "checksum"
+"""The field of a saved plan that tells whether the others are still those that were saved."""
 
 
 @final
@@ -88,12 +95,13 @@ class Plan:
         """The exact inverse of `to_json`."""
         if not isinstance(data, dict) or "lograd_plan" not in data:
             raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
-        if data["lograd_plan"] != VERSION:
+        if type(data["lograd_plan"]) is not int or data["lograd_plan"] != VERSION:
             raise InvalidValue(
                 f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
-        check_fields("a plan", data, ("lograd_plan", "every", "layers", "kept", "work", "step", "growth", "unpruned"))
+        check_fields("a plan", data, ("lograd_plan", *FIELDS, CHECKSUM))
+        _check_checksum(data)
         layers, kept, unpruned = (data.get(name, {}) for name in ("layers", "kept", "unpruned"))
         if not all(isinstance(one, dict) for one in (layers, kept, unpruned)):
             raise InvalidValue('"layers", "kept" and "unpruned" of a plan must be objects with layer names.')
@@ -101,10 +109,12 @@ class Plan:
             work=_work_from_json(data.get("work", {})),
             step=StepWork.from_json(data["step"]) if "step" in data else None,
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
-            kept={name: str(reason) for name, reason in kept.items()},
+            kept={name: check_text(f"why layer {name!r} is kept", reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
             growth=Forecast.from_json(data["growth"]) if "growth" in data else None,
-            unpruned={name: str(reason) for name, reason in unpruned.items()},
+            unpruned={
+                name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()
+            },
         )
 
     @property
@@ -283,23 +293,42 @@ class Plan:
     # -- the file --
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        return replace_file(path, (_pretty(self.to_json()) + "\n").encode())
+        """JSON for people, with a checksum at its end by which `load` knows whether it was changed since."""
+        data = self.to_json()
+        return replace_file(path, (_pretty(data | {CHECKSUM: checksum_of_json(data)}) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from its file; what is wrong with the file is said in one sentence."""
-        content = read_file(path)
+        """A plan from its file; what is wrong with the file is said in one sentence.
+
+        A plan may be edited by hand, so one that was changed after it was saved is checked as strictly as any other,
+        and taken with a warning; a plan without a checksum is taken as it is.
+        """
+        content = read_file(path, strict_json.LARGEST)
         try:
-            return cls.from_json(json.loads(content))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = str(error) if isinstance(error, InvalidValue | InvalidType) else f"it is not JSON: {error}."
-            raise InvalidValue(f"Cannot read the plan {path}: {reason}") from None
+            return cls.from_json(strict_json.parse(content))
+        except LogradError as error:
+            raise InvalidValue(f"Cannot read the plan {path}: {error}") from None
 
     def hash(self) -> str:
         """Hexadecimal digits that change with anything that changes the training; the work of the step does not."""
         data = self.to_json()
         data.pop("step", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_checksum(data: dict[str, Any]) -> None:
+    """Warn of a plan that was changed after it was saved: by a person on purpose, or by nobody."""
+    if CHECKSUM not in data:
+        return
+    rest = {name: value for name, value in data.items() if name != CHECKSUM}
+    if check_text("the checksum of a plan", data[CHECKSUM]) != checksum_of_json(rest):
+        warnings.warn(
+            "the plan was changed after lograd saved it, as its checksum tells; if that was on purpose, "
+            f"Plan.load(path).save(path) writes a new one, or remove the field {CHECKSUM!r}.",
+            LogradWarning,
+            stacklevel=4,
+        )
 
 
 def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The file of a profile: one .npz of plain arrays with a JSON header, no pickle.
+"""The file of a profile: one .npz of plain arrays with a JSON header and a checksum (`seals`), no pickle.
 
 - header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted,
   and the first loss that was not finite, if any was not
@@ -13,25 +13,38 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..archives import TooLarge, read_arrays
 from ..errors import InvalidValue
 from ..laws import Empirical
 from ..plan import StepWork
+from ..seals import check_seal, sealed
+from ..strict_json import parse
 from ..theory import Propagation
+from . import checking
 from .broken import BrokenLoss
+from .checking import BINS, COLUMNS
 from .noise import Contributions
 from .records import LayerProfile, Record
 
 VERSION = 1
-_ARRAYS = {"header": "uint8", "records": "int64", "masked": "float64", "counts": "int64", "samples": "float32"}
+LIMIT = 2**30
+"""Bytes of memory that a profile may take unless more is allowed.  A layer takes some 4000 for each observed step."""
+CHANGED = "it was changed after lograd saved it"
+_ARRAYS = {
+    "header": ("uint8", 1),
+    "records": ("int64", 2),
+    "masked": ("float64", 1),
+    "counts": ("int64", 1),
+    "samples": ("float32", 1),
+}
+"""Type and dimensions."""
 _SIDES = ("records", "weight_records")
-_COLUMNS = 8
 
 Contents = tuple[
     dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None
@@ -75,33 +88,48 @@ def pack(
     np.savez_compressed(
         file,
         header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
-        records=np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS),
+        records=np.array(rows, dtype=np.int64).reshape(-1, COLUMNS),
         masked=np.array(masked, dtype=np.float64),
         counts=np.concatenate(counts),
         samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in layers.values())]),
         **measured,
     )
-    return file.getvalue()
+    return sealed(file.getbuffer())
 
 
-def unpack(content: bytes) -> Contents:
-    """The exact inverse of `pack`."""
+def unpack(content: bytes, limit: int) -> Contents:
+    """The exact inverse of `pack`; nothing is believed before it is checked.
+
+    Args:
+        limit: bytes that the profile may take in memory.
+    """
+    if content[:2] != b"PK":
+        raise InvalidValue("it is not a profile that lograd saved.")
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in [*_ARRAYS, *({"noise"} & set(file))]}
-        header = json.loads(arrays["header"].tobytes())
-        version = header["lograd_profile"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, NotImplementedError):
-        raise InvalidValue("it is not a profile that lograd saved, or only a part of one.") from None
-    if version != VERSION:
+        check_seal(content)
+        arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise"], limit)
+    except TooLarge:
+        raise
+    except InvalidValue as error:
+        raise InvalidValue(f"it is not a profile as lograd saved it: {error}") from None
+    for name, (kind, dimensions) in _ARRAYS.items():
+        if name not in arrays:
+            raise InvalidValue(f"it is not a profile that lograd saved: it has no array {name!r}.")
+        if arrays[name].dtype != kind or arrays[name].ndim != dimensions:
+            raise InvalidValue(f"{CHANGED} ({name} holds {arrays[name].dtype} of shape {arrays[name].shape}).")
+    header = parse(arrays["header"].tobytes(), "its header")
+    version = header.get("lograd_profile") if isinstance(header, dict) else None
+    if type(version) is not int or version != VERSION:
         raise InvalidValue(
-            f"it has version {version!r}, and this lograd reads version {VERSION}; make the profile again, or use the "
-            "lograd that wrote it."
+            f"it has version {str(version)[:60]}, and this lograd reads version {VERSION}; make the profile again, or "
+            "use the lograd that wrote it."
         )
     try:
-        return _build(header, arrays)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise InvalidValue(f"it was changed after lograd saved it ({error}).") from None
+        return _build(header, arrays, limit)
+    except TooLarge:
+        raise
+    except InvalidValue as error:
+        raise InvalidValue(f"{CHANGED}: {error}") from None
 
 
 def _describe(layer: LayerProfile) -> dict[str, Any]:
@@ -118,13 +146,15 @@ def _describe(layer: LayerProfile) -> dict[str, Any]:
     }
 
 
-def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
-    for name, kind in _ARRAYS.items():
-        if arrays[name].dtype != kind:
-            raise ValueError(f"{name} holds {arrays[name].dtype}")
-    layers, samples = [], arrays["samples"]
-    for entry in header["layers"]:
-        own, samples = samples[: entry["sample"]], samples[entry["sample"] :]
+def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) -> Contents:
+    checking.check_header(header)
+    rows, masked, counts, samples = (arrays[name] for name in ("records", "masked", "counts", "samples"))
+    sizes = [entry["sample"] for entry in header["layers"]]
+    checking.check_rows(rows, masked, counts, limit, layers=len(sizes), steps=header["steps"])
+    if sum(sizes) != samples.size:
+        raise InvalidValue(f"the layers have {sum(sizes)} samples in all, and the file has {samples.size}.")
+    layers = []
+    for entry, own in zip(header["layers"], np.split(samples, np.cumsum(sizes)[:-1]), strict=True) if sizes else ():
         shape = None if entry["weight_shape"] is None else tuple(entry["weight_shape"])
         # Earlier profiles do not say how a convolution is built; its class does, as far as it matters.
         groups, transposed = entry.get("groups", 1), entry.get("transposed", "Transpose" in entry["kind"])
@@ -136,20 +166,25 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
                 flops_forward=entry.get("flops_forward"), groups=groups, transposed=transposed,
             )
         )  # fmt: skip
-    rows, masked, counts = arrays["records"], arrays["masked"], arrays["counts"]
-    if samples.size or rows.shape[1:] != (_COLUMNS,) or len(masked) != len(rows) or rows[:, 4].sum() != counts.size:
-        raise ValueError("its parts do not fit together")
-    ends = np.cumsum(rows[:, 4])
+    ends = np.cumsum(rows[:, BINS])
     for row, end, share in zip(rows.tolist(), ends.tolist(), masked.tolist(), strict=True):
         layer, side, step, first, bins, zeros, nan, infinities = row
         law = Empirical(counts[end - bins : end], first, zeros=zeros) if bins else None
         record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
         getattr(layers[layer], _SIDES[side]).append(record)
-    named = {layer.name: layer for layer in layers}
+    for layer in layers:
+        checking.check_layer(layer)
     noise = None
     if "noise" in header:
-        own, passed, *transfer = np.asarray(arrays["noise"], dtype=np.float64)
-        noise = Contributions(tuple(header["noise"]), Propagation(own, passed, np.array(transfer)))
+        noise = _noise(header["noise"], arrays.get("noise"))
     work = StepWork.from_json(header["work"]) if "work" in header else None
     loss = BrokenLoss.from_json(header["loss"]) if "loss" in header else None
-    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise, work, loss
+    named = {layer.name: layer for layer in layers}
+    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss
+
+
+def _noise(names: list[str], factors: NDArray[Any] | None) -> Contributions:
+    if factors is None or factors.dtype != np.float64 or factors.shape != (2 + len(names), len(names)):
+        raise InvalidValue("the factors of its noise do not fit the layers that they are said to be of.")
+    own, passed, *transfer = factors
+    return Contributions(tuple(names), Propagation(own, passed, np.array(transfer)))

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..archives import TooLarge
 from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files import check_folder, read_file, replace_file
 from ..plan import Plan, StepWork
@@ -69,8 +70,7 @@ class Profile:
         while any(len(layer.records) > most for layer in self.layers.values()):
             self.every *= 2
             for layer in self.layers.values():
-                layer.records = [record for record in layer.records if record.step % self.every == 0]
-                layer.weight_records = [record for record in layer.weight_records if record.step % self.every == 0]
+                layer.thin(self.every)
         return self.every
 
     # -- the file --
@@ -82,13 +82,18 @@ class Profile:
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """The exact inverse of `save`; what is wrong with a file is said in one sentence."""
-        content = read_file(path)
+    def load(cls, path: str | os.PathLike[str], *, limit: int = archive.LIMIT) -> Profile:
+        """The exact inverse of `save`; what is wrong with a file is said in one sentence.
+
+        Args:
+            limit: bytes that the profile may take in memory.  A file that claims more is refused before it gets any.
+        """
+        content = read_file(path, limit)
         try:
-            return cls(*archive.unpack(content))
+            return cls(*archive.unpack(content, limit))
         except InvalidValue as error:
-            raise InvalidValue(f"Cannot read the profile {path}: {error}") from None
+            hint = " Profile.load(path, limit=...) allows more." if isinstance(error, TooLarge) else ""
+            raise InvalidValue(f"Cannot read the profile {path}: {error}{hint}") from None
 
     @classmethod
     def merge(cls, profiles: Sequence[Profile]) -> Profile:

@@ -191,6 +191,14 @@ class LayerProfile:
         """Elements of the gradient in one step."""
         return self.last.elements
 
+    def thin(self, every: int) -> None:
+        """Keep the steps that are multiples of `every`, or the last one where none is."""
+        last = self.records[-1:]
+        self.records = [record for record in self.records if record.step % every == 0] or last
+        self.weight_records = [record for record in self.weight_records if record.step % every == 0]
+        if self.records[-1:] != last:  # NaN in the sample would be of a step that nothing else tells of
+            self.sample = self.sample[np.isfinite(self.sample)]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerProfile):
             return NotImplemented

@@ -6,15 +6,16 @@ change after the run was started.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
+from ..checks import MAX_FLOAT
 from ..errors import nearest_name, sentence
 from ..multiplying import Backend
+from .checking import MOST_THREADS
 from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
@@ -83,6 +84,9 @@ class Config:
         for name in ("data", "plan"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
+        for name in ("plan", "recipe"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InvalidType(sentence(name, value, "a text, or nothing"))
         if self.own:
             self._check_own()
         else:
@@ -96,7 +100,7 @@ class Config:
             self._whole(name, 1)
         for name in ("batch", "width", "epochs", "steps", "threads", "evaluate_every"):
             if getattr(self, name) is not None:
-                self._whole(name, 1)
+                self._whole(name, 1, MOST_THREADS if name == "threads" else 2**31)
         self._whole("warmup", 0)
         self._whole("start", 0)
         self._whole("seed", 0, LARGEST_SEED)
@@ -163,7 +167,7 @@ class Config:
         value = getattr(self, name)
         if value is None:
             return
-        valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT
         if not valid or not (value > 0 if above else value >= 0):
             raise InvalidValue(sentence(name, value, "finite and above 0" if above else "finite and not below 0"))
         object.__setattr__(self, name, float(value))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import InvalidValue
+from ..checks import check_object, check_whole
 from ..errors import LogradWarning
 from .loading import Made, own_words
 from .randomness import RandomState, mixed, seed_all
@@ -118,9 +119,11 @@ class Feed:
         return {"epoch": self.epoch, "index": self.index, "next": digest(self._ahead) if self._ahead else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_object("the batches of the checkpoint", state, ("epoch", "index", "next"), None)
         for name in ("epoch", "index"):
-            if isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0:
-                raise InvalidValue(f"{name} of the batches must be a whole number from 0; got {state[name]!r}.")
+            check_whole(f"{name} of the batches", state[name])
+        if state["next"] is not None:
+            check_whole("the checksum of the next batch", state["next"])
         self.epoch, self.index, self._expected = state["epoch"], state["index"], state["next"]
         self._iterator, self._ahead = None, []
 
@@ -130,7 +133,7 @@ class Feed:
             warnings.warn(
                 f"batch {self.index} of epoch {self.epoch} is another one than before the run was stopped, so its bits "
                 f"will differ from an uninterrupted one; let the batches of {self.made.target} draw from the random "
-                "states of torch, numpy or Python, or return a function of the number of the epoch.",
+                "states of torch, numpy or Python, without persistent workers, or return a function of the epoch.",
                 LogradWarning,
                 stacklevel=2,
             )

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
 from .. import InvalidValue, LogradError, Plan
+from ..errors import LogradWarning
 from ..files import CannotRead, CannotWrite, read_file, replace_file
+from ..strict_json import LARGEST, parse
+from .checking import check_record, check_summary
 
 VERSION = 1
 
@@ -63,17 +67,22 @@ class RunFolder:
         if not self.has_run:
             raise CannotRead(f"Cannot read the run {self}: it has no config.json, so it is not the folder of a run.")
         record = read_json(self.config)
-        if record.get("lograd_run") != VERSION or "settings" not in record:
+        version = record.get("lograd_run")
+        if type(version) is not int or version != VERSION:
             raise InvalidValue(
                 f"Cannot read the run {self}: its config.json is not of version {VERSION}, which this lograd reads."
             )
+        with _blamed(self.config):
+            check_record(record)
         return record
 
     def load_plan(self, record: dict[str, Any]) -> Plan | None:
         """The plan that the run was started with."""
         if record["plan"] is None:
             return None
-        plan = Plan.load(self.plan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LogradWarning)  # that it was changed is said below
+            plan = Plan.load(self.plan)
         if plan.hash() != record["plan"]:
             raise InvalidValue(
                 f"{self.plan} was changed after the run was started ({record['plan']}, now {plan.hash()}); put the "
@@ -84,8 +93,14 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         replace_file(self.summary, _pretty(summary))
 
-    def read_summary(self) -> dict[str, Any] | None:
-        return read_json(self.summary) if self.summary.exists() else None
+    def read_summary(self, metric: str) -> dict[str, Any] | None:
+        """The end of the run, judged by a metric; None while it is not there yet."""
+        if not self.summary.exists():
+            return None
+        summary = read_json(self.summary)
+        with _blamed(self.summary):
+            check_summary(summary, metric)
+        return summary
 
 
 def check_same(path: Path, plan: Plan, *, overwrite: bool) -> None:
@@ -125,13 +140,20 @@ def folder_for_results(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_file(path))
-    except ValueError as error:
-        raise CannotRead(f"Cannot read {path}: it is not JSON ({error}).") from None
+    with _blamed(path):
+        data = parse(read_file(path, LARGEST))
     if not isinstance(data, dict):
         raise CannotRead(f"Cannot read {path}: an object is needed, and it holds a {type(data).__name__}.")
     return data
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """What is wrong with a file, said with its name."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise CannotRead(f"Cannot read {path}: {error}") from None
 
 
 def _pretty(data: dict[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from .. import InvalidValue
+from ..archives import read_arrays
 from ..files import CannotRead
 from .data import AUGMENTATION, Batch, Dataset, fingerprint, warn_of_new_classes
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+LIMIT = 2**35
+"""Bytes of memory that the images may take."""
 SHIFT = 4
 """Pixels by which a crop moves an image at most; the border is black, as torchvision's RandomCrop makes it."""
 
@@ -81,14 +83,15 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise CannotRead(f"{what}: there is no such file." if not path.exists() else f"{what}: it is a folder.")
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # np.load leaves a broken file open
-            if missing := [key for key in KEYS if key not in data]:
-                raise InvalidValue(f"{what}: an .npz file with {', '.join(KEYS)} is needed; {missing[0]} is missing.")
-            return {key: data[key] for key in KEYS}
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        if isinstance(error, InvalidValue):
-            raise
-        raise CannotRead(f"{what}: it is not a whole .npz file with {', '.join(KEYS)}.") from error
+        with open(path, "rb") as file:
+            arrays = read_arrays(file, KEYS, LIMIT)
+    except OSError as error:
+        raise CannotRead(f"{what}: {error.strerror}.") from error
+    except InvalidValue as error:
+        raise CannotRead(f"{what}: {error} An .npz file with {', '.join(KEYS)} is needed.") from None
+    if missing := [key for key in KEYS if key not in arrays]:
+        raise InvalidValue(f"{what}: an .npz file with {', '.join(KEYS)} is needed; {missing[0]} is missing.")
+    return arrays
 
 
 def _check(path: Path, part: str, arrays: dict[str, NDArray[Any]], smallest: int) -> None:

@@ -9,6 +9,8 @@ from typing import Any, BinaryIO, final
 
 from .. import InvalidValue
 from ..files import CannotRead, CannotWrite, read_file
+from ..strict_json import parse
+from .checking import check_line
 
 Line = dict[str, Any]
 
@@ -39,28 +41,35 @@ class Journal:
         return os.fstat(self.file.fileno()).st_size
 
     def cut(self, size: int) -> None:
-        """Forget lines after a checkpoint: the resumed run writes them again."""
+        """Forget whatever follows a checkpoint, lines or not: the resumed run writes them again."""
         if os.fstat(self.file.fileno()).st_size < size:
             raise CannotRead(
                 f"{self.file.name} has lost lines that its checkpoint counts on; start anew with --overwrite."
             )
+        read_lines(Path(self.file.name), size)  # at once, and not when the run is at its end
         self.file.truncate(size)
 
     def close(self) -> None:
         self.file.close()
 
 
-def read_lines(path: Path) -> list[Line]:
-    """All whole lines; one that a killed process left half-written is not one."""
+def read_lines(path: Path, size: int | None = None, metric: str | None = None) -> list[Line]:
+    """The complete lines; a partial last line, which a killed process leaves, is ignored.
+
+    Args:
+        size: bytes that belong to a checkpoint, which ends with a line; what follows them is not looked at.
+        metric: what each evaluation must have.
+    """
+    content = read_file(path)[:size]
+    if size and not content.endswith(b"\n"):
+        raise CannotRead(f"Cannot read {path}: the checkpoint was written after byte {size}, and no line ends there.")
     lines = []
-    for number, text in enumerate(read_file(path).split(b"\n")[:-1], start=1):
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise CannotRead(f"Cannot read {path}, line {number}: it is not JSON ({error}).") from None
-        needed = {"kind", "step", "seconds"}  # an evaluation of a user's model has what its metric gives
-        if not isinstance(line, dict) or not needed <= line.keys() or (line["kind"] == "train" and "loss" not in line):
-            raise CannotRead(f"Cannot read {path}, line {number}: it is not a line of metrics.")
+            line = parse(text)
+            check_line(line, metric)
+        except InvalidValue as error:
+            raise CannotRead(f"Cannot read {path}, line {number}: {error}") from None
         lines.append(line)
     return lines
 

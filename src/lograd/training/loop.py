@@ -98,7 +98,7 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
     target = RunFolder(folder)
     record = target.read_config()
     config = _agreed(Config.from_json(record["settings"]), dict(expected or {}), record)
-    summary = target.read_summary()
+    summary = target.read_summary(metric_of_run(config, record).name)
     if summary is not None:
         if summary["status"] == "diverged":
             raise InvalidValue(f"the run {target} diverged ({summary['reason']}); start anew with other settings.")

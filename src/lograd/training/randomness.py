@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .. import InvalidValue
+
 PYTHON_VERSION = 3
 """Of the state that Python's generator gives; it has been the same since Python 3.2."""
 NUMPY_KIND = "MT19937"
@@ -44,10 +46,15 @@ class RandomState(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RandomState:
-        """The inverse; the state of torch is the one in force.  The generators refuse what is no state of theirs."""
-        *words, place = plain["numpy"].tolist()
-        numpy = (NUMPY_KIND, np.array(words, dtype=np.uint32), place, *plain["numpy_gauss"])
-        python = (PYTHON_VERSION, tuple(plain["python"].tolist()), plain["python_gauss"])
+        """The inverse; the state of torch is the one in force."""
+        try:
+            *words, place = plain["numpy"].tolist()
+            numpy = (NUMPY_KIND, np.array(words, dtype=np.uint32), place, *plain["numpy_gauss"])
+            python = (PYTHON_VERSION, tuple(plain["python"].tolist()), plain["python_gauss"])
+            np.random.RandomState().set_state(numpy)
+            random.Random().setstate(python)
+        except Exception as error:  # whatever the two generators raise
+            raise InvalidValue(f"the random states must be those of NumPy and Python; {error}") from None
         return cls(torch.get_rng_state(), numpy, python)
 
 

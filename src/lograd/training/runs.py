@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from .. import InvalidValue
+from .. import InvalidValue, LogradError
+from ..files import CannotRead
 from .config import Config
 from .folder import RunFolder
 from .journal import Line, read_lines
@@ -32,11 +33,28 @@ class Run:
     summary: dict[str, Any] | None
 
     @classmethod
-    def load(cls, path: str | Path) -> Run:
+    def load(cls, path: str | Path, *, metrics: bool = True) -> Run:
+        """A run from its folder; what is wrong with a file is said in one sentence.
+
+        Args:
+            metrics: False leaves metrics.jsonl alone, which a killed run may have left with anything at its end.
+        """
         folder = RunFolder(path)
         record = folder.read_config()
-        lines = read_lines(folder.metrics) if folder.metrics.exists() else []
-        return cls(Path(path), Config.from_json(record["settings"]), record, tuple(lines), folder.read_summary())
+        try:
+            config = Config.from_json(record["settings"])
+        except LogradError as error:
+            raise InvalidValue(f"Cannot read the run {folder}: {error}") from None
+        metric = metric_of_run(config, record).name
+        summary = folder.read_summary(metric)
+        lines: list[Line] = []
+        if metrics and folder.metrics.exists():
+            try:
+                lines = read_lines(folder.metrics, metric=metric)
+            except CannotRead as error:
+                hint = "" if summary is not None else " lograd train --resume cuts what follows the checkpoint."
+                raise CannotRead(f"{error}{hint}") from None
+        return cls(Path(path), config, record, tuple(lines), summary)
 
     @property
     def metric(self) -> Metric:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Mapping
@@ -13,13 +12,15 @@ from typing import Any, final
 import torch
 
 from .. import Handle, InvalidValue, LogradError, Plan, attach
-from ..files import CannotRead, read_file, replace_file
+from ..checks import check_whole
+from ..files import CannotRead
+from ..seals import checksum_of_json
 from ..treatments import Hadamard, Quantize, Treatment
+from . import checkpoint
 from .measuring import Interval, treated
 from .schedules import Rates
 from .work import Work
 
-VERSION = 1
 INITIAL_LOSS_SCALE = 2.0**16
 
 
@@ -132,31 +133,31 @@ class Session:
 
     def save(self, path: Path, journal_bytes: int) -> None:
         """Replace the checkpoint; until the new one is whole and on the disk, the old one is the checkpoint."""
-        content = io.BytesIO()
-        torch.save(self.state_dict() | {"journal_bytes": journal_bytes}, content)
-        replace_file(path, content.getvalue())
+        checkpoint.write(path, self.state_dict() | {"journal_bytes": journal_bytes})
 
     def load(self, path: Path) -> int:
         """Go on from a checkpoint; the bytes of metrics that belong to it."""
+        state = checkpoint.read(path)
         try:
-            state = torch.load(io.BytesIO(read_file(path)), weights_only=True)
+            length = check_whole("journal_bytes", state.get("journal_bytes") if isinstance(state, dict) else None)
             self.load_state_dict(state)
-            return int(state["journal_bytes"])
-        except LogradError:
-            raise
-        except Exception as error:  # torch.load raises whatever its readers raise
-            reason = str(error).split("\n")[0][:120]
-            raise CannotRead(f"Cannot read the checkpoint {path}: {type(error).__name__}, {reason}") from error
+        except InvalidValue as error:
+            raise CannotRead(f"Cannot go on from the checkpoint {path}: {error}") from None
+        return length
+
+    @property
+    def _settings(self) -> str:
+        """A checksum of the settings but for the place of the data, which may move."""
+        return checksum_of_json({name: value for name, value in self.config.to_json().items() if name != "data"})
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("model", "optimizer", "handle", "scaler")}
 
     def state_dict(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "handle": self.handle,
-            "scaler": self.scaler,
-        }
         return {
-            "version": VERSION,
+            "version": checkpoint.VERSION,
+            "settings": self._settings,
             "steps": self.steps,
             "seconds": self.seconds,
             "lr": self.lr,
@@ -164,21 +165,17 @@ class Session:
             "work": self.work.state_dict(),
             "interval": self.interval.to_json(),
             "random": torch.get_rng_state(),
-        } | {name: None if part is None else part.state_dict() for name, part in parts.items()}
+        } | {name: None if part is None else part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not isinstance(state, dict) or state.get("version") != VERSION:
-            raise InvalidValue(f"this is not a checkpoint of version {VERSION}.")
-        for name in ("model", "optimizer", "handle", "scaler"):
-            part = getattr(self, name)
-            if (part is None) != (state[name] is None):
-                raise InvalidValue(
-                    f"the checkpoint was written by a run {'with' if part is None else 'without'} {name}."
-                )
+        """All of it, or nothing: what does not fit is refused before anything is changed."""
+        checkpoint.check(state, self.total, self._parts, self._settings)
+        skipped = check_whole("skipped steps of the checkpoint", state.get("skipped", 0), 0, self.total)
+        self.work.load_state_dict(state.get("work"))
+        for name, part in self._parts.items():
             if part is not None:
                 part.load_state_dict(state[name])
         self.interval = Interval(**{field.name: state["interval"][field.name] for field in fields(Interval)})
         self.steps, self.seconds, self.lr = state["steps"], state["seconds"], state["lr"]
-        self.skipped = state.get("skipped", 0)
-        self.work.load_state_dict(state.get("work"))
+        self.skipped = skipped
         torch.set_rng_state(state["random"])

@@ -8,7 +8,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..checks import check_number, check_object
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE, bin_of
 from ..laws.law import Values
@@ -114,14 +115,9 @@ class Prediction:
 
     @classmethod
     def from_json(cls, data: Any) -> Prediction:
-        names = ("sparsity", "cosine", "relative_error")
-        if not isinstance(data, dict) or not all(isinstance(value, float | int) for value in data.values()):
-            raise InvalidValue(sentence("a prediction", data, "an object of numbers: " + ", ".join(names)))
-        for name in data:
-            if name not in names:
-                raise InvalidValue(
-                    f"a prediction has no field {name!r}; it has {', '.join(names)}.{nearest_name(name, names)}"
-                )
-        if len(data) != len(names):
-            raise InvalidValue(sentence("a prediction", data, "complete: " + ", ".join(names)))
-        return cls(**{name: float(value) for name, value in data.items()})
+        check_object("a prediction", data, ("sparsity", "cosine", "relative_error"))
+        return cls(
+            sparsity=check_number("the sparsity of a prediction", data["sparsity"], 0, 1),
+            cosine=check_number("the cosine of a prediction", data["cosine"], 0, 1),
+            relative_error=check_number("the relative error of a prediction", data["relative_error"], 0),
+        )

@@ -6,9 +6,11 @@ A new method is one file with one dataclass.  Its `kind` enters the registry, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ..checks import check_flag, check_number, check_object, check_text, check_whole
 from ..errors import InvalidValue, nearest_name, sentence
 from ..laws.law import Values
 from .statistics import Statistics
@@ -131,15 +133,27 @@ class Treatment(ABC):
             )
         arguments = {name: value for name, value in data.items() if name != "kind"}
         valid = [one.name for one in fields(kinds[kind])]
-        for name in arguments:
-            if name not in valid:
-                raise InvalidValue(
-                    f"treatment {kind!r} has no field {name!r}; it has {', '.join(valid)}.{nearest_name(name, valid)}"
-                )
+        required = [one.name for one in fields(kinds[kind]) if one.default is MISSING]
+        check_object(f"treatment {kind!r}", arguments, required, valid)
         for one in fields(kinds[kind]):
-            if one.default is MISSING and one.name not in arguments:
-                raise InvalidValue(f"treatment {kind!r} needs its field {one.name!r}; got {sorted(arguments)}.")
+            if one.name in arguments:
+                check = _CHECKS.get(str(one.type), check_text)  # formats, rules and choices are texts
+                check(f"{one.name} of treatment {kind!r}", arguments[one.name])
         return kinds[kind](**arguments)
+
+
+def _check_nested(what: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InvalidValue(sentence(what, value, 'a treatment, an object with a "kind"'))
+
+
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "float": check_number,
+    "int": check_whole,
+    "bool": check_flag,
+    "Treatment": _check_nested,
+}
+"""What stands in JSON for a field, by its annotation."""
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,63 @@
+"""What must hold of the JSON files in the folder of a run; each check says in one sentence what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import InvalidValue
+from ..checks import check_number, check_object, check_one_of, check_text, check_whole
+from ..errors import sentence
+
+KINDS = ("train", "test")
+STATUSES = ("finished", "diverged")
+MOST_THREADS = 4096
+
+
+def check_record(record: Any) -> None:
+    """config.json: all that is read of it but for the settings, which check themselves."""
+    check_object("it", record, ("settings", "plan", "data", "total_steps", "threads", "versions"), None)
+    if record["plan"] is not None:
+        check_text("plan", record["plan"])
+    check_object("data", record["data"], ("fingerprint",), None)
+    check_text("fingerprint of the data", record["data"]["fingerprint"])
+    check_whole("total_steps", record["total_steps"], 1)
+    check_whole("threads", record["threads"], 1, MOST_THREADS)
+    versions = record["versions"]
+    if not isinstance(versions, dict):
+        raise InvalidValue(sentence("versions", versions, "an object with a text for each name"))
+    for name, version in versions.items():
+        check_text(f"version of {name!r}", version)
+
+
+def check_line(line: Any, metric: str | None = None) -> None:
+    """A line of metrics.jsonl; an evaluation must have the metric that is asked for."""
+    check_object("a line of metrics", line, ("kind", "step", "seconds", "sparsity", "bits"), None)
+    kind = check_one_of("kind", line["kind"], KINDS)
+    check_whole("step", line["step"])
+    check_number("seconds", line["seconds"], 0)
+    if kind == "train":  # an evaluation of a user's model has what its metric gives
+        check_number("loss", line.get("loss"))
+    check_number("bits", line["bits"])
+    if metric is not None and kind == "test":
+        check_number(metric, line.get(metric))
+    for name, value in line.items():
+        if name not in ("kind", "step") and value is not None:
+            check_number(name, value)
+
+
+def check_summary(summary: Any, metric: str) -> None:
+    """summary.json; only a run that diverged may have no evaluation."""
+    check_object(
+        "it", summary, ("status", "reason", "steps", "final", "best", "seconds", "seconds_per_step", "counters"), None
+    )
+    status = check_one_of("status", summary["status"], STATUSES)
+    check_text("reason", summary["reason"])
+    check_whole("steps", summary["steps"])
+    check_number("seconds", summary["seconds"], 0)
+    if summary["seconds_per_step"] is not None:
+        check_number("seconds_per_step", summary["seconds_per_step"], 0)
+    for name in ("final", "best"):
+        if summary[name] is not None or status == "finished":
+            check_line(summary[name], metric)
+    if summary["counters"] is not None:
+        check_object("counters", summary["counters"], ("total", "sparsity"), None)

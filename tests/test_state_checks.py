@@ -1,0 +1,327 @@
+"""States of handles and checkpoints of runs that do not fit: refused in one sentence, with nothing changed."""
+
+import copy
+import io
+
+import pytest
+import torch
+import training_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import mlp, vector_batches
+from refusals import LEAVES, REFUSED, attempt, nested, same
+from torch.nn.functional import cross_entropy
+
+import lograd
+from lograd import InvalidValue, Plan
+from lograd.files import CannotRead
+from lograd.states import digest
+from lograd.training import Config
+from lograd.training.loop import load_work
+from lograd.training.session import Session
+
+PLAN = "prune85-cosine+fp6/atp85"
+
+
+def attached(**options):
+    model = mlp()
+    return model, lograd.attach(model, Plan.uniform(PLAN), **options)
+
+
+@pytest.fixture(scope="module")
+def state():
+    model, handle = attached(seed=5)
+    for x, labels in vector_batches(4):
+        cross_entropy(model(x), labels).backward()
+        handle.step()
+    made = handle.state_dict()
+    handle.remove()
+    return made
+
+
+@pytest.fixture(scope="module")
+def handle():
+    return attached()[1]
+
+
+def changed(state, *path, value, sums=False):
+    """The state with another value in one place; without checksums unless they are asked for."""
+    made = copy.deepcopy(state)
+    place = made
+    for step in path[:-1]:
+        place = place[step]
+    if callable(value):
+        place[path[-1]] = value(place[path[-1]])
+    else:
+        place[path[-1]] = value
+    if not sums:
+        del made["checksums"]
+    return made
+
+
+def at(index, value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[index] = value
+        return tensor
+
+    return change
+
+
+LAYER, STATISTICS = ("layers", "0"), ("statistics", "0")
+WRONG = {
+    "version": (("version",), 3, "not a handle's state of version 2; got version 3"),
+    "true version": (("version",), True, "not a handle's state of version 2"),
+    "steps": (("steps",), -5, "steps of a handle's state must be a whole number from 0"),
+    "steps as text": (("steps",), "x", "steps of a handle's state must be a whole number from 0"),
+    "collected later": (("last_collected",), 99, "last_collected of a handle's state"),
+    "start": (("start",), -1, "start of a handle's state"),
+    "seed": (("seed",), 0.5, "seed of a handle's state"),
+    "loss scale": (("loss_scale",), float("nan"), "loss_scale of a handle's state must be a finite number"),
+    "negative loss scale": (("loss_scale",), -1.0, "loss_scale of a handle's state must be a finite number"),
+    "cost": (("cost",), [1, 2], "cost of a handle's state"),
+    "negative cost": (("cost",), [1, 2, -1.0], "cost of a handle's state"),
+    "growth": (("growth",), ["0"], "growth of a handle's state"),
+    "growth of a number": (("growth",), [1, 2, 3, 4], "the layer of the growth must be a text"),
+    "layers": (("layers",), [], "'layers' of a handle's state must be an object"),
+    "layer": (("layers", "0"), [], "the state of layer '0' must be an object"),
+    "unknown field": (("more",), 1, "has no field 'more'"),
+    "no tensor": ((*LAYER, "control"), [0, 0], "control of layer '0' must be a tensor, int64 of shape"),
+    "long table": ((*LAYER, "histogram"), torch.zeros(9, dtype=torch.int64), r"histogram of layer '0' must be int64"),
+    "short counters": ((*LAYER, "input.counters"), torch.zeros(3, dtype=torch.int64), "got int64 of shape"),
+    "floats": ((*LAYER, "seen"), torch.zeros(3), "seen of layer '0' must be int64 of shape .* got float32"),
+    "ready": ((*LAYER, "control"), at(0, 7), "control of layer '0' has a value that cannot be: 7"),
+    "stride": ((*LAYER, "control"), at(1, -1), "control of layer '0' has a value that cannot be: -1"),
+    "seen": ((*LAYER, "seen"), at(0, -1), "seen of layer '0' has a value that cannot be: -1"),
+    "histogram": ((*LAYER, "histogram"), at(77, -1), "histogram of layer '0' has a value that cannot be: -1"),
+    "number": ((*LAYER, "input.numbers"), at(0, float("nan")), "input.numbers of layer '0' has a value that cannot be"),
+    "infinite": ((*LAYER, "input.numbers"), at(0, float("inf")), "input.numbers of layer '0' has a value that cannot"),
+    "negative": ((*LAYER, "input.numbers"), at(0, -1.0), "input.numbers of layer '0' has a value that cannot be"),
+    "memory": ((*LAYER, "weight.state"), at(0, float("nan")), "weight.state of layer '0' has a value that cannot be"),
+    "offset": ((*LAYER, "weight.key"), at(1, -1), "weight.key of layer '0' has a value that cannot be: -1"),
+    "counters": ((*LAYER, "weight.counters"), at(5, -1), "weight.counters of layer '0' has a value that cannot be"),
+    "zeros": ((*LAYER, "weight.counters"), at(0, 2**40), "counts more zeros or NaN than elements"),
+    "mode": ((*LAYER, "input.choice"), torch.tensor([3, 0, 0, 0]), "input.choice of layer '0' has a value that cannot"),
+    "times": ((*LAYER, "input.choice"), torch.tensor([1, -1, 0, 0]), "input.choice of layer '0' has a value that"),
+    "shares": ((*LAYER, "input.choice"), torch.tensor([1, 5, 5, 10**7]), "input.choice of layer '0' has a value that"),
+    "unknown tensor": ((*LAYER, "input.more"), torch.zeros(1), "has 'input.more', which the layer does not"),
+    "table": ((*STATISTICS, "table"), torch.zeros(7, dtype=torch.int64), "the histogram in the statistics of layer"),
+    "empty table": ((*STATISTICS, "table"), torch.zeros_like, "is empty"),
+    "negative table": ((*STATISTICS, "table"), at(5, -1), "the histogram in the statistics of layer '0' has a value"),
+    "step": ((*STATISTICS, "step"), -2, "the step of the statistics of layer '0'"),
+    "its loss scale": ((*STATISTICS, "loss_scale"), 0.0, "the loss scale of the statistics of layer '0' must be posit"),
+    "passed over": ((*STATISTICS, "passed_over"), 2, "passed_over of the statistics of layer '0'"),
+    "allotted": ((*STATISTICS, "allotted"), [], "given 1 numbers there"),
+    "all of it": ((*STATISTICS, "allotted"), [1.0], "the allotted sparsity in .* above 0 and below 1"),
+    "energies": ((*STATISTICS, "energies"), [1.0, -1.0], "an energy in the statistics of layer '0'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_state_that_cannot_be_is_refused_and_changes_nothing(name, state, handle):
+    path, value, words = WRONG[name]
+    before = handle.state_dict()
+    with pytest.raises(InvalidValue, match=words) as caught:
+        handle.load_state_dict(changed(state, *path, value=value))
+    assert "\n" not in str(caught.value)
+    assert same(before, handle.state_dict())
+
+
+@pytest.mark.parametrize("name", ["plan", "seed", "steps", "cost", "layers", "statistics"])
+def test_a_state_without_a_part_is_refused(name, state, handle):
+    broken = copy.deepcopy(state)
+    del broken[name]
+    with pytest.raises(InvalidValue, match=rf"a handle's state needs its field '{name}'"):
+        handle.load_state_dict(broken)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("seed",), 6, "the state was changed or damaged"),
+        (("loss_scale",), 2.0, "the state was changed or damaged"),
+        ((*LAYER, "weight.key"), at(0, 1), "the state of layer '0' was changed or damaged"),
+        ((*LAYER, "input.numbers"), lambda tensor: tensor * 1.5, "the state of layer '0' was changed or damaged"),
+        ((*STATISTICS, "table"), at(800, 12345), "the state of layer '0' was changed or damaged"),
+        (("checksums", "layers"), {}, "the state of layer '0' was changed or damaged"),
+        (("checksums", "layers"), 5, "the state of layer '0' was changed or damaged"),
+        (("checksums",), "x", "the checksums of a handle's state must be an object"),
+    ],
+)
+def test_a_state_with_plausible_changes_is_known_by_its_checksum(path, value, words, state, handle):
+    broken = changed(state, *path, value=value, sums=True)
+    before = handle.state_dict()
+    with pytest.raises(InvalidValue, match=words):
+        handle.load_state_dict(broken)
+    assert same(before, handle.state_dict())
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_a_flipped_byte_of_any_tensor_is_noticed(state, handle, data):
+    name = data.draw(st.sampled_from(sorted(state["layers"])))
+    key = data.draw(st.sampled_from(sorted(k for k, t in state["layers"][name].items() if t.numel())))
+    broken = copy.deepcopy(state)
+    flat = broken["layers"][name][key].reshape(-1).view(torch.uint8)
+    flat[data.draw(st.integers(0, flat.numel() - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(InvalidValue):
+        handle.load_state_dict(broken)
+
+
+PLAIN = nested(LEAVES | st.just(torch.zeros(3)))
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_anything_in_any_place_of_a_state_is_refused_or_loaded(state, data):
+    paths = [(name,) for name in state] + [
+        (part, "0", key) for part in ("layers", "statistics") for key in state[part]["0"]
+    ]
+    broken = changed(state, *data.draw(st.sampled_from(paths)), value=data.draw(PLAIN), sums=True)
+    if data.draw(st.booleans()):
+        broken.pop("checksums")
+    _, handle = attached()
+    before = handle.state_dict()
+    if attempt(lambda: handle.load_state_dict(broken)) is REFUSED:
+        assert same(before, handle.state_dict())
+    else:
+        handle.step()
+        str(handle.explain())
+    handle.remove()
+
+
+def test_a_state_goes_through_torch_save_on_another_device_name_and_sorted(state):
+    content = io.BytesIO()
+    torch.save({name: state[name] for name in sorted(state)}, content)
+    content.seek(0)
+    _, handle = attached()
+    handle.load_state_dict(torch.load(content, weights_only=True, map_location="cpu"))
+    assert same(handle.state_dict(), state)
+    handle.remove()
+
+
+def test_digests_tell_values_apart():
+    values = [
+        0, 0.0, -0.0, False, None, "", "0", [], {}, [[]], [0, 1], [[0], 1], {"a": 1}, {"b": 1}, "a", ["a", "b"], ["ab"],
+        torch.zeros(2), torch.zeros(2, 1), torch.zeros(2).double(), torch.zeros(0), torch.zeros(()), float("nan"),
+        torch.zeros(2, dtype=torch.bfloat16), torch.tensor([0.0, -0.0]),
+    ]  # fmt: skip
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest((1, 2)) == digest([1, 2])
+    assert digest(torch.arange(6.0).reshape(2, 3).t()) == digest(torch.arange(6.0).reshape(2, 3).t().contiguous())
+
+
+# -- checkpoints --
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """One of each optimizer, the first with a loss scale and a plan, after three steps; and their states."""
+    folder = tmp_path_factory.mktemp("sessions")
+    data = training_files.images(folder / "images.npz", train=8, test=4, classes=2)
+    made = {}
+    for optimizer, recipe in (("sgd", "fp8-dynamic"), ("adamw", None)):
+        config = Config("resnet8", data, recipe=recipe, optimizer=optimizer, width=1, batch=4, steps=5, threads=1)
+        made[optimizer] = Session(load_work(config), config.load_plan())
+        for _ in range(3):
+            made[optimizer].step()
+    return made
+
+
+CHECKPOINTS = {
+    "version": ("sgd", ("version",), 9, "not a checkpoint of version 1"),
+    "steps": ("sgd", ("steps",), -5, "steps of the checkpoint must be a whole number from 0 to 5; got -5"),
+    "steps as text": ("sgd", ("steps",), "x", "steps of the checkpoint must be a whole number from 0 to 5; got 'x'"),
+    "steps beyond the end": ("sgd", ("steps",), 6, "steps of the checkpoint must be a whole number from 0 to 5; got 6"),
+    "seconds": ("sgd", ("seconds",), float("nan"), "seconds of the checkpoint"),
+    "lr": ("sgd", ("lr",), -1.0, "lr of the checkpoint"),
+    "interval": ("sgd", ("interval",), [], "the interval of the checkpoint must be an object"),
+    "targets": ("sgd", ("interval", "targets"), -1, "targets of the interval"),
+    "loss": ("sgd", ("interval", "loss"), None, "loss of the interval"),
+    "random": ("sgd", ("random",), torch.zeros(5, dtype=torch.uint8), "random state of the checkpoint is not one"),
+    "zero random": ("sgd", ("random",), lambda t: torch.full_like(t, 255), "random state of the checkpoint is not one"),
+    "random text": ("sgd", ("random",), "x", "random state of the checkpoint is not one of torch's"),
+    "model": ("sgd", ("model",), [], "the model of the checkpoint must be an object"),
+    "weight": ("sgd", ("model", "*"), torch.zeros(1), "of the model must be torch.float32 of shape"),
+    "half": ("sgd", ("model", "*"), lambda t: t.half(), "of the model must be torch.float32 .* got torch.float16"),
+    "no handle": ("sgd", ("handle",), None, "was written by a run without handle"),
+    "handle": ("sgd", ("handle", "steps"), -1, "steps of a handle's state"),
+    "no scaler": ("sgd", ("scaler",), None, "was written by a run without scaler"),
+    "scale": ("sgd", ("scaler", "scale"), 0.0, "scale of the scaler must be positive; got 0"),
+    "infinite scale": ("sgd", ("scaler", "scale"), float("inf"), "scale of the scaler must be a finite number"),
+    "optimizer": ("sgd", ("optimizer",), {}, "the optimizer of the checkpoint needs its field 'state'"),
+    "groups": ("sgd", ("optimizer", "param_groups"), [], "param_groups of the checkpoint must be a list of 1 groups"),
+    "parameters": ("sgd", ("optimizer", "param_groups", 0, "params"), [0], "has other parameters than the model"),
+    "group lr": ("sgd", ("optimizer", "param_groups", 0, "lr"), float("nan"), "lr of the optimizer"),
+    "index": ("sgd", ("optimizer", "state", 10**6), {}, "the number of a parameter must be a whole number from 0"),
+    "kept": ("sgd", ("optimizer", "state", 0), 5, "the optimizer's state of parameter 0 must be an object"),
+    "momentum": ("sgd", ("optimizer", "state", 0, "momentum_buffer"), torch.zeros(1), "momentum_buffer of parameter 0"),
+    "squares": (
+        "adamw",
+        ("optimizer", "state", 0, "exp_avg_sq"),
+        lambda t: -1 - t,
+        "exp_avg_sq of parameter 0 has neg",
+    ),
+    "adam step": ("adamw", ("optimizer", "state", 0, "step"), torch.tensor(-1.0), "step of parameter 0"),
+    "adam steps": (
+        "adamw",
+        ("optimizer", "state", 0, "step"),
+        torch.zeros(2),
+        "step of parameter 0 must be one number",
+    ),
+    "a handle": ("adamw", ("handle",), {}, "was written by a run with handle"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_that_cannot_be_is_refused_and_changes_nothing(name, sessions, tmp_path):
+    optimizer, path, value, words = CHECKPOINTS[name]
+    session = sessions[optimizer]
+    state = session.state_dict() | {"journal_bytes": 0}
+    path = tuple(next(iter(state["model"])) if step == "*" else step for step in path)
+    broken = changed(state | {"checksums": None}, *path, value=value)
+    torch.save(broken, tmp_path / "checkpoint.pt")  # as somebody might: no checksum in the file
+    random = torch.get_rng_state()
+    before = copy.deepcopy(session.state_dict())
+    with pytest.raises(CannotRead, match=words) as caught:
+        session.load(tmp_path / "checkpoint.pt")
+    assert "\n" not in str(caught.value)
+    assert same(before, session.state_dict())
+    assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("length", [-1, "x", None, 1.5, True, 2**60])
+def test_the_length_of_the_metrics_is_checked(length, sessions, tmp_path):
+    torch.save(sessions["adamw"].state_dict() | {"journal_bytes": length}, tmp_path / "c.pt")
+    with pytest.raises(CannotRead, match=r"Cannot go on from the checkpoint .*: journal_bytes must be a whole number"):
+        sessions["adamw"].load(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("content", [[], 5, "text", {}, {"journal_bytes": 3}])
+def test_a_file_of_torch_that_is_no_checkpoint(content, sessions, tmp_path):
+    torch.save(content, tmp_path / "c.pt")
+    with pytest.raises(CannotRead, match="Cannot go on from the checkpoint"):
+        sessions["adamw"].load(tmp_path / "c.pt")
+
+
+def test_a_pickle_is_not_run(sessions, tmp_path):
+    torch.save({"version": 1, "model": print}, tmp_path / "c.pt")
+    with pytest.raises(CannotRead, match=r"Cannot read the checkpoint .*UnpicklingError"):
+        sessions["adamw"].load(tmp_path / "c.pt")
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_anything_in_any_place_of_a_checkpoint_is_refused_or_loaded(sessions, data):
+    session = sessions["sgd"]
+    state = session.state_dict()
+    paths = [(name,) for name in state] + [
+        (part, key) for part in ("model", "optimizer", "scaler", "interval") for key in state[part]
+    ]
+    broken = changed(state | {"checksums": None}, *data.draw(st.sampled_from(paths)), value=data.draw(PLAIN))
+    with torch.random.fork_rng(devices=[]):
+        before = copy.deepcopy(session.state_dict())
+        if attempt(lambda: session.load_state_dict(broken)) is REFUSED:
+            assert same(before, session.state_dict())
+        session.load_state_dict(state)
