@@ -260,7 +260,7 @@ def test_out_laid_out_otherwise_is_refused_by_operators_that_write_in_memory_ord
             operator(f"{name}_out")(source, *rest, out)
 
 
-# ---------------------------------------------------------------------------------------------------------- the gateway
+# -------------------------------------------------------------------------------------------------------- the gateway
 
 
 def test_addresses_are_taken_in_one_place() -> None:

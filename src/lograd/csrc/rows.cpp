@@ -43,18 +43,32 @@ void store_range(const Range& range, float* out, std::size_t rows, std::size_t r
     out[2 * rows + row] = range.nan ? 1.0f : 0.0f;
 }
 
-// `_row_parameters` in ops/row_passes.py.
+constexpr double kLargest = std::numeric_limits<float>::max();
+
+// A range and a little more at either end: `_widened` in ops/row_passes.py.
+struct Widened {
+    double low, high;
+    Widened(double smallest, double largest) {
+        const double more = 1e-8 * (largest - smallest);
+        low = smallest - more, high = largest + more;
+    }
+};
+
+// `_scale` there.
+float finite_scale(double steps, double width) {
+    return width > 0 ? static_cast<float>(std::min(steps / width, kLargest)) : 1.0f;
+}
+
+// `_row_parameters` there.
 void sample_parameters(const float* ranges, float* parameters, std::size_t rows, std::size_t row, float bins) {
     const float smallest = ranges[row], largest = ranges[rows + row];
-    const double low = smallest - 1e-8, range = (largest + 1e-8) - low;
-    parameters[row] = static_cast<float>(bins / std::min(range, 3.4e38));
-    parameters[rows + row] = static_cast<float>(low);
+    const Widened range(smallest, largest);
+    parameters[row] = finite_scale(bins, std::min(range.high - range.low, 3.4e38));
+    parameters[rows + row] = static_cast<float>(range.low);
     parameters[2 * rows + row] = 0.0f;
     parameters[3 * rows + row] = smallest;
     parameters[4 * rows + row] = largest;
 }
-
-constexpr double kLargest = std::numeric_limits<float>::max();
 
 Matrix one_row(const Matrix& m) { return {m.type, m.x, 1, m.rows * m.columns}; }
 
@@ -156,11 +170,14 @@ RowCounts quantize_tensor(const Matrix& m, void* y, float* ranges, float* parame
                           std::uint64_t seed, std::uint64_t offset, int threads) {
     const Matrix whole = one_row(m);
     row_ranges(whole, ranges, threads);
-    const double low = std::min<double>(ranges[0], 0.0) - 1e-8, high = std::max<double>(ranges[1], 0.0) + 1e-8;
-    const double zero = std::min(std::floor(-low * (bins / (high - low))), bins - 1.0), above = ranges[0] < 0 ? 1.0 : 0.0;
-    parameters[0] = static_cast<float>(zero > 0 ? zero / -low : (bins - above) / high);
+    const Widened range(std::min<double>(ranges[0], 0.0), std::max<double>(ranges[1], 0.0));
+    const double width = range.high - range.low, above = ranges[0] < 0 ? 1.0 : 0.0;
+    const double zero = width > 0 ? std::min(std::floor(-range.low * (bins / width)), bins - 1.0) : 0.0;
+    const float scale = zero > 0 ? finite_scale(zero, -range.low) : finite_scale(bins - above, range.high);
+    const double code = zero > 0 ? zero : above;
+    parameters[0] = std::max(scale, static_cast<float>((bins - code) / 3.4e38));
     parameters[1] = 0.0f;
-    parameters[2] = static_cast<float>(zero > 0 ? zero : above);
+    parameters[2] = static_cast<float>(code);
     parameters[3] = ranges[0], parameters[4] = ranges[1];
     return quantize_rows(whole, y, parameters, bins, stochastic, codes, seed, offset, threads);
 }
@@ -169,7 +186,7 @@ RowCounts quantize_interval(const Matrix& m, void* y, double* statistics, float*
                             bool stochastic, bool codes, std::uint64_t seed, std::uint64_t offset, int threads) {
     const Matrix whole = one_row(m);
     const float largest = largest_magnitude(whole, threads), clip = static_cast<float>(gamma * largest);
-    parameters[0] = clip > 0 ? static_cast<float>(std::min(levels / static_cast<double>(clip), kLargest)) : 1.0f;
+    parameters[0] = finite_scale(levels, clip);
     parameters[1] = 0.0f;
     parameters[2] = levels;
     parameters[3] = -clip, parameters[4] = clip;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -173,7 +174,8 @@ float to_float(Binary64, std::uint64_t m) {
 
 void kth_magnitude(int type, const void* data, std::size_t count, std::size_t k, int threads, float* out) {
     with_format(type, data, [&](auto format, const auto* words) {
-        *out = to_float(format, Select<decltype(format)>(words, count, k, threads).run());
+        const float value = to_float(format, Select<decltype(format)>(words, count, k, threads).run());
+        *out = value == value ? value : std::numeric_limits<float>::quiet_NaN();  // one NaN for all
     });
 }
 

@@ -62,7 +62,7 @@ def block_householder(
     bins, rows = 2**bits - 1, x.shape[0]
     x, result = matrix(x, rows), matrix(out, rows)
     ranges = passes.ranges(x)
-    groups = householder_groups(ranges[1].double() - ranges[0].double() + WIDENING)
+    groups = householder_groups(_widened_ranges(ranges))
     # The result serves as the workspace where it can: a fresh one costs more than the arithmetic.
     work = result if result.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
     clamped = passes.reflect(x, work, groups, ranges[:2])
@@ -72,6 +72,15 @@ def block_householder(
     counts = torch.stack([counts[0], counts[1], clamped[2]])
     decoding = _decoding(parameters, work_ranges, bins, packed)
     return decoding, torch.stack([groups.order, groups.first]), groups.stretch, counts
+
+
+def _widened_ranges(ranges: Tensor) -> Tensor:
+    """Widths of the rows, above zero: a row that is constant has a little of the widest, and 1 where all are."""
+    width = ranges[1].double() - ranges[0].double()
+    if not len(width):
+        return width
+    widest = width.amax()
+    return torch.where(widest > 0, width + WIDENING * widest, 1.0)
 
 
 def householder_groups(ranges: Tensor) -> Groups:

@@ -26,8 +26,10 @@ NAN_CODE = 255
 # Beyond any code; keeps what is far outside the range small.
 _FAR = 512.0
 WIDENING = 1e-8
+"""By this share of itself a range is widened at either end."""
 # A little below float32's largest number, so that every code decodes to a finite one.
 _WIDEST = 3.4e38
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Groups(NamedTuple):
@@ -86,28 +88,43 @@ class Passes(Protocol):
 
 def _row_parameters(ranges: Tensor, bins: int) -> Tensor:
     """Each row's range, widened, covers all codes; `sample_parameters` in csrc/rows.cpp."""
-    low = ranges[0].double() - WIDENING
-    high = ranges[1].double() + WIDENING
-    scale = bins / (high - low).clamp(max=_WIDEST)
-    return torch.stack([scale.float(), low.float(), torch.zeros_like(ranges[0]), ranges[0], ranges[1]])
+    low, high = _widened(ranges[0].double(), ranges[1].double())
+    scale = _scale(torch.full_like(low, bins), (high - low).clamp(max=_WIDEST))
+    return torch.stack([scale, low.float(), torch.zeros_like(ranges[0]), ranges[0], ranges[1]])
 
 
 def tensor_parameters(ranges: Tensor, bins: int) -> Tensor:
     """One range, widened to include zero and moved until zero is a code; `quantize_tensor` in csrc/rows.cpp."""
     smallest, largest = ranges[0].double(), ranges[1].double()
-    low, high = smallest.clamp(max=0) - WIDENING, largest.clamp(min=0) + WIDENING
-    zero = (-low * (bins / (high - low))).floor().clamp(max=bins - 1)
+    low, high = _widened(smallest.clamp(max=0), largest.clamp(min=0))
+    zero = (-low * (torch.full_like(low, bins) / (high - low))).floor().clamp(max=bins - 1)
+    zero = torch.where(high > low, zero, 0.0)
     # METHODS' B / (mx' - mn) is zero / -mn.  Without a whole step below zero (zero = 0) the upper end decides instead.
     above = torch.where(smallest < 0, 1.0, 0.0).double()
-    scale = torch.where(zero > 0, zero / -low, (bins - above) / high)
+    scale = torch.where(zero > 0, _scale(zero, -low), _scale(bins - above, high))
     zero = torch.where(zero > 0, zero, above)
-    return torch.stack([scale.float(), torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
+    scale = torch.maximum(scale, ((bins - zero) / _WIDEST).float())  # else the upper end would decode to infinity
+    return torch.stack([scale, torch.zeros_like(ranges[0]), zero.float(), ranges[0], ranges[1]])
+
+
+def _widened(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """A float64 range and a little more, so that float32 rounding does not push its ends outside."""
+    more = WIDENING * (high - low)
+    return low - more, high + more
+
+
+def _scale(steps: Tensor, width: Tensor) -> Tensor:
+    """float32 steps / width, finite; 1 where the width is 0, as all elements then are the same, and remain so.
+
+    Both are float64 tensors: PyTorch divides a number by a tensor through the reciprocal, which rounds twice.
+    """
+    return torch.where(width > 0, (steps / width).clamp(max=_LARGEST), 1.0).float()
 
 
 def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
     """`levels` steps on either side of zero, up to c = gamma max |x|; `quantize_interval` in csrc/rows.cpp."""
     clip = (gamma.reshape(1) * largest.double()).float()
-    scale = torch.where(clip > 0, (levels / clip.double()).clamp(max=torch.finfo(torch.float32).max), 1.0).float()
+    scale = _scale(torch.full_like(clip, levels, dtype=torch.float64), clip.double())
     return torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
 
 
@@ -165,7 +182,7 @@ class Plain:
     def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
         largest = self._largest(x)
         # Below the smallest normal numbers the quotient overflows.
-        scale = torch.where(largest > 0, top / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
+        scale = torch.where(largest > 0, torch.full_like(largest, top) / largest, 1.0).clamp(max=_LARGEST)
         return torch.cat([largest, scale])
 
     def _largest(self, x: Tensor) -> Tensor:

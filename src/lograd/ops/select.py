@@ -52,7 +52,8 @@ def _check_place(x: Tensor, k: int) -> None:
 
 
 def _plain(x: Tensor, k: int) -> Tensor:
-    return flat(dense(x)).float().abs().kthvalue(x.numel() + 1 - k).values
+    value = flat(dense(x)).float().abs().kthvalue(x.numel() + 1 - k).values
+    return torch.where(value.isnan(), torch.nan, value)  # one NaN for all
 
 
 def _native(x: Tensor, k: int) -> Tensor:
