@@ -72,12 +72,16 @@ def train(
 ) -> None:
     """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
 
-    MODULE:FUNCTION names a function without arguments, such as mypkg.train:make; the current folder is searched first.
-    It returns a tuple (model, batches, loss), (model, batches, loss, optimizer) or (model, batches, loss, optimizer,
-    metric), or a mapping with these names; optimizer and metric may be None. Batches are a list, a DataLoader or a
-    function of the number of the epoch; the loss is as for lograd profile; the optimizer keeps its own learning rate
-    unless --lr, --schedule or --warmup is given; metric(model) returns a number, or several by name, of which the first
-    is compared.
+    MODULE:FUNCTION names a function without arguments, such as mypkg.train:make;
+    the current folder is searched first. It returns (model, batches, loss), or
+    these with an optimizer and a metric, or a mapping with these five names.
+
+    batches: a list, a DataLoader, or a function of the number of the epoch
+    loss: as for lograd profile
+    optimizer: of torch.optim, or a function that makes it from the parameters;
+    it keeps its learning rate unless --lr, --schedule or --warmup is given
+    metric: a function of the model that returns a number, or several by name;
+    runs are compared by the first, or by the training loss without a metric
     """
     from .. import InvalidValue
 

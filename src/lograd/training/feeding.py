@@ -130,7 +130,7 @@ class Feed:
             warnings.warn(
                 f"batch {self.index} of epoch {self.epoch} is another one than before the run was stopped, so its bits "
                 f"will differ from an uninterrupted one; let the batches of {self.made.target} draw from the random "
-                "states of torch, numpy or Python, or return a function of the number of the epoch.",
+                "states of torch, numpy or Python, without persistent workers, or return a function of the epoch.",
                 LogradWarning,
                 stacklevel=2,
             )
