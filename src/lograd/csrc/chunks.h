@@ -64,7 +64,7 @@ inline void narrow(const float* from, Bfloat16* to, std::size_t n) {
         std::uint32_t word;
         std::memcpy(&word, from + i, 4);
         const bool nan = (word & 0x7fffffffu) > 0x7f800000u;
-        // Ties to even; torch writes every NaN as 0x7fc0.  A finite number stays finite.
+        // Ties to even; one NaN for all.  A finite number stays finite.
         const bool infinite = (word & 0x7fffffffu) == 0x7f800000u;
         std::uint32_t rounded = (word + 0x7fffu + (word >> 16 & 1)) >> 16;
         rounded -= (rounded & 0x7fffu) == 0x7f80u && !infinite;
@@ -76,7 +76,7 @@ inline std::uint16_t narrow_half(float value) {
     std::memcpy(&word, &value, 4);
     const std::uint16_t sign = static_cast<std::uint16_t>(word >> 16 & 0x8000u);
     const std::uint32_t m = word & 0x7fffffffu;
-    if (m > 0x7f800000u) return sign | 0x7e00u;
+    if (m > 0x7f800000u) return 0x7e00u;  // one NaN for all
     if (m == 0x7f800000u) return sign | 0x7c00u;
     if (m >= 0x477fe000u) return sign | 0x7bffu;  // 65504 and beyond: a finite number stays finite
     if (m < 0x38800000u) {                        // below 2^-14: round to a multiple of 2^-24

@@ -200,6 +200,8 @@ void largest_and_scale(const Matrix& m, float top, float* out, int threads) {
     const float largest = largest_magnitude(one_row(m), threads);
     out[0] = largest;
     out[1] = largest > 0 ? std::min(top / largest, std::numeric_limits<float>::max()) : 1.0f;
+    // A subnormal scale has few digits; rounded down, it would make top / scale infinite.
+    if (!(top / out[1] <= std::numeric_limits<float>::max())) out[1] = std::nextafter(out[1], 1.0f);
 }
 
 void dequantize_rows(const Matrix& m, void* y, const float* parameters, float bins, int threads) {

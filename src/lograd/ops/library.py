@@ -10,6 +10,7 @@ layout; one with gaps or overlaps is copied to a contiguous one first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -129,6 +130,17 @@ def kept_finite(y: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(y.isinf(), y, y.clamp(-largest, largest))
 
 
+def in_type(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 rounded to a type, finite where it was; 16 bits have one NaN for all, float32 keeps those of y.
+
+    PyTorch's own conversion writes NaN as it happens to compute them, which depends on the place in a tensor.
+    """
+    if dtype == torch.float32:
+        return y
+    narrow = kept_finite(y, dtype).to(dtype)
+    return narrow.masked_fill(narrow.isnan(), math.nan)
+
+
 def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -> None:
     """Register `lograd::name(Tensor x, arguments, bool counted) -> (y, counts)` and `name_out(..., out) -> counts`.
 
@@ -140,7 +152,7 @@ def _define(name: str, arguments: str, plain: Callable[..., reference.Result]) -
         *values, counted = rest
         before = (flat(x) == 0).sum() if counted else None  # x may be out
         result, clipped = plain(flat(x).float(), *values)
-        flat(out).copy_(kept_finite(result, out.dtype))
+        flat(out).copy_(in_type(result, out.dtype))
         if before is None:
             return _counts(x, False)
         zeros, nan = (result == 0).sum(), result.isnan().sum()

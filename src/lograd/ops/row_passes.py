@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .library import COUNTS, FLOAT_TYPES, kept_finite
+from .library import COUNTS, FLOAT_TYPES, in_type
 from .random import uniform
 
 NAN_CODE = 255
@@ -154,7 +154,7 @@ class Plain:
         else:
             value = torch.where(nan, x, (code - zero) / scale + low)
             zeros = value == 0
-            out.copy_(kept_finite(value, out.dtype))
+            out.copy_(in_type(value, out.dtype))
         return torch.stack([zeros.sum(), nan.sum(), ((x < smallest) | (x > largest)).sum()])
 
     def quantize_samples(
@@ -182,7 +182,10 @@ class Plain:
     def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
         largest = self._largest(x)
         # Below the smallest normal numbers the quotient overflows.
-        scale = torch.where(largest > 0, torch.full_like(largest, top) / largest, 1.0).clamp(max=_LARGEST)
+        tops = torch.full_like(largest, top)
+        scale = torch.where(largest > 0, tops / largest, 1.0).clamp(max=_LARGEST)
+        # A subnormal scale has few digits; rounded down, it would make top / scale infinite.
+        scale = torch.where(tops / scale <= _LARGEST, scale, torch.nextafter(scale, torch.ones_like(scale)))
         return torch.cat([largest, scale])
 
     def _largest(self, x: Tensor) -> Tensor:
@@ -193,7 +196,7 @@ class Plain:
         scale, low, zero = (row[:, None] for row in parameters)
         value = (codes.float() - zero) / scale + low
         value = torch.where(codes == NAN_CODE, torch.nan, value) if bins < NAN_CODE else value
-        out.copy_(kept_finite(value, out.dtype))
+        out.copy_(in_type(value, out.dtype))
 
     def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
         x = x.float()
@@ -206,7 +209,7 @@ class Plain:
     def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
         result = torch.empty_like(x)
         result[groups.order] = _reflected(x[groups.order], groups) / groups.stretch[:, None]
-        out.copy_(kept_finite(result, out.dtype))
+        out.copy_(in_type(result, out.dtype))
         return torch.stack([(result == 0).sum(), result.isnan().sum(), torch.zeros_like(groups.order).sum()])
 
 

@@ -17,6 +17,7 @@ and zero, and `dequantize_*` is the exact inverse: dequantize(pack(x)) equals qu
   the `low` of a row with a NaN becomes NaN instead, so that the row decodes to NaN.  A block Householder transform
   spreads a NaN over its column of its group, as a matrix product does.
 - Finite stays finite: a row's range beyond 3.4e38 saturates, and results end at the largest finite number of x's type.
+- Steps are never below 2.9e-39, as scales end at the largest float32; smaller elements are rounded to them, unbiased.
 
 @inproceedings{kim2024,
   title     = {Toward {INT4} Fixed-Point Training via Exploring Quantization Error for Gradients},
@@ -105,9 +106,10 @@ def quantize_per_tensor(
 ) -> Any:
     """PTQ of [chen2020]: one range for the tensor, with zero as one of its codes.
 
-    With mn = min(min x, 0) - 1e-8 and mx = max(max x, 0) + 1e-8, zero = floor(-mn B / (mx - mn)) and s = zero / -mn,
-    which moves the upper end outwards until zero is a code.  (Where no whole step fits below zero the paper's code
-    divides by zero.  There the upper end stays, and zero is 0, or 1 if there are negative elements.)  Zeros stay zeros.
+    With mn = min(min x, 0) - w and mx = max(max x, 0) + w, zero = floor(-mn B / (mx - mn)) and s = zero / -mn,
+    which moves the upper end outwards until zero is a code.  w is 1e-8 of the range; the paper's code takes 1e-8
+    itself, which drowns gradients of that size.  (Where no whole step fits below zero, that code divides by zero.  Here
+    the upper end stays, and zero is 0, or 1 if there are negative elements.)  Zeros stay zeros.
 
     Args:
         x: float32, bfloat16 or float16; any shape and layout, which the result keeps.
@@ -146,7 +148,9 @@ def quantize_per_sample(
     out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
-    """PSQ of [chen2020]: each row (first dimension) has its own range, from low = min - 1e-8 to max + 1e-8.
+    """PSQ of [chen2020]: each row (first dimension) has its own range, widened as in `quantize_per_tensor`.
+
+    A row whose elements are all the same stays as it is.
 
     Summed over a matrix of D columns the variance is at most D / (4 B^2) sum_i r_i^2, r_i the ranges:
     `lograd.theory.per_sample_variance_bound`.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
