@@ -137,8 +137,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
         check_object("a group of the optimizer", group, ("params", "lr"), None)
         if group["params"] != mine["params"]:
             raise InvalidValue("the optimizer of the checkpoint has other parameters than the model.")
-        rate = group["lr"]  # which a user's optimizer may keep as a tensor
-        check_number("lr of the optimizer", rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate, 0)
+        _check_scalar("lr of the optimizer", group["lr"])
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not isinstance(saved["state"], dict):
         raise InvalidValue(sentence("the optimizer's state", saved["state"], "an object with a part per parameter"))
@@ -157,9 +156,14 @@ def _check_kept(what: str, values: Any, parameter: Tensor) -> None:
         if name in SQUARES and bool((value < 0).any()):
             raise InvalidValue(f"{name} of {what} has negative elements.")
         if name == "step":
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise InvalidValue(f"step of {what} must be one number; got {tuple(value.shape)}.")
-            check_number(f"step of {what}", value.item() if isinstance(value, Tensor) else value, 0)
+            _check_scalar(f"step of {what}", value)
+
+
+def _check_scalar(what: str, value: Any) -> None:
+    """A number that is not negative, or a tensor of one, as optimizers keep both."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise InvalidValue(f"{what} must be one number; got {tuple(value.shape)}.")
+    check_number(what, value.item() if isinstance(value, Tensor) else value, 0)
 
 
 def _check_scaler(saved: Any, scaler: torch.amp.GradScaler) -> None:
