@@ -54,7 +54,9 @@ def why_dense(module: nn.Module) -> str | None:
     if weight is None:
         return "it has no parameters"
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    return supported(weight, weight, getattr(module, "groups", 1), transposed)
+    # A layer on meta has its device still to come; the operator that multiplies serves any.
+    x = torch.empty(0, dtype=weight.dtype, device=CPU) if weight.is_meta else weight
+    return supported(x, weight, getattr(module, "groups", 1), transposed)
 
 
 def work_of_element(module: nn.Module) -> float:
