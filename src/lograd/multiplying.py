@@ -78,7 +78,8 @@ def why_dense(module: nn.Module) -> str | None:
         return "it has no parameters"
     transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
     reason = unserved(_weight_shape(module), getattr(module, "groups", 1), transposed)
-    return reason or unserved_here(like)
+    # A layer on meta has its device still to come; the operator that multiplies serves any.
+    return reason or unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
 
 
 def _weight_shape(module: nn.Module) -> tuple[int, ...]:

@@ -34,20 +34,9 @@ def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) ->
     return None
 
 
-def supported(x: Tensor, weight: Tensor, groups: int = 1, transposed: bool = False) -> str | None:
-    """Why a linear layer or convolution is left dense here; None where the sparse kernels serve.
-
-    >>> import torch
-    >>> supported(torch.zeros(2, 64), torch.zeros(32, 64, 3, 3), groups=64)
-    >>> supported(torch.zeros(2, 64, dtype=torch.float64), torch.zeros(32, 64))
-    'float64 has no sparse kernel'
-    """
-    return unserved(weight.shape, groups, transposed) or unserved_here(x)
-
-
 def unserved_here(x: Tensor) -> str | None:
     """Why tensors like this one have no sparse products on this machine; None where they have."""
-    if x.device.type not in ("cpu", "meta"):  # what is on meta comes to the CPU more often than elsewhere
+    if x.device.type != "cpu":
         return f"the tensors are on {x.device.type}; sparse kernels are for the CPU"
     if x.dtype not in FLOAT_TYPES:
         return f"{str(x.dtype).removeprefix('torch.')} has no sparse kernel"
