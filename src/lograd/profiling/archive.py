@@ -1,7 +1,7 @@
 """The file of a profile: one .npz of plain arrays with a JSON header, no pickle.
 
-- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted,
-  and the first loss that was not finite, if any was not
+- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted
+  or why it was not, and the first loss that was not finite, if any was not
 - records: int64, a row for each; layer, side (0 neural, 1 weight), step, first bin, bins, zeros, NaN, infinities
 - masked: float64, one for each row; NaN where there is no BatchNorm
 - counts: int64, the bins of all rows one after another
@@ -34,7 +34,7 @@ _SIDES = ("records", "weight_records")
 _COLUMNS = 8
 
 Contents = tuple[
-    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None
+    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None, str
 ]
 
 
@@ -46,6 +46,7 @@ def pack(
     noise: Contributions | None,
     work: StepWork | None,
     loss: BrokenLoss | None,
+    uncounted: str,
 ) -> bytes:
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
     for index, layer in enumerate(layers.values()):
@@ -65,6 +66,8 @@ def pack(
     }
     if work is not None:
         header["work"] = work.to_json()
+    if uncounted:
+        header["uncounted"] = uncounted
     if loss is not None:
         header["loss"] = loss.to_json()
     measured: dict[str, Any] = {}
@@ -142,5 +145,6 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Contents:
         own, passed, *transfer = np.asarray(arrays["noise"], dtype=np.float64)
         noise = Contributions(tuple(header["noise"]), Propagation(own, passed, np.array(transfer)))
     work = StepWork.from_json(header["work"]) if "work" in header else None
+    uncounted = str(header.get("uncounted", ""))
     loss = BrokenLoss.from_json(header["loss"]) if "loss" in header else None
-    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise, work, loss
+    return named, dict(header["missed"]), int(header["steps"]), int(header["every"]), noise, work, loss, uncounted
