@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -349,7 +350,7 @@ def test_observing_counts_the_same_step_and_leaves_nothing_behind(profile):
         assert not module._forward_hooks_always_called
 
 
-def test_another_mode_is_not_disturbed():
+def test_another_mode_is_not_disturbed(tmp_path):
     model = mlp()
     ((x, y),) = vector_batches(1)
     with lograd.observe(model, every=1) as observed, FlopCounterMode(display=False) as counter:
@@ -358,6 +359,7 @@ def test_another_mode_is_not_disturbed():
     assert observed.uncounted == "another dispatch mode was at work"
     assert counter.get_total_flops() == 3 * 2 * 16 * 8 * 3 + 2 * 2 * 16 * 8 * 6
     assert "not counted: another dispatch mode was at work" in " ".join(str(observed).split())
+    assert lograd.Profile.load(observed.save(tmp_path / "profile.npz")) == observed
 
 
 def test_compiled_code_is_counted_by_profile_and_left_alone_by_observe():
@@ -524,3 +526,59 @@ def test_the_page_shows_the_work_of_a_step(profile, tmp_path):
     assert "Work of a step" in text
     assert "not treated: recurrent layers are not treated" in text
     assert "58.7%" in text
+
+
+def test_files_from_before_the_work_was_counted_still_load(profile, tmp_path):
+    file = np.load(profile.save(tmp_path / "new.npz"))
+    header = json.loads(file["header"].tobytes())
+    old = {key: header[key] for key in ("lograd_profile", "steps", "every", "missed", "layers")}
+    for layer in old["layers"]:
+        del layer["flops_forward"]
+    arrays = {name: file[name] for name in ("records", "masked", "counts", "samples")}
+    np.savez(tmp_path / "old.npz", header=np.frombuffer(json.dumps(old).encode(), np.uint8), **arrays)
+    loaded = lograd.Profile.load(tmp_path / "old.npz")
+    assert loaded.work is None
+    assert loaded["head"].flops_forward is None
+    assert loaded["head"].flops_weight == profile["head"].flops_weight
+    plan = loaded.plan(sparsity=0.8, keep=())
+    assert plan.step is None
+    assert plan.hash() == profile.plan(sparsity=0.8, keep=()).hash()
+    assert "were not counted." in " ".join(str(loaded).split())
+
+
+def test_a_compiled_function_around_the_model_is_left_alone():
+    model = mlp()
+    run = torch.compile(lambda x: model(x), backend="eager")
+    with lograd.observe(model, every=1) as observed:
+        for x, y in vector_batches(2):
+            F.cross_entropy(run(x), y).backward()
+    assert observed.steps == 2
+    assert "compiled code" in observed.uncounted
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def test_a_step_that_fails_leaves_nothing_behind():
+    model = mlp()
+
+    def fails(output, target):
+        raise RuntimeError("the user's own")
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        lograd.profile(model, vector_batches(1), fails)
+    with pytest.raises(RuntimeError, match="the user's own"), lograd.observe(model, every=1):
+        fails(model(vector_batches(1)[0][0]), None)
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_second_derivatives_count_as_backward():
+    def penalty(model, batch):
+        x = batch["x"].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    ((x, _),) = vector_batches(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    work = lograd.profile(model, [{"x": x}], penalty).work
+    assert work.recomputed == 0
+    assert parts_of(work)[OUTSIDE.name].backward > 0  # the products that only the second backward has

@@ -1,7 +1,7 @@
 """The file of a profile: one .npz of plain arrays with a JSON header and a checksum (`seals`), no pickle.
 
-- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted,
-  and the first loss that was not finite, if any was not
+- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted
+  or why it was not, and the first loss that was not finite, if any was not
 - records: int64, a row for each; layer, side (0 neural, 1 weight), step, first bin, bins, zeros, NaN, infinities
 - masked: float64, one for each row; NaN where there is no BatchNorm
 - counts: int64, the bins of all rows one after another
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..archives import TooLarge, read_arrays
+from ..checks import check_text
 from ..errors import InvalidValue
 from ..laws import Empirical
 from ..plan import StepWork
@@ -47,7 +48,7 @@ _ARRAYS = {
 _SIDES = ("records", "weight_records")
 
 Contents = tuple[
-    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None
+    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None, str
 ]
 
 
@@ -59,6 +60,7 @@ def pack(
     noise: Contributions | None,
     work: StepWork | None,
     loss: BrokenLoss | None,
+    uncounted: str,
 ) -> bytes:
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
     for index, layer in enumerate(layers.values()):
@@ -78,6 +80,8 @@ def pack(
     }
     if work is not None:
         header["work"] = work.to_json()
+    if uncounted:
+        header["uncounted"] = uncounted
     if loss is not None:
         header["loss"] = loss.to_json()
     measured: dict[str, Any] = {}
@@ -158,8 +162,6 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
         shape = None if entry["weight_shape"] is None else tuple(entry["weight_shape"])
         # Earlier profiles do not say how a convolution is built; its class does, as far as it matters.
         groups, transposed = entry.get("groups", 1), entry.get("transposed", "Transpose" in entry["kind"])
-        if type(groups) is not int or groups < 1 or type(transposed) is not bool:
-            raise ValueError(f"layer {entry['name']!r} has {groups!r} groups")
         layers.append(
             LayerProfile(
                 entry["name"], entry["kind"], shape, entry["flops_input"], entry["flops_weight"], sample=own,
@@ -178,9 +180,10 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
     if "noise" in header:
         noise = _noise(header["noise"], arrays.get("noise"))
     work = StepWork.from_json(header["work"]) if "work" in header else None
+    uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
     loss = BrokenLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
-    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss
+    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted
 
 
 def _noise(names: list[str], factors: NDArray[Any] | None) -> Contributions:

@@ -51,9 +51,12 @@ def _check_entry(entry: Any) -> None:
     name = check_text("the name of a layer", entry["name"])
     check_text(f"the kind of layer {name!r}", entry["kind"])
     check_whole(f"the sample of layer {name!r}", entry["sample"], 0, 2**31)
-    for field in ("flops_input", "flops_weight"):
-        if entry[field] is not None:
+    for field in ("flops_input", "flops_weight", "flops_forward"):
+        if entry.get(field) is not None:
             check_whole(f"{field} of layer {name!r}", entry[field], 0, 2**63 - 1)
+    check_whole(f"groups of layer {name!r}", entry.get("groups", 1), 1, 2**31)
+    if type(entry.get("transposed", False)) is not bool:
+        raise InvalidValue(sentence(f"transposed of layer {name!r}", entry["transposed"], "true or false"))
     shape = entry["weight_shape"]
     if shape is not None:
         if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:

@@ -78,7 +78,10 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One .npz without pickle; it is replaced whole or not at all."""
         return replace_file(
-            path, archive.pack(self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss)
+            path,
+            archive.pack(
+                self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss, self.uncounted
+            ),
         )
 
     @classmethod

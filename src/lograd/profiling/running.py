@@ -37,7 +37,9 @@ def observe(
     Each backward is a step; the first and then every `every`-th is observed, and is in the profile when the next
     forward begins or the context ends.  A profile keeps 256 steps: beyond, every second is dropped and `every`
     doubles.  Nothing about the training changes, but compiled code runs eagerly inside the context, as hooks do not
-    reach it.  Under a GradScaler gradients are counted as they are, with the loss scale in them.
+    reach it.  Under a GradScaler gradients are counted as they are, with the loss scale in them.  The multiply-adds of
+    the first step are counted as well (`Profile.work`), unless it runs inside compiled code, a transform or another
+    dispatch mode.  NaN and infinite gradients are warned of when the context ends.
 
     With a plan attached, a layer's gradient is counted as it arrives: after the treatments of the layers behind it and
     before its own.  The gradient of its weight is counted after.
@@ -76,7 +78,8 @@ def profile(
 
     Gradients only: there is no optimizer step.  The model runs in the mode it is in; call `model.train()` first where
     it matters.  Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises, and
-    so is an attached plan: its counters and statistics do not see these batches.
+    so is an attached plan: its counters and statistics do not see these batches.  NaN and infinite gradients are warned
+    of, with layer and step.
 
     Args:
         model: any module.
