@@ -91,6 +91,19 @@ def test_initial_weights_follow_from_the_seed(mine, tmp_path):
     assert torch.equal(weights[2], sys.modules["mine"].network()[0].weight), "as if one had seeded by hand"
 
 
+def test_what_a_module_draws_when_it_is_imported_follows_from_the_seed_and_moves_nothing(mine, tmp_path):
+    found = []
+    for name in ("first", "second", "anew"):
+        if name != "second":  # which finds the module imported
+            torch.rand(3)
+            mine("\nDRAWN = torch.rand(3)\n")
+        run = train(settings(steps=1), tmp_path / name)
+        found.append([sys.modules["mine"].DRAWN, torch.load(run.path / "checkpoint.pt", weights_only=True)["model"]])
+    for drawn, weights in found[1:]:
+        assert torch.equal(drawn, found[0][0])
+        assert all(torch.equal(weights[key], found[0][1][key]) for key in weights)
+
+
 def test_training_leaves_all_random_states_as_they_were(mine, tmp_path):
     before = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]  # noqa: NPY002
     train(settings(), tmp_path / "run")

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from .. import InvalidType, InvalidValue
 from ..errors import LogradWarning
 from ..profiling.losses import loss_of as loss_of_batch
-from .config import USUAL, Config
+from .config import USUAL, Config, check_target
 from .feeding import Feed
-from .loading import Made, call_make, own_words, source_of
+from .loading import Made, call_make, import_module, own_words, source_of
 from .measuring import COMMON, LOSS, Metric, own_metric
 from .randomness import RandomState, preserved, seed_all
 from .work import Forward, Work, usual_optimizer
@@ -41,9 +41,8 @@ class Own(Work):
     """
 
     def __init__(self, config: Config, folder: str | None = None, metric: Metric | None = None) -> None:
-        seed_all(config.seed)
         self.folder = folder or os.getcwd()
-        self.made = _made(config.model, self.folder)
+        self.made = _made(config.model, self.folder, config.seed)
         self.config = _settled(config, self.made)
         self.feed = Feed(self.made, config.seed)
         self.steps_per_epoch = self.feed.length()
@@ -121,8 +120,12 @@ class Own(Work):
         RandomState.from_plain(state).restore()
 
 
-def _made(target: str, folder: str) -> Made:
+def _made(target: str, folder: str, seed: int) -> Made:
+    """Call the function.  What its module draws follows from the seed, and what the function draws from it alone."""
     try:
+        seed_all(seed)
+        import_module(check_target(target)[0], folder)  # runs the module, unless this process has it already
+        seed_all(seed)
         return call_make(target, folder)
     except InvalidValue as error:
         if os.path.realpath(folder) == os.path.realpath(os.getcwd()):
