@@ -17,8 +17,8 @@ from lograd.errors import InvalidValue, LogradWarning
 
 KINDS = {
     "bits": {"bits": 6},
-    "sparsity": {"sparsity": 0.85, "allocation": "cosine"},
-    "both": {"bits": 6, "sparsity": 0.85, "allocation": "cosine"},
+    "sparsity": {"sparsity": 0.85, "everywhere": True, "allocation": "cosine"},
+    "both": {"bits": 6, "sparsity": 0.85, "everywhere": True, "allocation": "cosine"},
 }
 MODELS = {
     "resnet18": (21, "both"), "mobilenet_v2": (53, "sparsity"), "densenet121": (121, "bits"),
@@ -49,6 +49,7 @@ def same(first, second):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages themselves
+@pytest.mark.filterwarnings("ignore:noise of this plan may multiply")  # deep ones, and all of their layers are pruned
 @pytest.mark.parametrize("name", ZOO)
 def test_models_are_profiled_trained_with_the_plan_and_given_back(name, tmp_path):
     model, inputs = build(name)

@@ -12,6 +12,7 @@ import torch
 from networks import conv_net, image_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
+from zoo import torchvision
 
 import lograd
 from lograd import Plan, Profile, theory
@@ -103,6 +104,26 @@ def test_work_is_counted_in_the_products_that_are_pruned(profile):
     half = replace(profile["2"], flops_weight=LEAST_WORK, flops_input=2 * LEAST_WORK)
     assert why_no_gain(half, ("input",)) is None
     assert f"{LEAST_WORK // 2:,} multiply-adds" in why_no_gain(half, ("weight",))
+
+
+def test_a_mobilenet_is_pruned_where_it_gains():
+    torch.manual_seed(0)
+    model = torchvision().models.mobilenet_v3_small(num_classes=10)
+    batch = (torch.randn(32, 3, 64, 64), torch.randint(0, 10, (32,)))
+    profile = lograd.profile(model, [batch], cross_entropy)
+    plan = profile.plan(sparsity=0.85)
+    modules = dict(model.named_modules())
+    assert (len(plan.layers), len(plan.kept)) == (15, 39)
+    for name in plan.layers:
+        assert modules[name].weight.shape[1] >= 8
+        assert max(plan.work[name]) >= 2 * LEAST_WORK
+    for name, module in modules.items():
+        if getattr(module, "groups", 1) > 1:
+            assert "depthwise" in plan.kept[name]
+    assert not plan.growth.measured
+    with pytest.warns(LogradWarning, match="as 53 layers hand it on in dX; that is a bound"):
+        everywhere = profile.plan(sparsity=0.85, everywhere=True)
+    assert everywhere.growth.factor > 1e6 * plan.growth.factor
 
 
 def test_everywhere_prunes_all(profile):

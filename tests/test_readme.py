@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:noise of this plan is predicted")  # of a network before its first step
 def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     theory, profile, training, recipes = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -1,8 +1,8 @@
 """How much noise is good, fair or risky: one scale for formats, sparsities and plans.
 
 An unbiased treatment adds noise of 1 / cosine^2 - 1 times the gradient's own energy, so a cosine and a noise-to-signal
-ratio say the same.  The two limits are choices, not theorems: below 4 % nothing was seen to suffer, and from 100 % on
-there is more noise than gradient.
+ratio say the same.  The two limits are choices, not theorems: up to 4 % the noise is small beside the gradient, and
+from 100 % on there is more noise than gradient.
 """
 
 from __future__ import annotations
