@@ -83,8 +83,7 @@ def build(
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if bits is not None:
         check_bits(bits)
-    # Both are refused here, also where nothing is pruned or rounded.
-    Prune(0.5, law), Quantize(FloatFormat(4, 1), scale, rounding)
+    _check_words(law, scale, rounding)
     sides = check_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
@@ -125,6 +124,12 @@ def build(
             predicted_weight=predicted(sentences["weight"], statistics[name]),
         )
     return Plan(plans, kept, work=work, statistics=statistics)
+
+
+def _check_words(law: PruningLaw, scale: str, rounding: Literal["stochastic", "nearest"]) -> None:
+    """Refuse unknown words also where nothing is pruned or rounded, and they would go unread."""
+    Prune(0.5, law)
+    Quantize(FloatFormat(4, 1), scale, rounding)
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:
