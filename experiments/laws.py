@@ -164,16 +164,20 @@ def with_activation(model: nn.Module, act: type[nn.Module]) -> nn.Module:
     return model
 
 
-def torchvision_model(name: str, **options: Any) -> nn.Module:
+def package(name: str) -> Any:
+    """torchvision, timm or transformers; the last two import the first."""
     try:
-        package = import_module("torchvision")
+        import_module("torchvision")
     except RuntimeError:  # its compiled operators may not fit torch's build; no model here needs them
         library: Any = torch.library.Library
         OPERATORS.append(library("torchvision", "DEF"))
         for operator in ("nms", "qnms"):
             OPERATORS[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        package = import_module("torchvision")
-    model: nn.Module = getattr(package.models, name)(num_classes=100, **options)
+    return import_module(name)
+
+
+def torchvision_model(name: str, **options: Any) -> nn.Module:
+    model: nn.Module = getattr(package("torchvision").models, name)(num_classes=100, **options)
     return model
 
 
@@ -186,7 +190,7 @@ def character_model(tokens: int) -> nn.Module:
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
-    model: nn.Module = import_module("timm").create_model(name, num_classes=100, **options)
+    model: nn.Module = package("timm").create_model(name, num_classes=100, **options)
     return model
 
 
@@ -195,7 +199,7 @@ class Bert(nn.Module):
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
-        transformers: Any = import_module("transformers")
+        transformers = package("transformers")
         config = transformers.BertConfig(
             vocab_size=tokens, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=384,
             max_position_embeddings=CONTEXT,
