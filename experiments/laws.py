@@ -2,7 +2,7 @@
 
     .venv/bin/python experiments/laws.py --data ../shared/data/cifar100_20k.npz
 
-Builds some fifteen small networks with and without normalisation, looks at their gradients before training and after a
+Builds sixteen small networks with and without normalisation, looks at their gradients before training and after a
 hundred steps, and measures how far |g| of each layer is from a fitted lognormal and a fitted half-normal law.  Then it
 asks 85 % zeros of each layer with the threshold of each law, solved from one step and applied to the next one.  Without
 --data the images are the digits inside the package, enlarged.  Writes experiments/results/laws.json and laws.md.
@@ -164,16 +164,20 @@ def with_activation(model: nn.Module, act: type[nn.Module]) -> nn.Module:
     return model
 
 
-def torchvision_model(name: str, **options: Any) -> nn.Module:
+def package(name: str) -> Any:
+    """torchvision, timm or transformers; the last two import the first."""
     try:
-        package = import_module("torchvision")
+        import_module("torchvision")
     except RuntimeError:  # its compiled operators may not fit torch's build; no model here needs them
         library: Any = torch.library.Library
         OPERATORS.append(library("torchvision", "DEF"))
         for operator in ("nms", "qnms"):
             OPERATORS[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        package = import_module("torchvision")
-    model: nn.Module = getattr(package.models, name)(num_classes=100, **options)
+    return import_module(name)
+
+
+def torchvision_model(name: str, **options: Any) -> nn.Module:
+    model: nn.Module = getattr(package("torchvision").models, name)(num_classes=100, **options)
     return model
 
 
@@ -185,15 +189,8 @@ def character_model(tokens: int) -> nn.Module:
     return CharTransformer(tokens, 96, 3, 4, CONTEXT)
 
 
-def vision_transformer() -> nn.Module:
-    model: nn.Module = import_module("timm").create_model(
-        "vit_tiny_patch16_224", num_classes=100, img_size=32, patch_size=4, depth=4, embed_dim=96
-    )
-    return model
-
-
-def convnext() -> nn.Module:
-    model: nn.Module = import_module("timm").create_model("convnext_atto", num_classes=100)
+def timm_model(name: str, **options: Any) -> nn.Module:
+    model: nn.Module = package("timm").create_model(name, num_classes=100, **options)
     return model
 
 
@@ -202,7 +199,7 @@ class Bert(nn.Module):
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
-        transformers: Any = import_module("transformers")
+        transformers = package("transformers")
         config = transformers.BertConfig(
             vocab_size=tokens, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=384,
             max_position_embeddings=CONTEXT,
@@ -231,6 +228,7 @@ class Case:
     optimizer: str = "sgd"
 
 
+VIT = {"img_size": 32, "patch_size": 4, "depth": 4, "embed_dim": 96}
 CASES = (
     Case("MLP", "none", "ReLU", "image", partial(perceptron, nn.ReLU, False)),
     Case("MLP", "BatchNorm", "ReLU", "image", partial(perceptron, nn.ReLU, True)),
@@ -243,8 +241,8 @@ CASES = (
     Case("MobileNetV3 small", "BatchNorm", "Hardswish", "image", partial(torchvision_model, "mobilenet_v3_small")),
     Case("U-Net", "none", "ReLU", "denoise", partial(UNet, norm=False), "adam"),
     Case("U-Net", "BatchNorm", "ReLU", "denoise", partial(UNet, norm=True), "adam"),
-    Case("ConvNeXt atto, timm", "LayerNorm", "GELU", "image", convnext, "adam"),
-    Case("ViT, timm", "LayerNorm", "GELU", "image", vision_transformer, "adam"),
+    Case("ConvNeXt atto, timm", "LayerNorm", "GELU", "image", partial(timm_model, "convnext_atto"), "adam"),
+    Case("ViT, timm", "LayerNorm", "GELU", "image", partial(timm_model, "vit_tiny_patch16_224", **VIT), "adam"),
     Case("BERT, transformers", "LayerNorm", "GELU", "text", Bert, "adam"),
     Case("character transformer", "LayerNorm", "GELU", "text", character_model, "adam"),
     Case("linear layers behind an LSTM", "none", "ReLU", "text", Recurrent, "adam"),
@@ -358,6 +356,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(lines, list(lines[0]))
 
 
+def in_lines(head: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """JSON with a line for each row, its numbers to five digits: measurements have no more."""
+    short = [json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.5g}")) for row in rows]
+    lines = ",\n".join(map(json.dumps, short))
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
+
+
 def main(
     data: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="cifar100_20k.npz, or alike.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps between the two looks.")] = 100,
@@ -393,9 +398,7 @@ def main(
             continue
         RESULTS.mkdir(exist_ok=True)  # after each network: a run that is stopped has shown something
         versions = {"lograd": lograd.__version__, "torch": torch.__version__}
-        (RESULTS / "laws.json").write_text(
-            json.dumps({"what": what, "versions": versions, "rows": found}, indent=1) + "\n"
-        )
+        (RESULTS / "laws.json").write_text(in_lines({"what": what, "versions": versions}, found))
         (RESULTS / "laws.md").write_text(f"{what}\n\n{table(rows)}\n")
     print(table(rows))
 

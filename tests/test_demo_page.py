@@ -87,4 +87,4 @@ def test_short_runs_have_lines_and_not_points(findings: list[Finding]) -> None:
         assert task.steps // 4 > 1  # so that the quick demo is smoothed over a part of its steps
     html = page.build(findings, 1.0).html()
     assert "no data" not in html
-    assert len(re.findall(r'class="tile ', html)) == 10
+    assert len(re.findall(r'class="tile ', html)) == 11

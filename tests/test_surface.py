@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
 import lograd
@@ -84,6 +86,9 @@ def test_tables_and_explanations_are_strings(profile: lograd.Profile) -> None:
         assert f"{text}" == str(text) == text == repr(text)
         assert copy.deepcopy(text) == text
         assert pickle.loads(pickle.dumps(text)) == text
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(explanation)
+    assert explanation.layers["0"] in console.file.getvalue()  # type: ignore[attr-defined]
     assert set(explanation.layers) == {"0", "2", "4"}
     assert explanation.endswith(explanation.summary)
 

@@ -5,7 +5,6 @@ The model keeps its parameters, names and state_dict.  All that changes during t
 
 from __future__ import annotations
 
-import numbers
 import operator
 import warnings
 from types import TracebackType
@@ -26,7 +25,7 @@ from .multiplying import Backend, check_backend, renamed, why_dense, work_of_ele
 from .ops.library import transforming
 from .ops.sparse_products import release_workspace
 from .plan import LayerPlan, Plan
-from .refreshing import Cost, LayerStatistics, Refresh, check_refresh, sample_due, share_out
+from .refreshing import Cost, LayerStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .saving import saving
 from .slots import CPU
 from .swapping import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap, unwrapped
@@ -361,24 +360,6 @@ def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
                 stacklevel=3,
             )
             return
-
-
-def check_loss_scale(loss_scale: float | None) -> float | None:
-    if loss_scale is None:
-        return None
-    if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
-        raise InvalidType(sentence("loss_scale", loss_scale, "a number, positive and finite"))
-    number = _in_float(loss_scale)
-    if not 0 < number < float("inf"):
-        raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
-    return number
-
-
-def _in_float(number: Any) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return float("inf")
 
 
 def _say_what_is_missing(plan: Plan, handle: Handle) -> None:

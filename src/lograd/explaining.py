@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from rich.text import Text
 from torch import nn
 
 from .amplifying import Growth
@@ -39,6 +40,9 @@ class Explanation(str):
 
     def __repr__(self) -> str:
         return self[:]
+
+    def __rich__(self) -> Text:
+        return Text(self[:])  # layer names may hold brackets, which are no markup
 
     def __reduce__(self) -> tuple[type[Explanation], tuple[dict[str, str], str]]:
         return Explanation, (self.layers, self.summary)

@@ -5,6 +5,7 @@ A histogram is taken inside the backward; the law is fitted between two steps.
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from .errors import InvalidValue, nearest_name, sentence
+from .errors import InvalidType, InvalidValue, nearest_name, sentence
 from .ops import LogHistogram
 from .ops.histogram import BINS
 from .slots import CPU, READY, STRIDE
@@ -62,6 +63,24 @@ def check_refresh(refresh: Refresh) -> Refresh:
             + nearest_name(str(refresh), ("epoch", "drift"))
         )
     return refresh
+
+
+def check_loss_scale(loss_scale: float | None) -> float | None:
+    if loss_scale is None:
+        return None
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
+        raise InvalidType(sentence("loss_scale", loss_scale, "a number, positive and finite"))
+    number = _in_float(loss_scale)
+    if not 0 < number < float("inf"):
+        raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
+    return number
+
+
+def _in_float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
 
 
 def sample_due(policy: Refresh, steps: int, last: int) -> float:

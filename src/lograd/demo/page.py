@@ -45,7 +45,7 @@ def build(findings: Sequence[Finding], seconds: float) -> Page:
     )
     page.metrics(_tiles(findings))
     page.charts(*(drawing.loss_chart(finding) for finding in findings))
-    page.note(words.REAL)
+    page.note(f"{words.speeds(findings)}. {words.REAL}")
     _laws(page, findings)
     _plan(page, findings)
     _training(page, findings)
@@ -66,6 +66,12 @@ def _tiles(findings: Sequence[Finding]) -> list[Tile]:
     shares = [finding.result(SPARSE).skippable for finding in findings]
     names = ", ".join(f"{finding.task.name} {share:.1%}" for finding, share in zip(findings, shares, strict=True))
     tiles.append(Tile(f"{min(shares):.0%}", f"of the backward's multiply-adds skippable with {SPARSE}", names))
+    bits = [value for finding in findings if (value := finding.result(LOW_BITS).bits) is not None]
+    tiles.append(
+        Tile(
+            f"{max(bits):.1f}", f"bits per gradient element with {LOW_BITS}, simulated", "dense 32; kept layers counted"
+        )
+    )
     middle = words.median_distances(findings)
     hint = f"median; normal {middle['normal']:.2f}"
     tiles.append(Tile(f"{middle['lognormal']:.2f}", "KS distance to lognormal", hint))

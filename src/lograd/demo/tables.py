@@ -28,7 +28,8 @@ def tables(findings: Sequence[Finding]) -> list[TextTable]:
             words.training(findings),
             ("model", "<way", *RESULT_COLUMNS[2:]),
             result_rows(findings),
-            f"Score: {scores}.\n{words.REAL}",
+            f"Score: {scores}.\n{words.speeds(findings)}.\n{words.REAL}",
+            droppable=("by seed", "bits/element", "ms/backward", "ms/step"),
         ),
     ]
 

@@ -171,7 +171,7 @@ def real(what: str, value: Any) -> Values:
     try:
         array = to_numpy(value)
         if array.dtype.kind != "b":
-            return array.astype(np.float64)
+            return np.asarray(array, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         pass
     raise InvalidType(sentence(what, value, "a number or an array of numbers"))

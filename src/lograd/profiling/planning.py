@@ -90,8 +90,7 @@ def build(
 ) -> Plan:
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     _check_bits(bits, budget)
-    # Both are refused here, also where nothing is pruned or rounded.
-    Prune(0.5, law), Quantize(FloatFormat(4, 1), scale, rounding)
+    _check_words(law, scale, rounding)
     sides = check_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
@@ -179,6 +178,12 @@ def _without_gain(layers: Mapping[str, LayerProfile], budget: Budget, sides: tup
         stacklevel=4,
     )
     return {}
+
+
+def _check_words(law: PruningLaw, scale: str, rounding: Literal["stochastic", "nearest"]) -> None:
+    """Refuse unknown words also where nothing is pruned or rounded, and they would go unread."""
+    Prune(0.5, law)
+    Quantize(FloatFormat(4, 1), scale, rounding)
 
 
 def _statistics(layer: LayerProfile) -> Statistics | None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 PATIENCE = 2.0
 """Seconds before anything appears."""
 INTERVAL = 10.0
-"""Seconds between two lines."""
+"""Seconds between two lines; later a tenth of the time so far, so that a long run does not fill its log."""
 
 Advance = Callable[[int], None]
 """Told how much has been done since it was last called."""
@@ -88,7 +88,7 @@ class _Lines:
         self.done += steps
         seconds = self.clock() - self.start
         if seconds >= self.next and self.done < self.total:
-            self.next = seconds + INTERVAL
+            self.next = seconds + max(INTERVAL, seconds / 10)
             left = seconds * (self.total - self.done) / self.done
             self._say(f"{self.done:,} of {plural(self.total, self.unit)}, {seconds:.0f} s, about {left:.0f} s left")
 

@@ -74,11 +74,7 @@ def allocate(
     n = real("counts", counts)
     if n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
         raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
-    if method not in get_args(Method):
-        raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
-    for what, given in (("floors", floors), ("noise", costs)):
-        if given is not None and method != what:
-            raise InvalidValue(f"{'costs' if what == 'noise' else what}= belongs to method={what!r}; got {method!r}.")
+    _check_method(method, floors, costs)
     for what, given in (("sparsity", sparsity), ("max_sparsity", max_sparsity)):
         if (number := real(what, given)).ndim or not 0 < number <= 1:
             raise InvalidValue(sentence(what, given, "one number, above 0 and at most 1"))
@@ -101,6 +97,14 @@ def allocate(
     if method == "noise":
         return _least_noise(laws, n, target, costs, zeros, ceiling)
     return _common_cosine(laws, n, target, zeros, ceiling)
+
+
+def _check_method(method: Method, floors: object, costs: object) -> None:
+    if method not in get_args(Method):
+        raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
+    for name, needed, given in (("floors", "floors", floors), ("costs", "noise", costs)):
+        if given is not None and method != needed:
+            raise InvalidValue(f"{name}= belongs to method={needed!r}; got method={method!r}.")
 
 
 def _one_level(n: Values, total: float, zeros: Values, ceiling: Values) -> Values:
