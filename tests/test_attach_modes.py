@@ -11,7 +11,7 @@ from lograd import InvalidValue, Plan
 from lograd.errors import LogradWarning
 
 PLAN = Plan.uniform("prune80")
-PRODUCTS = pytest.mark.parametrize("products", ["dense", "sparse"])
+BACKENDS = pytest.mark.parametrize("backend", ["dense", "sparse"])
 
 
 def network(**options):
@@ -36,15 +36,15 @@ def train(model, handle, steps=3, device="cpu"):
     return list(model.state_dict().values())
 
 
-def expected(products):
+def expected(backend):
     model = network()
-    with lograd.attach(model, PLAN, products=products) as handle:
+    with lograd.attach(model, PLAN, backend=backend) as handle:
         return train(model, handle), handle.counters()
 
 
-def assert_trains_alike(model, handle, products):
+def assert_trains_alike(model, handle, backend):
     with torch.device("cpu"):
-        parameters, counters = expected(products)
+        parameters, counters = expected(backend)
     for a, b in zip(train(model, handle), parameters, strict=True):
         assert torch.equal(a, b)
     assert handle.counters() == counters
@@ -53,10 +53,10 @@ def assert_trains_alike(model, handle, products):
     handle.remove()
 
 
-@PRODUCTS
-def test_a_forward_and_backward_on_meta(products):
+@BACKENDS
+def test_a_forward_and_backward_on_meta(backend):
     model = network(device="meta")
-    handle = lograd.attach(model, PLAN, products=products)
+    handle = lograd.attach(model, PLAN, backend=backend)
     train(model, handle, device="meta")
     assert all(p.device.type == "meta" for p in model.parameters())
     assert "no gradient came by" in str(handle.explain())
@@ -64,28 +64,28 @@ def test_a_forward_and_backward_on_meta(products):
         handle.remove()
 
 
-@PRODUCTS
-def test_a_model_on_meta_comes_to_the_cpu_after_attach(products):
+@BACKENDS
+def test_a_model_on_meta_comes_to_the_cpu_after_attach(backend):
     model = network(device="meta")
-    handle = lograd.attach(model, PLAN, products=products)
+    handle = lograd.attach(model, PLAN, backend=backend)
     model.to_empty(device="cpu")
     model.load_state_dict(network().state_dict())
-    assert_trains_alike(model, handle, products)
+    assert_trains_alike(model, handle, backend)
 
 
-@PRODUCTS
+@BACKENDS
 @pytest.mark.parametrize("mode", ["meta device", "inference mode"])
-def test_attach_where_a_mode_is_on(mode, products):
+def test_attach_where_a_mode_is_on(mode, backend):
     """What the handle keeps is real, and can be changed afterwards."""
     model = network()
     if mode == "meta device":
         with torch.device("meta"):
-            handle = lograd.attach(model, PLAN, products=products)
+            handle = lograd.attach(model, PLAN, backend=backend)
     else:
         with torch.inference_mode():
-            handle = lograd.attach(model, PLAN, products=products)
+            handle = lograd.attach(model, PLAN, backend=backend)
             model(batch(0))
-    assert_trains_alike(model, handle, products)
+    assert_trains_alike(model, handle, backend)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
@@ -101,32 +101,32 @@ def test_attach_inside_of_a_transform_is_refused(transform):
     assert type(model[0]) is nn.Conv2d
 
 
-@PRODUCTS
-def test_training_with_another_default_device(products):
+@BACKENDS
+def test_training_with_another_default_device(backend):
     model = network()
     with torch.device("meta"):
-        assert_trains_alike(model, lograd.attach(model, PLAN, products=products), products)
+        assert_trains_alike(model, lograd.attach(model, PLAN, backend=backend), backend)
 
 
-@PRODUCTS
-def test_training_with_another_default_type(products):
+@BACKENDS
+def test_training_with_another_default_type(backend):
     model = network()
     torch.set_default_dtype(torch.float64)
     try:
-        handle = lograd.attach(model, PLAN, products=products)
+        handle = lograd.attach(model, PLAN, backend=backend)
         result = train(model, handle)
         str(handle.explain())
         handle.remove()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(result, expected(products)[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(result, expected(backend)[0], strict=True))
 
 
-@PRODUCTS
-def test_steps_and_states_under_inference_mode(products):
+@BACKENDS
+def test_steps_and_states_under_inference_mode(backend):
     def run(context):
         model = network()
-        with lograd.attach(model, PLAN, products=products) as handle:
+        with lograd.attach(model, PLAN, backend=backend) as handle:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             for step in range(4):
                 model(batch(step)).square().mean().backward()
@@ -155,7 +155,7 @@ def test_weights_made_under_inference_mode_are_refused():
 
 def test_a_copy_under_inference_mode_is_plain_and_the_original_goes_on():
     model = network()
-    handle = lograd.attach(model, PLAN, products="dense")
+    handle = lograd.attach(model, PLAN, backend="dense")
     with torch.inference_mode(), pytest.warns(LogradWarning, match="is a plain model"):
         twin = copy.deepcopy(model)
     with torch.inference_mode():

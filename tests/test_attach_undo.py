@@ -220,18 +220,18 @@ def test_an_output_is_no_view():
         assert not any(layer(x)._is_view() for x in inputs)
 
 
-@pytest.mark.parametrize("products", ["dense", "sparse"])
+@pytest.mark.parametrize("backend", ["dense", "sparse"])
 @pytest.mark.parametrize("order", ["attach first", "shard first"])
-def test_fully_sharded_layers_in_either_order(order, products, process_group):
+def test_fully_sharded_layers_in_either_order(order, backend, process_group):
     plain = shard(network())
     expected = train(plain)
     treated = network()
-    with lograd.attach(treated, Plan.uniform("prune80"), products=products) as handle:
+    with lograd.attach(treated, Plan.uniform("prune80"), backend=backend) as handle:
         expected_treated = train(treated, handle)
 
     for plan, goal in ((IDENTITY, expected), (Plan.uniform("prune80"), expected_treated)):
         model = network() if order == "attach first" else shard(network())
-        handle = lograd.attach(model, plan, products=products)
+        handle = lograd.attach(model, plan, backend=backend)
         if order == "attach first":
             shard(model)
         assert_same(train(model, handle), goal)

@@ -14,7 +14,7 @@ from lograd.treatments import apply, mixes, recipe
 def _attached(name: str, steps: int = 4) -> lograd.Handle:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
-    handle = lograd.attach(model, lograd.Plan.uniform(name), products="dense")
+    handle = lograd.attach(model, lograd.Plan.uniform(name), backend="dense")
     for _ in range(steps):
         model(torch.randn(64, 16)).square().mean().backward()
         handle.step()

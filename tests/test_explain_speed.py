@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_said():
     model = wide()
     with lograd.attach(model, Plan.uniform("prune90")) as handle:
         assert "Speed: not measured yet." in str(handle.explain())
-    with lograd.attach(model, Plan.uniform("prune90"), products="sparse") as handle:
+    with lograd.attach(model, Plan.uniform("prune90"), backend="sparse") as handle:
         train(model, handle, 3)
         assert "Speed: not measured; sparse products were asked for" in str(handle.explain())
     with lograd.attach(model, Plan.uniform("fp6")) as handle:
@@ -95,7 +95,7 @@ def test_a_resumed_handle_measures_anew():
 def test_forwards_between_backward_passes_are_not_counted():
     model, wait = wide(), 0.05
     x = torch.randn(64, 128)
-    with lograd.attach(model, Plan.uniform("prune90"), products="dense") as handle:
+    with lograd.attach(model, Plan.uniform("prune90"), backend="dense") as handle:
         for _ in range(3):
             model(x).square().mean().backward()
             time.sleep(wait)
@@ -137,6 +137,6 @@ def test_compiled_steps_are_timed_as_well():
     torch._dynamo.reset()
     model = wide()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with lograd.attach(model, Plan.uniform("prune90"), products="sparse") as handle:
+    with lograd.attach(model, Plan.uniform("prune90"), backend="sparse") as handle:
         train(compiled, handle, 4)
     assert 0 < handle._clock.backward_time < handle._clock.step_time

@@ -205,7 +205,7 @@ def test_an_explosion_is_predicted_and_then_measured(chain):
     assert plan.growth.handing_on == 30
     assert "predicted to multiply the energy of a gradient by up to" in str(plan)
     model = deep()
-    with lograd.attach(model, plan, products="dense") as handle, warnings.catch_warnings():
+    with lograd.attach(model, plan, backend="dense") as handle, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(20):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
@@ -219,7 +219,7 @@ def test_little_noise_is_predicted_to_the_digit(chain):
     profile, data = chain
     plan = profile.plan(sparsity=0.3, everywhere=True, allocation="uniform")
     model = deep()
-    with lograd.attach(model, plan, products="dense") as handle:
+    with lograd.attach(model, plan, backend="dense") as handle:
         grown = []
         for _ in range(12):
             cross_entropy(model(data[0][0]), data[0][1]).backward()

@@ -151,14 +151,14 @@ def test_sparse_layers_give_what_plain_ones_give(way):
     assert_close(WAYS[way][0](model), WAYS[way][0](plain))
 
 
-@pytest.mark.parametrize("products", ["dense", "sparse"])
+@pytest.mark.parametrize("backend", ["dense", "sparse"])
 @pytest.mark.parametrize("plan", ["fp4", "prune80", "prune80+fp6", "int4"])
-def test_each_sample_of_a_vmap_is_one_gradient(plan, products):
+def test_each_sample_of_a_vmap_is_one_gradient(plan, backend):
     """The gradients, counters and random numbers of a loop over the samples."""
 
     def trained():
         model = network()
-        handle = lograd.attach(model, Plan.uniform(plan), products=products)
+        handle = lograd.attach(model, Plan.uniform(plan), backend=backend)
         F.cross_entropy(model(data()[0]), data()[1]).backward()
         handle.step()
         return model, handle

@@ -377,9 +377,9 @@ def test_compiled_code_is_counted_by_profile_and_left_alone_by_observe():
 def test_an_attached_model_has_the_work_of_the_plain_one():
     batches = image_batches(1)
     expected = lograd.profile(conv_net(), batches, F.cross_entropy).work
-    for products in ("dense", "sparse"):
+    for backend in ("dense", "sparse"):
         model = conv_net()
-        with lograd.attach(model, lograd.Plan.uniform("prune85"), products=products) as handle:
+        with lograd.attach(model, lograd.Plan.uniform("prune85"), backend=backend) as handle:
             for x, y in image_batches(2):
                 F.cross_entropy(model(x), y).backward()
                 handle.step()
