@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from networks import conv_net, image_batches, mlp, vector_batches
+from networks import conv_net, equal_states, image_batches, mlp, state_of, vector_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -22,14 +22,6 @@ from lograd.files import CannotRead
 from lograd.laws import FAMILIES, Empirical, LogNormal, ks_distance
 from lograd.laws.binned import fit_binned, ks_binned, rank_binned
 from lograd.profiling.profiles import MOST_STEPS
-
-
-def state_of(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def equal_states(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def references(model, x, y):

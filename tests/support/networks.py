@@ -38,3 +38,12 @@ def vector_batches(count: int, size: int = 16, seed: int = 0) -> list[tuple[Tens
         (torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
         for _ in range(count)
     ]
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's state_dict."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -27,7 +27,7 @@ from lograd.training import Config, checkpoint, resume
 from lograd.training.loop import load_work
 from lograd.training.session import Session
 
-FIRST = Path(__file__).parent / "data" / "first"
+FIRST = Path(__file__).parents[1] / "saved" / "first"
 """Files as they were written before there were checksums."""
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from networks import conv_net, image_batches, mlp, vector_batches
+from networks import conv_net, equal_states, image_batches, mlp, state_of, vector_batches
 from scipy import optimize
-from test_profile import equal_states, state_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
