@@ -24,8 +24,8 @@ from models import Case, Encoder, Way, progress
 from timing import machine, markdown, versions, write
 from torch import nn
 
+from lograd.engine.multiply import Backend
 from lograd.models import CifarResNet
-from lograd.multiplying import Backend
 from lograd.ops.sparse_products import release_workspace
 
 SPARSITY = 0.85

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lograd
-from lograd.profiling import Profile
+from lograd.profiles import Profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from timing import markdown

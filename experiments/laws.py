@@ -33,7 +33,7 @@ from lograd import data as embedded
 from lograd.laws import Empirical, HalfNormal, Law, LogNormal
 from lograd.laws.binned import try_binned
 from lograd.models import CharTransformer, CifarResNet, Vgg
-from lograd.profiling import LayerProfile
+from lograd.profiles import LayerProfile
 from lograd.theory import sparsity, threshold
 
 TARGET = 0.85

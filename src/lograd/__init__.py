@@ -14,9 +14,9 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if _typing.TYPE_CHECKING:
     from . import ops, sparse, treatments
-    from .attaching import Handle, attach
+    from .attachment import Handle, attach
     from .plan import LayerPlan, Plan
-    from .profiling import Profile, observe, profile
+    from .profiles import Profile, observe, profile
 
 __version__ = "0.1.0"
 
@@ -49,13 +49,13 @@ __all__ = [
 
 # Public names that need torch, which takes a second to import; the theory does not.
 _ON_FIRST_USE = {
-    "Handle": "lograd.attaching",
+    "Handle": "lograd.attachment",
     "LayerPlan": "lograd.plan",
     "Plan": "lograd.plan",
-    "Profile": "lograd.profiling",
-    "attach": "lograd.attaching",
-    "observe": "lograd.profiling",
-    "profile": "lograd.profiling",
+    "Profile": "lograd.profiles",
+    "attach": "lograd.attachment",
+    "observe": "lograd.profiles",
+    "profile": "lograd.profiles",
 }
 
 

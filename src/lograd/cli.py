@@ -135,9 +135,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Compute a table or figure of the papers anew, the paper's value beside ours."""
+    from .papers import REPRODUCTIONS
+    from .papers.result import text
     from .report import Page, check_folder
-    from .reproduce import REPRODUCTIONS
-    from .reproduce.result import text
 
     names = list(REPRODUCTIONS) if name == "all" else [name]
     if unknown := [one for one in names if one not in REPRODUCTIONS]:

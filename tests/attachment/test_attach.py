@@ -10,11 +10,11 @@ from torch import nn
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
-from lograd.differentiating import DoubleBackward
+from lograd.attachment.refresh import Drift
+from lograd.engine.autograd import DoubleBackward
+from lograd.engine.site import TreatedLayer
 from lograd.errors import LogradWarning
 from lograd.plan import LayerPlan
-from lograd.refreshing import Drift
-from lograd.treating import TreatedLayer
 from lograd.treatments import Prune, Quantize, recipe
 
 IDENTITY = Plan.uniform("identity")

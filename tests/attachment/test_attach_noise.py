@@ -8,7 +8,8 @@ from torch import nn
 from zoo import ZOO
 
 import lograd
-from lograd import Plan, amplifying
+from lograd import Plan
+from lograd.attachment import guard as amplifying
 from lograd.errors import LogradWarning
 from lograd.models import CifarResNet
 from lograd.plan import LayerPlan

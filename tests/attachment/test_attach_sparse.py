@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd import InvalidValue, Plan, multiplying
-from lograd.multiplying import DENSE, SPARSE, UNDECIDED, work_of_element
+from lograd import InvalidValue, Plan
+from lograd.engine import multiply as multiplying
+from lograd.engine.multiply import DENSE, SPARSE, UNDECIDED, work_of_element
 from lograd.plan import LayerPlan
 from lograd.treatments import recipe
 
@@ -135,7 +136,7 @@ def times(monkeypatch):
     def faster(dense, sparse):
         said["asked"] += 1
         dense(), sparse()
-        return lograd.sparse.choosing.Times(said["dense"], said["sparse"])
+        return lograd.engine.choice.Times(said["dense"], said["sparse"])
 
     monkeypatch.setattr(multiplying, "faster", faster)
     monkeypatch.setattr(multiplying, "LEAST_WORK", 0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lograd
-from lograd.slots import COUNTERS
+from lograd.engine.slots import COUNTERS
 from lograd.treatments import apply, mixes, recipe
 
 

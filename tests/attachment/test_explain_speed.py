@@ -9,9 +9,9 @@ from torch import nn
 
 import lograd
 from lograd import Plan
-from lograd.clock import BACKWARD, RECENT, StepClock
-from lograd.multiplying import DENSE_TIME, MODE, SPARSE, SPARSE_TIME, ZEROS
-from lograd.saving import Saving, saving
+from lograd.attachment.speed import Saving, saving
+from lograd.engine.clock import BACKWARD, RECENT, StepClock
+from lograd.engine.multiply import DENSE_TIME, MODE, SPARSE, SPARSE_TIME, ZEROS
 
 TIMES = re.compile(r"(backward|step) ([\d.]+) times faster \(measured \1 ([\d.]+) ms; .*? would take ([\d.]+) ms\)")
 
@@ -123,7 +123,7 @@ def test_steps_that_time_products_and_steps_without_backward_do_not_count():
 def test_the_median_is_that_of_recent_steps(monkeypatch):
     clock = StepClock()
     now = iter(range(0, 10**9, 10**6))
-    monkeypatch.setattr("lograd.clock.time.perf_counter_ns", lambda: next(now))
+    monkeypatch.setattr("lograd.engine.clock.time.perf_counter_ns", lambda: next(now))
     monkeypatch.setattr(BACKWARD, "read", lambda: 0.25)
     for _ in range(3 * RECENT):
         clock.step()

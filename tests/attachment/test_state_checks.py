@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Plan
-from lograd.files import CannotRead
-from lograd.states import digest
+from lograd.attachment.state import digest
+from lograd.files.whole import CannotRead
 from lograd.training import Config
 from lograd.training.loop import load_work
 from lograd.training.session import Session

@@ -12,8 +12,8 @@ import pytest
 import lograd
 from lograd.citation import citations
 from lograd.formats import CATALOGUE
-from lograd.reproduce import REPRODUCTIONS
-from lograd.reproduce.pruning import CUT
+from lograd.papers import REPRODUCTIONS
+from lograd.papers.pruning import CUT
 
 COMMANDS = ["profile", "plan", "train", "compare", "demo", "formats", "reproduce", "env", "cite"]
 

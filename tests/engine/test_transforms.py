@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, line
 
 import lograd
 from lograd import InvalidValue, Plan
-from lograd.differentiating import DoubleBackward
+from lograd.engine.autograd import DoubleBackward
 from lograd.errors import LogradWarning
 
 IDENTITY = Plan.uniform("identity")

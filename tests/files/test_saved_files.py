@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Plan, Profile
+from lograd.engine.slots import all_counters
 from lograd.errors import LogradWarning
-from lograd.files import CannotRead
-from lograd.seals import check_seal, sealed
-from lograd.slots import all_counters
+from lograd.files.seals import check_seal, sealed
+from lograd.files.whole import CannotRead
 from lograd.training import Config, checkpoint, resume
 from lograd.training.loop import load_work
 from lograd.training.session import Session

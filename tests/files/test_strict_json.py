@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import REFUSED, attempt, nested
 
 from lograd import InvalidValue
-from lograd.strict_json import DEEPEST, depth, parse
+from lograd.files.strict_json import DEEPEST, depth, parse
 
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 PLAIN = nested(st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False, allow_infinity=False) | st.text())

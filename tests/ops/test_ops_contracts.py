@@ -14,11 +14,11 @@ from torch import Tensor
 
 import lograd
 from lograd import FloatFormat, InvalidValue, native, ops, treating  # noqa: F401  with its operators
+from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
 from lograd.ops.grid import arguments_of
 from lograd.ops.histogram import SLOTS
 from lograd.ops.library import contracts
-from lograd.slots import COUNTERS
 from lograd.treatments import Prune, to_json
 
 SOURCE = Path(lograd.__file__).parent

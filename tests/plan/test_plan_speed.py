@@ -16,13 +16,13 @@ from zoo import torchvision
 
 import lograd
 from lograd import Plan, Profile, theory
+from lograd.engine.multiply import LEAST_WORK, why_dense
 from lograd.errors import InvalidValue, LogradWarning
-from lograd.multiplying import LEAST_WORK, why_dense
 from lograd.plan import forecast
 from lograd.plan.forecast import Forecast
-from lograd.profiling import whatif
-from lograd.profiling.gaining import why_no_gain
-from lograd.profiling.growing import noise_by_layer
+from lograd.profiles import whatif
+from lograd.profiles.gaining import why_no_gain
+from lograd.profiles.growing import noise_by_layer
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise
 
@@ -165,7 +165,7 @@ def test_a_profile_keeps_what_the_rule_needs(profile, tmp_path, monkeypatch):
     loaded = Profile.load(path)
     assert (loaded["4"].groups, loaded["12"].transposed, loaded["2"].groups) == (32, True, 1)
     assert loaded.layers == profile.layers
-    from lograd.profiling import archive
+    from lograd.profiles import archive
 
     def without(layer, describe=archive._describe):
         return {key: value for key, value in describe(layer).items() if key not in ("groups", "transposed")}
@@ -278,7 +278,7 @@ def test_a_layer_without_a_good_format_is_kept(profile, monkeypatch):
     real = whatif.recommended_format
     law = profile["4"].law
     monkeypatch.setattr(
-        "lograd.profiling.planning.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
+        "lograd.profiles.planning.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
     )
     plan = profile.plan(bits="recommended")
     assert plan.kept["4"] == whatif.NO_FORMAT

@@ -15,8 +15,8 @@ import lograd
 from lograd import InvalidValue, Plan
 from lograd.laws import HalfNormal, LogNormal
 from lograd.plan import LayerPlan
-from lograd.simulate import Estimate
 from lograd.theory import Propagation, allocate_by_noise, noise_to_signal, threshold
+from lograd.theory.simulate import Estimate
 from lograd.treatments import Prune
 
 # -- theory --

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Profile
-from lograd.archives import read_arrays
-from lograd.files import CannotRead
+from lograd.files.archives import read_arrays
+from lograd.files.whole import CannotRead
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_a_bomb_gets_no_memory(tmp_path):
     assert (tmp_path / "bomb.npz").stat().st_size < 300_000
     code = """
 import resource, sys
-import lograd.profiling.profiles as profiles
+import lograd.profiles.profiles as profiles
 used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, used + 100 * 2**20))
 try:

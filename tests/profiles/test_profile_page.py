@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.files import CannotWrite
-from lograd.profiling import whatif
+from lograd.files.whole import CannotWrite
+from lograd.profiles import whatif
 from lograd.report import Page
 from lograd.treatments.verdicts import GOOD_COSINE
 

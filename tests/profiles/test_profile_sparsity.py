@@ -18,7 +18,7 @@ import lograd
 from lograd.cli import app
 from lograd.ops import stochastic_prune
 from lograd.plan import Plan
-from lograd.profiling.sparsity import SPARSITIES, USUAL, together, zeros_of, zeros_of_all
+from lograd.profiles.sparsity import SPARSITIES, USUAL, together, zeros_of, zeros_of_all
 from lograd.theory import threshold
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict
 

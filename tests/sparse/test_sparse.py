@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import native, ops
+from lograd.engine.choice import Times, faster, unserved, unserved_here
 from lograd.errors import LogradError
 from lograd.sparse import choosing, functional
-from lograd.sparse.choosing import Times, faster, unserved, unserved_here
 
 Call = Any
 

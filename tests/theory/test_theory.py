@@ -11,7 +11,6 @@ from scipy.special import erf
 from lograd import FloatFormat, IdealFormat, IntFormat, InvalidType, InvalidValue, MomentDoesNotExist
 from lograd.formats import CATALOGUE
 from lograd.laws import Empirical, Exponential, HalfCauchy, HalfNormal, LogLaplace, LogNormal, Truncated, Uniform
-from lograd.simulate import prune, quantize
 from lograd.theory import (
     allocate,
     atp_sparsity,
@@ -34,6 +33,7 @@ from lograd.theory import (
     thresholds_for,
     topk_sparsity,
 )
+from lograd.theory.simulate import prune, quantize
 
 LAWS = [
     LogNormal(-3.0, 0.5),

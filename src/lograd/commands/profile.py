@@ -109,7 +109,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _row(layer: Any) -> dict[str, Any]:
     from ..laws import HalfNormal, LogNormal
-    from ..profiling.sparsity import zeros_of
+    from ..profiles.sparsity import zeros_of
 
     numbers: dict[str, Any] = {
         "zeros": layer.zero_share,

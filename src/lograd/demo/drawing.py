@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import simulate
 from ..laws import Empirical, Law
 from ..laws.binned import try_binned
 from ..report import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
-from ..theory import float_formats, relative_error, scale
+from ..theory import float_formats, relative_error, scale, simulate
 from .findings import BITS, LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, TARGET, WAYS, Finding, Layer
 from .racing import Run
 from .tasks import Task

@@ -15,10 +15,10 @@ from typing import Any, final
 
 from torch import nn
 
-from ..attaching import Handle, attach
-from ..counting import Count
+from ..attachment.counters import Count
+from ..attachment.handle import Handle, attach
 from ..plan import Plan
-from ..profiling import Profile, observe
+from ..profiles import Profile, observe
 from ..report.progress import Advance
 from .tasks import Batch, Task
 

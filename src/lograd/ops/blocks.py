@@ -30,14 +30,7 @@ from .arguments import Counted, Scalar, check_codes, check_floats, check_out, ke
 from .grid import Grid, grid_of
 from .library import COUNTS, FLOAT_TYPES, call, register
 from .packed import Coding, Rounding, check_dtype
-from .registration import (
-    empty_for,
-    in_layout_of,
-    narrowed,
-    register_with_out,
-    rows_and_columns,
-    text_of,
-)
+from .registration import empty_for, in_layout_of, narrowed, register_with_out, rows_and_columns, text_of
 
 Variant = Literal["standard", "unbiased"]
 _LIMIT = "quantize_blocks takes formats whose scale"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
-from ..checks import check_number, check_object, check_whole
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..files.checks import check_number, check_object, check_whole
 from ..formats.values import check_width
 from ..treatments import (
     Prediction,

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, final
 
-from .. import strict_json
-from ..checks import check_text
 from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, plural, sentence
-from ..files import read_file, replace_file
+from ..files import strict_json
+from ..files.checks import check_text
+from ..files.seals import checksum_of_json
+from ..files.whole import read_file, replace_file
 from ..formats import Format
 from ..report import TextTable, text_table
-from ..seals import checksum_of_json
 from ..treatments import Statistics, describe, recipe
 from ..treatments.prune import PruningLaw
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict

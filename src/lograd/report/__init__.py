@@ -3,7 +3,7 @@
 No plotting library, no script, no network.
 """
 
-from ..files import CannotWrite, check_folder
+from ..files.whole import CannotWrite, check_folder
 from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
 from .page import Page, Tile
 from .text import TextTable, text_table

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import InvalidValue, sentence
-from ..files import replace_file
+from ..files.whole import replace_file
 from .chart import CHART_CSS, Chart, escape, number, text_width
 
 _PAGE_CSS = """

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..differentiating import Gradients, Need, differentiable
-from ..gradients import cast_as_autocast_would
+from ..engine.autograd import Gradients, Need, differentiable
+from ..engine.forms import cast_as_autocast_would
 from ..ops.arguments import Scalar, key_of, scalar
 from ..ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
 from .threshold import Pruning

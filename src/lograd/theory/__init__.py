@@ -4,14 +4,7 @@ Identities in partial moments only; no function here names a law, but for Eq. 4,
 """
 
 from .allocation import allocate, thresholds_for
-from .error import (
-    best_format,
-    float_formats,
-    format_errors,
-    lognormal_relative_error,
-    relative_error,
-    squared_error,
-)
+from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import InvalidValue
-from ..checks import check_number, check_object, check_one_of, check_text, check_whole
 from ..errors import sentence
+from ..files.checks import check_number, check_object, check_one_of, check_text, check_whole
 
 KINDS = ("train", "test")
 STATUSES = ("finished", "diverged")

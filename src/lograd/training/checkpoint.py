@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import InvalidValue, LogradError
-from ..checks import check_number, check_object, check_whole
 from ..errors import sentence
-from ..files import CannotRead, read_file, replace_file
-from ..seals import check_seal, sealed
+from ..files.checks import check_number, check_object, check_whole
+from ..files.seals import check_seal, sealed
+from ..files.whole import CannotRead, read_file, replace_file
 from .measuring import Interval
 
 VERSION = 1

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import InvalidValue
-from ..checks import check_object, check_whole
 from ..errors import LogradWarning
+from ..files.checks import check_object, check_whole
 from .loading import Made, own_words
 from .randomness import RandomState, mixed, seed_all
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from .. import InvalidValue
-from ..archives import read_arrays
-from ..files import CannotRead
+from ..files.archives import read_arrays
+from ..files.whole import CannotRead
 from .data import AUGMENTATION, Batch, Dataset, fingerprint, warn_of_new_classes
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")

@@ -8,8 +8,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from ..checks import check_number, check_object
 from ..errors import InvalidType, InvalidValue, sentence
+from ..files.checks import check_number, check_object
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE, bin_of
 from ..laws.law import Values

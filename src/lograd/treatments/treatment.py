@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..checks import check_flag, check_number, check_object, check_text, check_whole
 from ..errors import InvalidValue, nearest_name, sentence
+from ..files.checks import check_flag, check_number, check_object, check_text, check_whole
 from ..laws.law import Values
 from .statistics import Statistics
 

@@ -1,0 +1,139 @@
+"""What an attached plan does to each layer, in words; never silent about a layer that it leaves alone."""
+
+from __future__ import annotations
+
+from typing import final
+
+from rich.text import Text
+from torch import nn
+
+from ..engine.site import Product, TreatedLayer
+from ..engine.slots import NANOSECONDS, READY
+from ..errors import plural
+from ..plan import Plan
+from ..treatments import Numbers, Treatment
+from ..treatments.verdicts import verdict
+from .counters import Count, read_counters
+from .guard import Growth
+from .refresh import Cost, LayerStatistics
+from .speed import Saving
+from .swap import plain_name, unwrapped
+from .untreated import untreated_parts
+
+
+@final
+class Explanation(str):
+    """One line for each linear layer and convolution and for what is not treated, and a summary.
+
+    It is a string, with its parts beside it.
+    """
+
+    layers: dict[str, str]
+    summary: str
+
+    def __new__(cls, layers: dict[str, str], summary: str) -> Explanation:
+        width = max(map(len, layers), default=0)
+        lines = [*(f"{name:<{width}}  {text}" for name, text in layers.items()), summary]
+        made = super().__new__(cls, "\n".join(lines))
+        made.layers, made.summary = layers, summary
+        return made
+
+    def __repr__(self) -> str:
+        return self[:]
+
+    def __rich__(self) -> Text:
+        return Text(self[:])  # layer names may hold brackets, which are no markup
+
+    def __reduce__(self) -> tuple[type[Explanation], tuple[dict[str, str], str]]:
+        return Explanation, (self.layers, self.summary)
+
+
+def explain(
+    model: nn.Module,
+    layers: dict[str, TreatedLayer],
+    statistics: dict[str, LayerStatistics],
+    skipped: dict[str, str],
+    steps: int,
+    cost: Cost,
+    loss_scale: float,
+    growth: Growth | None,
+    start: int,
+    plan: Plan,
+    saved: Saving | None,
+) -> Explanation:
+    counts = read_counters(layers)
+    lines: dict[str, str] = {}
+    step = plan.step
+    left = untreated_parts(model, step)
+    for name in (plain_name(name) for name, _ in unwrapped(model).named_modules()):
+        if name in layers:
+            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
+            if steps < start:
+                lines[name] += f"; treated from step {start} on"
+        elif name in skipped:
+            lines[name] = skipped[name]
+        for part in left.pop(name, ()):
+            lines[part.name] = part.words(step)
+    lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
+    total = counts.total
+    milliseconds = cost.milliseconds + sum(int(layer.seen[NANOSECONDS]) for layer in layers.values()) / 1e6
+    summary = (
+        f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
+        f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
+    )
+    if cost.refreshes:
+        each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
+        summary += (
+            f"; {cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+            f"{milliseconds / max(steps, 1):.2f} ms a step on average"
+        )
+    if step is not None:
+        summary += f".\n{step.division(plan.work)}"
+    if saved is not None:
+        summary += f".\n{saved.words()}"
+    if growth is not None:
+        summary += f".\nWarning: {growth}"
+    return Explanation(lines, summary + ".")
+
+
+def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
+    text = "; ".join(
+        ("" if side == "both" else f"{side}: ") + _product(product, bool(layer.control[READY]))
+        for side, product in (layer.products | layer.operands_by_name).items()
+    )
+    if statistics is None:
+        return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
+    if not count.passes:
+        if steps:
+            return (
+                f"{text}; but no gradient came by: its forward did not run (a parent such as nn.MultiheadAttention "
+                "uses its weight directly), or nothing needed its gradient"
+            )
+        return f"{text}; waits for its first gradient"
+    if statistics.problem:
+        text += f"; the last statistics were of no use: {statistics.problem}"
+    if not layer.control[READY]:
+        return f"{text}; passes through until handle.step() has statistics"
+    text += f"; {count.sparsity:.1%} zeros so far"
+    if layer.why_dense:
+        text += f", dense products: {layer.why_dense}"
+    if statistics.table is None:
+        return text
+    predicted = statistics.predictions(loss_scale)
+    cosine = " and ".join(
+        "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
+    )
+    return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
+
+
+def _product(product: Product, ready: bool) -> str:
+    numbers = product.numbers_and_memory() if ready else product.remembered()
+    text = ", then ".join(
+        _treatment(treatment, values) for treatment, values in zip(product.treatments, numbers, strict=True)
+    )
+    return text if product.choice is None else f"{text}, {product.choice.words()}"
+
+
+def _treatment(treatment: Treatment, numbers: Numbers) -> str:
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    return f"{treatment} ({shown})" if shown else str(treatment)

@@ -1,0 +1,390 @@
+"""Train with a plan: `attach` swaps the classes of the layers to treat, and returns the handle that undoes it.
+
+The model keeps its parameters, names and state_dict.  All that changes during training is in the handle.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..engine.clock import StepClock
+from ..engine.multiply import Backend, check_backend, renamed, why_dense, work_of_element
+from ..engine.site import TENSORS, Product, TreatedLayer
+from ..engine.slots import CPU
+from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
+from ..formats.values import check_width
+from ..ops.library import transforming
+from ..ops.sparse_products import release_workspace
+from ..plan import LayerPlan, Plan
+from ..treatments import Quantize
+from . import explain as explaining
+from . import state as states
+from .counters import Counters, read_counters
+from .explain import Explanation
+from .guard import Growth, exploded
+from .refresh import Cost, LayerStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
+from .speed import saving
+from .swap import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap, unwrapped
+
+
+def attach(
+    model: nn.Module,
+    plan: Plan,
+    seed: int = 0,
+    *,
+    refresh: Refresh = 10,
+    backend: Backend = "auto",
+    loss_scale: float | None = None,
+    start: int = 0,
+    products: Backend | None = None,
+) -> Handle:
+    """Carry out a plan, in place, from the next forward on.
+
+    Call `handle.step()` after each optimizer step.  The first step only takes statistics; from the second on gradients
+    are treated.
+
+    Args:
+        model: any module; one that is compiled, or wrapped in DistributedDataParallel, too.
+        plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
+        seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
+            ranks draw independent noise.
+        refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
+            often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
+            (`Drift`).  The last two take them in each of the first twenty steps as well.
+        backend: how the products of pruned gradients are computed: "auto" times dense and sparse products of each layer
+            once, on its own shapes and zeros, takes the faster, and times again when the share of zeros has changed by
+            a tenth.  The two sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense"
+            are repeatable.
+        loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
+        start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
+            passes noise on from layer to layer far more than after a hundred steps.
+        products: the former name of `backend`.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+    if not isinstance(plan, Plan):
+        raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise InvalidType(sentence("seed", seed, "a whole number"))
+    if transforming():
+        raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
+    if products is not None:
+        backend = renamed(products, backend)
+    modules = candidates(model)
+    if any(catcher_of(module) is not None for module in modules.values()):
+        raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
+    for name in (*plan.layers, *plan.kept):
+        if name not in modules:
+            raise InvalidValue(
+                f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
+                f"{nearest_name(name, modules)}"
+            )
+    handle = Handle(
+        model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
+        check_loss_scale(loss_scale), check_width("start", start, 0, 2**62),
+    )  # fmt: skip
+    _say_what_is_missing(plan, handle)
+    _say_what_is_useless(plan, loss_scale)
+    return handle
+
+
+@final
+class Handle:
+    """An attached plan.  `with attach(...) as handle:` removes it at the end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        seed: int,
+        refresh: Refresh,
+        modules: dict[str, nn.Module],
+        backend: Backend,
+        loss_scale: float | None,
+        start: int,
+    ) -> None:
+        self.model, self.plan, self.seed, self.refresh, self.start = model, plan, seed, refresh, start
+        self.steps = 0
+        """Steps that `step` has counted."""
+        self.cost = Cost()
+        self.skipped: dict[str, str] = {}
+        """Layers that are left alone, and why."""
+        self.layers: dict[str, TreatedLayer] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._statistics: dict[str, LayerStatistics] = {}
+        self._loss_scale = loss_scale
+        self._last_collected = 0
+        self._copy_was_said = False
+        self._clock = StepClock()
+        self._growth: Growth | None = None
+        """What was warned of."""
+        for name, module, layer in self._chosen(modules):
+            device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
+            self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
+            self.layers[name].choose(backend, why_dense(module))
+            if layer.input or layer.weight:
+                self._statistics[name] = LayerStatistics(self.layers[name], layer.masked, work_of_element(module))
+        self._wait_or_begin()
+        self._collect()
+        self._set_keys()
+        for name, module in self._modules.items():
+            swap(module, self.layers[name])
+
+    def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
+        """The layers to swap; the rest go to `skipped` with the reason."""
+        planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}
+        kept = {id(modules[name]): reason for name, reason in self.plan.kept.items()}
+        names: dict[int, str] = {}
+        for name, module in modules.items():
+            names.setdefault(id(module), name)  # a module that is used twice has several names and one entry
+        chosen = []
+        for key, name in names.items():
+            module, layer = modules[name], planned.get(key, self.plan.every)
+            reason = reason_not_supported(module)
+            if key in kept:
+                self.skipped[name] = f"kept: {kept[key]}"
+            elif layer is None:
+                self.skipped[name] = "not in the plan"
+            elif reason is not None:
+                self.skipped[name] = f"not supported: {reason}"
+            else:
+                chosen.append((name, module, layer))
+        return chosen
+
+    def __repr__(self) -> str:
+        what = f"{plural(len(self.layers), 'layer')} of {type(unwrapped(self.model)).__name__}"
+        zeros = f", {total.sparsity:.1%} zeros" if (total := self.counters().total).treated else ""
+        return f"Handle({what}, step {self.steps:,}{zeros}{'' if self._modules else ', removed'})"
+
+    # -- training --
+
+    def step(self, *, loss_scale: float | None = None) -> None:
+        """Count a step: fresh random numbers, and new numbers for the treatments where statistics were due.
+
+        Args:
+            loss_scale: under loss scaling, the scale of the next step (`scaler.get_scale()` after `scaler.update()`).
+                Thresholds and scales then follow it; without it they lag until the next refresh.
+        """
+        loss_scale = check_loss_scale(loss_scale)
+        self._clock.step()
+        before = self._loss_scale or loss_scale or 1.0
+        after = loss_scale or before
+        refreshes = self.cost.refreshes
+        for statistics in self._statistics.values():
+            if after != before:
+                statistics.rescale(before, after)
+            statistics.deliver(self.steps, before, after, self.refresh, self.cost)
+        if self.cost.refreshes > refreshes:
+            self.cost.steps += 1
+            share_out(list(self._statistics.values()), after)
+            for layer in self.layers.values():
+                layer.reconsider()
+            self._say_what_explodes()
+        if any(layer.sparse for layer in self.layers.values()):
+            release_workspace()  # the next forward needs the memory more
+        self._loss_scale = loss_scale or self._loss_scale
+        self.steps += 1
+        if self.steps == self.start:
+            self._wait_or_begin()
+        first = self._first_collected
+        if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
+            self._collect(sample)
+        self._set_keys()
+
+    def _say_what_explodes(self) -> None:
+        """Warn once."""
+        if self._growth is None:
+            self._growth = exploded(self._statistics, self.steps, self._first_collected)
+            if self._growth is not None:
+                warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
+
+    def epoch(self) -> None:
+        """Mark an epoch: with refresh="epoch", the next step takes statistics."""
+        if self.refresh == "epoch":
+            self._collect()
+
+    def _wait_or_begin(self) -> None:
+        for layer in self.layers.values():
+            layer.begin() if self.steps >= self.start else layer.wait()
+
+    @property
+    def _first_collected(self) -> int:
+        """The first step that takes statistics: the last that is not treated."""
+        return max(self.start - 1, 0)
+
+    def _collect(self, sample: float = 1.0) -> None:
+        if self.steps < self._first_collected:
+            return
+        self._last_collected = self.steps
+        for statistics in self._statistics.values():
+            if not statistics.collecting:
+                statistics.collect(sample)
+
+    def _products(self) -> list[tuple[int, Product]]:
+        """Every distinct product with a number of its own."""
+        return [
+            (len(TENSORS) * index + TENSORS.index(side), product)
+            for index, layer in enumerate(self.layers.values())
+            for side, product in (layer.products | layer.operands_by_name).items()
+        ]
+
+    def _set_keys(self) -> None:
+        products = self._products()
+        distributed = torch.distributed
+        ready = distributed.is_available() and distributed.is_initialized()
+        common = mix(mix(np.uint64(self.seed % 2**64)) + np.uint64(distributed.get_rank() if ready else 0))
+        seeds = mix(mix(common + np.array([number for number, _ in products], dtype=np.uint64)) + np.uint64(self.steps))
+        for (_, product), seed in zip(products, seeds.view(np.int64).tolist(), strict=True):
+            product.key.copy_(torch.tensor([seed, 0], device=CPU))
+
+    # -- what happened --
+
+    def counters(self) -> Counters:
+        """What was counted since `attach`, exactly."""
+        return read_counters(self.layers)
+
+    def explain(self) -> Explanation:
+        """What is applied to each layer with its current numbers, or why nothing is; print it."""
+        return explaining.explain(
+            self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
+            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
+        )  # fmt: skip
+
+    # -- saving and undoing --
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs beside model and optimizer, as tensors and plain values."""
+        state: dict[str, Any] = {
+            "version": states.VERSION,
+            "plan": self.plan.hash(),
+            "seed": self.seed,
+            "steps": self.steps,
+            "start": self.start,
+            "last_collected": self._last_collected,
+            "loss_scale": self._loss_scale or 0.0,
+            "growth": [] if self._growth is None else list(self._growth),
+            "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
+            "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
+            "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
+        }
+        return state | {"checksums": states.checksums(state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up.
+
+        All of the state is checked first: one that was damaged, or does not fit, is refused and changes nothing.
+        """
+        self.check_state_dict(state)
+        self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
+        self._loss_scale = state["loss_scale"] or None
+        self.cost = Cost(*state["cost"])
+        self.start = state.get("start", self.start)
+        self._growth = Growth(*state["growth"]) if state.get("growth") else None
+        self._set_keys()  # for the layers that the state does not have
+        for name, tensors in state["layers"].items():
+            self.layers[name].load(tensors)
+        for name, statistics in state["statistics"].items():
+            self._statistics[name].load(statistics)
+        self._wait_or_begin()
+        for statistics in self._statistics.values():
+            if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
+                statistics.collect()
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what `load_state_dict` would raise, and change nothing: for whoever restores several things at once."""
+        states.check_state(state, self.plan.hash(), self.layers, self._statistics)
+
+    def remove(self) -> None:
+        """The model as it was, byte for byte.  Counters and explanation stay."""
+        for name, module in self._modules.items():
+            if (reason := reason_not_restored(module)) is not None:
+                raise InvalidValue(f"layer {name!r} cannot be given back: {reason}; set back its class first.")
+        modules, self._modules = self._modules, {}
+        for module in modules.values():
+            restore(module)
+        total = self.counters().total
+        # Where step() was never called, only the gradients that came by tell how far the run was.
+        begun = self.steps > self.start or (
+            not self.steps and any(int(layer.seen[0]) > self.start for layer in self.layers.values())
+        )
+        if modules and total.passed_through and not total.treated and begun:
+            warnings.warn(
+                f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
+                f"called {plural(self.steps, 'time')}; call it after each optimizer step.",
+                LogradWarning,
+                stacklevel=2,
+            )
+        elif modules and self.steps and not total.passes:
+            warnings.warn(
+                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to "
+                "the copy.",
+                LogradWarning,
+                stacklevel=2,
+            )
+
+    def copied(self) -> None:
+        """A layer is being copied or pickled: say once that the copy is plain."""
+        if not self._copy_was_said:
+            self._copy_was_said = True
+            warnings.warn(
+                "a copy or pickle of an attached model is a plain model; attach the plan to the copy as well if it is "
+                "to train with it.",
+                LogradWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
+    """A format that overflows at the scale of the loss loses nearly all where the loss is not scaled."""
+    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    for one in (one for layer in layers for one in (*layer.input, *layer.weight)):
+        if loss_scale is None and isinstance(one, Quantize) and one.overflow == "infinity":
+            warnings.warn(
+                f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
+                "give attach(..., loss_scale=scaler.get_scale()).",
+                LogradWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
+    """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
+    if not handle.layers and (plan.layers or plan.every is not None):
+        found: dict[str, str] = {}
+        for name, reason in handle.skipped.items():
+            found.setdefault(reason, f"{name!r} is {reason}")
+        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
+        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
+    if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
+        name, reason = next(iter(left.items()))
+        warnings.warn(
+            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
+            "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
+
+
+def mix(x: Any) -> Any:
+    """The finaliser of SplitMix64: 64 bits that depend on all 64 bits of x."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

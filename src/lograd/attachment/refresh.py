@@ -1,0 +1,248 @@
+"""When a treated layer's statistics are taken anew, and what follows from them: the numbers of its treatments.
+
+A histogram is taken inside the backward; the law is fitted between two steps.
+"""
+
+from __future__ import annotations
+
+import numbers
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from ..engine.site import TreatedLayer
+from ..engine.slots import CPU, READY, STRIDE
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..ops import LogHistogram
+from ..ops.histogram import BINS
+from ..theory import allocate
+from ..treatments import Prediction, Prune, Statistics, numbers_of, predict
+
+EARLY_STEPS = 20
+"""In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
+LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
+"""What one layer is given at least and at most of a sparsity that several share."""
+SMALLEST_SAMPLE = 4096
+"""Elements: a smaller sample of a gradient says nothing about drift."""
+
+
+@final
+@dataclass(frozen=True)
+class Drift:
+    """Statistics anew when the gradient has changed.
+
+    Every `every` steps the histogram of a share `sample` of each gradient is compared with the one in force.  Where
+    their Kolmogorov-Smirnov distance exceeds `bound`, and the 1 % point of a sample of that size besides, the next
+    step takes a full one.
+    """
+
+    every: int = 50
+    bound: float = 0.05
+    sample: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.every, int) and self.every > 0 and 0 < self.bound < 1 and 0 < self.sample <= 1):
+            raise InvalidValue(sentence("Drift", self, "given every >= 1, 0 < bound < 1 and 0 < sample <= 1"))
+
+
+Refresh = int | Literal["epoch", "drift"] | Drift
+
+
+def check_refresh(refresh: Refresh) -> Refresh:
+    """The policy, "drift" as a Drift."""
+    if refresh == "drift":
+        return Drift()
+    whole = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
+    if not (whole or refresh == "epoch" or isinstance(refresh, Drift)):
+        raise InvalidValue(
+            sentence("refresh", refresh, "a number of steps, 'epoch', 'drift' or a Drift")
+            + nearest_name(str(refresh), ("epoch", "drift"))
+        )
+    return refresh
+
+
+def check_loss_scale(loss_scale: float | None) -> float | None:
+    if loss_scale is None:
+        return None
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
+        raise InvalidType(sentence("loss_scale", loss_scale, "a number, positive and finite"))
+    number = _in_float(loss_scale)
+    if not 0 < number < float("inf"):
+        raise InvalidValue(sentence("loss_scale", loss_scale, "positive and finite"))
+    return number
+
+
+def _in_float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
+
+
+def sample_due(policy: Refresh, steps: int, last: int) -> float:
+    """The share of the gradients of which step number `steps` takes the histogram; `last` is the step that took one.
+
+    A number of steps is reached gradually, as gradients settle: the interval is a twentieth of the run so far.
+    """
+    if isinstance(policy, int):
+        return float(steps - last >= min(policy, max(steps // EARLY_STEPS, 1)))
+    if steps < EARLY_STEPS:
+        return 1.0
+    return policy.sample if isinstance(policy, Drift) and steps % policy.every == 0 else 0.0
+
+
+@dataclass
+class Cost:
+    """What statistics have cost; reported, and never a reason for anything."""
+
+    steps: int = 0
+    """Steps that took any."""
+    refreshes: int = 0
+    """Laws fitted, of all layers together."""
+    milliseconds: float = 0.0
+    """Spent between steps; the histograms' own time is counted by the layers."""
+
+
+class LayerStatistics:
+    """The statistics of one layer and their history."""
+
+    def __init__(self, layer: TreatedLayer, masked: float, work: float) -> None:
+        self.layer = layer
+        self.masked = masked
+        self.work = work
+        """What an element of the gradient costs; a sparsity that layers share is one of work."""
+        self.table: Tensor | None = None
+        """The histogram behind the numbers in force."""
+        self.step = -1
+        """The step in which it was taken."""
+        self.loss_scale = 1.0
+        """The loss scale at that time."""
+        self.energy = self.first_energy = 0.0
+        """E[g^2] of that histogram and of the first one, without the loss scale."""
+        self.problem = ""
+        self.passed_over = False
+        """Whether the last histogram was that of a short step, and was not used."""
+        self.allotted: dict[Hashable, float] = {}
+        """This layer's part of a sparsity that several share."""
+
+    @property
+    def joint(self) -> list[Prune]:
+        """Treatments whose sparsity is shared with other layers."""
+        treatments = [one for product in self.layer.products.values() for one in product.treatments]
+        return [one for one in treatments if isinstance(one, Prune) and one.allocation == "cosine"]
+
+    @property
+    def collecting(self) -> bool:
+        return bool(self.layer.control[STRIDE])
+
+    def collect(self, sample: float = 1.0) -> None:
+        """Take a histogram in the backward passes of the next step, of all of the gradient or of a share."""
+        elements = 0 if self.table is None else int(self.table.sum())
+        sample = min(1.0, max(sample, SMALLEST_SAMPLE / max(elements, 1)))
+        self.layer.histogram.zero_()
+        self.layer.control[STRIDE] = round(1 / sample)
+
+    def statistics(self, loss_scale: float) -> Statistics:
+        """Of the last full histogram, as they would be under this loss scale."""
+        assert self.table is not None
+        taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted)
+        return taken.scaled(loss_scale / self.loss_scale)
+
+    def set_numbers(self, loss_scale: float) -> None:
+        statistics = self.statistics(loss_scale)
+        for product in self.layer.products.values():
+            product.set_numbers(numbers_of(product.treatments, statistics))
+        self.layer.control[READY] = 1
+
+    def rescale(self, before: float, after: float) -> None:
+        """The loss scale changes: so do the numbers in force, and what treatments remember."""
+        for product in self.layer.products.values():
+            product.rescale(after / before)
+        if self.table is not None:
+            self.set_numbers(after)
+
+    def predictions(self, loss_scale: float) -> dict[str, Prediction | None]:
+        """By product, from the histogram and the numbers in force; None where the law does not tell."""
+        statistics = self.statistics(loss_scale)
+        return {
+            name: predict(product.treatments, statistics, product.numbers_and_memory())
+            for name, product in self.layer.products.items()
+        }
+
+    def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
+        """Use the histogram that the step has taken, if it has; `before` and `after` it are the loss scales."""
+        delivered = self.layer.histogram
+        if not self.collecting or not bool(delivered.any()):
+            return
+        start = time.perf_counter()
+        sampled = int(self.layer.control[STRIDE]) > 1
+        self.problem = _problem(delivered)
+        short = not self.problem and not sampled and self._is_short(delivered)
+        if self.problem or short or (sampled and self._drifted(delivered, before, policy)):
+            self.passed_over = short
+            self.collect()
+        elif sampled:
+            self.layer.control[STRIDE] = 0
+        else:
+            self.layer.control[STRIDE] = 0
+            self.passed_over = False
+            self.table, self.step, self.loss_scale = delivered.clone(), step, before
+            self.energy = self.statistics(before).moment(2) / before**2
+            self.first_energy = self.first_energy or self.energy
+            self.set_numbers(after)
+            cost.refreshes += 1
+        cost.milliseconds += (time.perf_counter() - start) * 1e3
+
+    def _is_short(self, table: Tensor) -> bool:
+        """The last batch of an epoch is often short, and the mean over it makes its gradients larger: once, wait."""
+        if self.table is None or self.passed_over:
+            return False
+        return 4 * int(table.sum()) < 3 * int(self.table.sum())
+
+    def _drifted(self, sample: Tensor, loss_scale: float, policy: Refresh) -> bool:
+        assert isinstance(policy, Drift)
+        taken = Statistics(LogHistogram(sample).law())
+        noise = 1.63 / float(taken.elements) ** 0.5
+        return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
+
+    def state(self) -> dict[str, Any]:
+        table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
+        return {
+            "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
+            "allotted": [self.allotted.get(one, one.sparsity) for one in self.joint],
+            "energies": [self.energy, self.first_energy],
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        table = state["table"]
+        assert isinstance(table, Tensor)
+        self.table = table.clone().to(self.layer.histogram.device) if table.numel() else None
+        self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
+        self.passed_over = bool(state["passed_over"])
+        self.allotted = dict(zip(self.joint, state["allotted"], strict=True))
+        self.energy, self.first_energy = state.get("energies", (0.0, 0.0))
+
+
+def share_out(layers: Sequence[LayerStatistics], loss_scale: float) -> None:
+    """Split the sparsity that several layers share over them, and set their thresholds."""
+    known = [layer for layer in layers if layer.table is not None]
+    for treatment in {one: None for layer in known for one in layer.joint}:
+        sharing = [layer for layer in known if treatment in layer.joint]
+        found = [layer.statistics(loss_scale) for layer in sharing]
+        work = [one.elements * layer.work for one, layer in zip(found, sharing, strict=True)]
+        shares = allocate([one.law for one in found], work, treatment.sparsity, max_sparsity=MOST_SPARSE)
+        for layer, share in zip(sharing, shares.tolist(), strict=True):
+            layer.allotted[treatment] = min(max(share, LEAST_SPARSE), MOST_SPARSE)
+            layer.set_numbers(loss_scale)
+
+
+def _problem(table: Tensor) -> str:
+    """Why a histogram has no law; empty if it has one."""
+    zeros, nan, infinities = table[BINS:].tolist()
+    if nan or infinities:
+        return f"the gradient had {nan} NaN and {infinities} infinite elements"
+    return "" if bool(table[:BINS].any()) else f"all {zeros} elements of the gradient were zero"

@@ -1,0 +1,228 @@
+"""The state of a handle: checksums over what is saved, and all that must hold of it before any of it is loaded.
+
+A state is a dict that users put into checkpoints of their own, so its checksums are over contents and not over a file.
+Each layer has its own: a state may be loaded without some of its layers, which then start with a warm-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engine.multiply import MODE, SPARSE, TOO_SMALL, ZEROS
+from ..engine.site import TreatedLayer
+from ..engine.slots import COUNTERS, READY, all_counters
+from ..errors import InvalidValue, nearest_name, sentence
+from ..files.checks import MANY, check_number, check_object, check_text, check_whole
+from ..ops.histogram import SLOTS
+from .refresh import LayerStatistics
+
+VERSION = 2
+LONGEST = 2**62
+"""More steps than anybody makes, and below it whole numbers may still be added."""
+DAMAGED = "was changed or damaged after it was saved: its checksum does not match."
+PARTS = ("layers", "statistics")
+PLAIN = ("version", "plan", "seed", "steps", "last_collected", "loss_scale", "cost")
+LATER = ("start", "growth", "checksums")
+"""Fields that the first states of this version did not have."""
+
+
+# -- checksums --
+
+
+def checksums(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the plain values together, and of each layer's tensors and statistics."""
+    plain = {name: value for name, value in state.items() if name not in (*PARTS, "checksums")}
+    return {"plain": digest(plain)} | {
+        part: {name: digest(values) for name, values in state[part].items()} for part in PARTS
+    }
+
+
+def digest(value: Any) -> str:
+    """Hexadecimal digits that change with any bit of nested dicts, lists, plain values and tensors on any device."""
+    found = hashlib.sha256()
+    _add(found, value)
+    return found.hexdigest()
+
+
+def _add(found: hashlib._Hash, value: Any) -> None:
+    """Each part is preceded by its type and length, so that two different values never give the same bytes."""
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous()
+        _add_bytes(found, f"tensor {data.dtype} {tuple(data.shape)}", data.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, dict):
+        _add_bytes(found, f"dict {len(value)}", b"")
+        for name in sorted(value, key=str):  # whoever saves a state may sort it
+            _add(found, name)
+            _add(found, value[name])
+    elif isinstance(value, list | tuple):
+        _add_bytes(found, f"list {len(value)}", b"")
+        for item in value:
+            _add(found, item)
+    elif isinstance(value, float):
+        _add_bytes(found, "float", struct.pack("<d", value))
+    else:
+        _add_bytes(found, type(value).__name__, str(value).encode("utf-8", "surrogatepass"))
+
+
+def _add_bytes(found: hashlib._Hash, kind: str, content: Any) -> None:
+    found.update(f"{kind} {len(content)} ".encode())
+    found.update(content)
+
+
+# -- what must hold --
+
+
+class Range(NamedTuple):
+    """The smallest and largest element of a tensor, or of each of its slots."""
+
+    low: float | tuple[float, ...] = 0
+    high: float | tuple[float, ...] = LONGEST
+
+
+RANGES = {
+    "control": Range(high=(1, LONGEST)),
+    "seen": Range(),
+    "histogram": Range(high=MANY),
+    "numbers": Range(high=torch.finfo(torch.float32).max),
+    "key": Range(low=(-(2**63), 0), high=(2**63 - 1, 2**63 - 1)),
+    "state": Range(high=torch.finfo(torch.float64).max),
+    "counters": Range(),
+    "choice": Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6)),
+}
+"""By the last part of a tensor's name.  Thresholds, scales and what treatments remember are finite and not negative."""
+assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are of"
+
+
+def check_state(
+    state: Any, plan: str, layers: Mapping[str, TreatedLayer], statistics: Mapping[str, LayerStatistics]
+) -> None:
+    """Refuse, in one sentence, a state that is not whole or does not fit; nothing is changed here.
+
+    Args:
+        plan: the hash of the plan that is attached.
+        layers, statistics: those that the state is for.
+    """
+    version = state.get("version") if isinstance(state, dict) else None
+    if type(version) is not int or version != VERSION:
+        raise InvalidValue(f"this is not a handle's state of version {VERSION}; got version {str(version)[:60]}.")
+    check_object("a handle's state", state, (*PLAIN, *PARTS), LATER)
+    if state["plan"] != plan:
+        raise InvalidValue(
+            f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan}); attach the plan with "
+            "which it was saved."
+        )
+    for part, known in zip(PARTS, (layers, statistics), strict=True):
+        if not isinstance(state[part], dict):
+            raise InvalidValue(sentence(f"{part!r} of a handle's state", state[part], "an object with layer names"))
+        for name in state[part]:
+            if name not in known:
+                raise InvalidValue(
+                    f"the state has a layer {str(name)[:60]!r}, and the model has none of that name that is treated."
+                    f"{nearest_name(str(name)[:60], known)}"
+                )
+    _check_plain(state)
+    for name, tensors in state["layers"].items():
+        _check_tensors(name, tensors, layers[name])
+    for name, values in state["statistics"].items():
+        _check_statistics(name, values, statistics[name])
+    _check_sums(state)
+
+
+def _check_sums(state: dict[str, Any]) -> None:
+    if "checksums" not in state:
+        return  # saved before there were any
+    saved, found = state["checksums"], checksums(state)
+    check_object("the checksums of a handle's state", saved, ("plain", *PARTS))
+    if saved["plain"] != found["plain"]:
+        raise InvalidValue(f"the state {DAMAGED}")
+    for part in PARTS:
+        for name, digits in found[part].items():
+            if not isinstance(saved[part], dict) or saved[part].get(name) != digits:
+                raise InvalidValue(f"the state of layer {name!r} {DAMAGED}")
+
+
+def _check_plain(state: dict[str, Any]) -> None:
+    if type(state["seed"]) is not int:
+        raise InvalidValue(sentence("seed of a handle's state", state["seed"], "a whole number"))
+    steps = check_whole("steps of a handle's state", state["steps"], 0, LONGEST)
+    check_whole("last_collected of a handle's state", state["last_collected"], 0, steps)
+    check_whole("start of a handle's state", state.get("start", 0), 0, LONGEST)
+    check_number("loss_scale of a handle's state", state["loss_scale"], 0)
+    cost, growth = state["cost"], state.get("growth", [])
+    if not isinstance(cost, list | tuple) or len(cost) != 3:
+        raise InvalidValue(sentence("cost of a handle's state", cost, "steps, refreshes and milliseconds"))
+    for value in cost:
+        check_number("cost of a handle's state", value, 0)
+    if not isinstance(growth, list | tuple) or len(growth) not in (0, 4):
+        raise InvalidValue(sentence("growth of a handle's state", growth, "empty, or layer, factor, step and layers"))
+    if growth:
+        check_text("the layer of the growth", growth[0])
+        for value in growth[1:]:
+            check_number("growth of a handle's state", value, 0)
+
+
+def _check_tensors(name: str, tensors: Any, layer: TreatedLayer) -> None:
+    known = layer.tensors()
+    if not isinstance(tensors, dict):
+        raise InvalidValue(sentence(f"the state of layer {name!r}", tensors, "an object with tensors"))
+    # What was timed is optional: another handle may have had no choice, or this one has none.
+    if missing := {key for key in known if not key.endswith(".choice")} - tensors.keys():
+        raise InvalidValue(f"the state of layer {name!r} is not whole; it lacks {', '.join(sorted(missing))}.")
+    for key, tensor in tensors.items():
+        like = known.get(key)
+        if like is None and not str(key).endswith(".choice"):
+            raise InvalidValue(f"the state of layer {name!r} has {str(key)[:60]!r}, which the layer does not.")
+        kind = str(key).rpartition(".")[2]
+        if kind == "counters" and isinstance(tensor, Tensor) and tensor.dim() == 1:
+            tensor = all_counters(tensor)
+        like = torch.zeros(4, dtype=torch.int64) if like is None else like
+        _check_tensor(f"{key} of layer {name!r}", tensor, like, RANGES.get(kind))
+        if kind == "counters":
+            counted = dict(zip(COUNTERS, tensor.tolist(), strict=True))
+            if max(counted["zeros_after"], counted["zeros_before"], counted["nan"]) > counted["elements"]:
+                raise InvalidValue(f"{key} of layer {name!r} counts more zeros or NaN than elements.")
+
+
+def _check_tensor(what: str, tensor: Any, like: Tensor, bounds: Range | None) -> None:
+    kind = f"{str(like.dtype).removeprefix('torch.')} of shape {tuple(like.shape)}"
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        raise InvalidValue(sentence(what, tensor, f"a tensor, {kind}"))
+    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+        found = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+        raise InvalidValue(f"{what} must be {kind}; got {found}.")
+    if bounds is None:
+        return
+    values = tensor.detach().cpu()
+    low, high = (torch.tensor(bound, dtype=like.dtype) for bound in bounds)
+    outside = ~((values >= low) & (values <= high))  # NaN lies nowhere
+    if bool(outside.any()):
+        raise InvalidValue(f"{what} has a value that cannot be: {values[outside][0].item()}.")
+
+
+def _check_statistics(name: str, values: Any, statistics: LayerStatistics) -> None:
+    what = f"the statistics of layer {name!r}"
+    check_object(what, values, ("table", "step", "loss_scale", "passed_over", "allotted"), ("energies",))
+    table = values["table"]
+    size = 0 if isinstance(table, Tensor) and not table.numel() else SLOTS
+    _check_tensor(f"the histogram in {what}", table, torch.zeros(size, dtype=torch.int64), RANGES["histogram"])
+    if size and not int(table.sum()):
+        raise InvalidValue(f"the histogram in {what} is empty.")
+    check_whole(f"the step of {what}", values["step"], -1, LONGEST)
+    check_whole(f"passed_over of {what}", values["passed_over"], 0, 1)
+    if check_number(f"the loss scale of {what}", values["loss_scale"], 0) == 0:
+        raise InvalidValue(f"the loss scale of {what} must be positive; got 0.")
+    energies, allotted = values.get("energies", (0.0, 0.0)), values["allotted"]
+    for part, count in ((energies, 2), (allotted, len(statistics.joint))):
+        if not isinstance(part, list | tuple) or len(part) != count:
+            raise InvalidValue(sentence(what, part, f"given {count} numbers there"))
+    for energy in energies:
+        check_number(f"an energy in {what}", energy, 0)
+    for share in allotted:
+        if not 0 < check_number(f"the allotted sparsity in {what}", share, 0, 1) < 1:
+            raise InvalidValue(sentence(f"the allotted sparsity in {what}", share, "above 0 and below 1"))

@@ -1,0 +1,304 @@
+"""Layers whose class was swapped for a subclass that lets a catcher meet the gradient; `restore` undoes it.
+
+Parameters, buffers, hooks and names stay as they are: only `__class__` changes, and one attribute is added that is
+neither a parameter nor a buffer.  Copies and pickles of a swapped layer are plain layers.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ..engine import forms as gradients
+from ..engine.forms import Catcher, Geometry, cast_as_autocast_would
+from ..errors import InvalidValue
+from ..ops.library import transforming
+
+ATTRIBUTE = "_lograd_catcher"
+
+
+def reason_not_supported(module: nn.Module) -> str | None:
+    """Why a layer of a supported kind cannot be swapped; None if it can."""
+    kind = kind_of(module)
+    if kind is None:
+        return f"{type(module).__name__} is not a linear layer or convolution"
+    if isinstance(module, LazyModuleMixin):
+        return "it is not initialised yet; run one forward first"
+    if any(parameter.is_inference() for parameter in module.parameters()):
+        return "its weight was made under torch.inference_mode() and cannot be trained"
+    for method in ("forward", "_conv_forward"):
+        if method in vars(module) or getattr(type(module), method, None) is not getattr(kind, method, None):
+            return f"{type(module).__name__} has its own {method}, which may do anything"
+    weight = module._parameters.get("weight")
+    if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
+        weight = next(module.parameters(), None)
+    if weight is None:
+        return "it has no parameters of its own; under FullyShardedDataParallel attach first, then wrap"
+    if type(weight).__name__ == "DTensor" and not getattr(module, "_is_fsdp_managed_module", False):
+        return "its weight is distributed over processes; fully_shard and DistributedDataParallel are supported"
+    if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
+        return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
+    return None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and DistributedDataParallel, whose names have no prefix."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """A module's name without the wrapper that torch.compile puts around it."""
+    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
+
+
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and convolutions by name, supported or not; one that is used twice has several names."""
+    named = unwrapped(model).named_modules(remove_duplicate=False)
+    return {plain_name(name): module for name, module in named if kind_of(module) is not None}
+
+
+def catcher_of(module: nn.Module) -> Catcher | None:
+    return vars(module).get(ATTRIBUTE)
+
+
+def swap(module: nn.Module, catcher: Catcher) -> None:
+    """Let the catcher meet the gradient of the module's output from the next forward on.
+
+    Its class goes below that of a parametrization, which torch takes off from the top.
+    """
+    plain = type(module)
+    if any(name in vars(plain) for name in getattr(module, "parametrizations", ())):
+        plain = plain.__bases__[0]
+    vars(module)[ATTRIBUTE] = catcher
+    module.__class__ = _rebased(type(module), plain, _swapped_class(plain))
+
+
+def restore(module: nn.Module) -> None:
+    """The module without what `swap` did; classes that others have put on top of ours since stay."""
+    module.__class__ = _restored_class(type(module))
+    del vars(module)[ATTRIBUTE]
+
+
+def reason_not_restored(module: nn.Module) -> str | None:
+    """Why the class on top of ours cannot be put on top of the plain one; None if it can."""
+    ours = _swapped_base(type(module))
+    for above in type(module).__mro__:
+        if ours is None or above is ours:
+            break
+        if ours not in above.__mro__:
+            continue
+        codes = [value.__code__ for value in vars(above).values() if hasattr(value, "__code__")]
+        if any("__class__" in code.co_freevars for code in codes):  # it knows itself, and a copy would not
+            return f"its class was changed after attach, to {above.__name__}, which calls super()"
+    return None
+
+
+class _Swapped:
+    """What all swapped classes share: a copy is plain, and the catcher goes where the parameters go."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        plain = _restored_class(cls)
+        made = object.__new__(plain)
+        if arguments or options:  # without, it is a copy of a parametrized layer, which gets all attributes at once
+            made.__init__(*arguments, **options)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        build, arguments, *rest = _plain_twin(self).__reduce_ex__(protocol)
+        if build is copyreg.__newobj__ and len(arguments) == 1:  # type: ignore[attr-defined]
+            # pickle holds that way to the object's own class; the older way may name another.
+            build, arguments = copyreg._reconstructor, (*arguments, object, None)  # type: ignore[attr-defined]
+        return build, arguments, *rest
+
+    def __prepare_scriptable__(self) -> Any:
+        """torch.jit.script asks each layer; what it got instead would also take the layer's place in the model."""
+        raise InvalidValue(
+            "torch.jit.script cannot read an attached layer; script copy.deepcopy(model), which is plain, or call "
+            "handle.remove() first."
+        )
+
+    def _replicate_for_data_parallel(self: Any) -> Any:
+        replica: Any = super()._replicate_for_data_parallel()  # type: ignore[misc]
+        replica.__class__ = type(self)
+        return replica
+
+    def _apply(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Parameters move to another device or type."""
+        result: Any = super()._apply(*arguments, **options)  # type: ignore[misc]
+        catcher, parameter = catcher_of(self), next(self.parameters(), None)
+        if catcher is not None and parameter is not None:
+            catcher.move_to(parameter.device)
+        return result
+
+
+class _Linear(_Swapped):
+    def forward(self: Any, input: Tensor) -> Tensor:
+        if not _records(self, input):
+            result: Tensor = super().forward(input)  # type: ignore[misc]
+            return result
+        return gradients.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
+
+
+class _Conv1D(_Swapped):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not _records(self, x):
+            result: Tensor = super().forward(x)  # type: ignore[misc]
+            return result
+        return gradients.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
+
+
+class _Convolution(_Swapped):
+    def forward(self: Any, input: Tensor) -> Tensor:
+        if not _records(self, input):
+            result: Tensor = super().forward(input)  # type: ignore[misc]
+            return result
+        padding = self.padding
+        if self.padding_mode != "zeros":  # before the cast, as torch does it: some modes pad in float32 only
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0,) * len(self.stride)
+        x, weight, bias = cast_as_autocast_would(input, self.weight, self.bias)
+        if isinstance(padding, str):
+            extra, padding = _padding_of(self)
+            x = F.pad(x, extra) if any(extra) else x
+        geometry = Geometry(self.stride, padding, self.dilation, False, (0,) * len(self.stride), self.groups)
+        return gradients.convolution(x, weight, bias, geometry, getattr(self, ATTRIBUTE))
+
+
+class _Transposed(_Swapped):
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if not _records(self, input):
+            result: Tensor = super().forward(input, output_size)  # type: ignore[misc]
+            return result
+        spatial = len(self.stride)
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, spatial, self.dilation
+        )
+        geometry = Geometry(self.stride, self.padding, self.dilation, True, tuple(output_padding), self.groups)
+        return gradients.convolution(
+            *cast_as_autocast_would(input, self.weight, self.bias), geometry, getattr(self, ATTRIBUTE)
+        )
+
+
+_BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
+    nn.Linear: _Linear,
+    nn.Conv1d: _Convolution,
+    nn.Conv2d: _Convolution,
+    nn.Conv3d: _Convolution,
+    nn.ConvTranspose1d: _Transposed,
+    nn.ConvTranspose2d: _Transposed,
+    nn.ConvTranspose3d: _Transposed,
+}
+_KINDS = {_Conv1D, *_BEHAVIOUR.values()}
+
+
+def kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """The class whose forward, and whose two products in the backward, we know; None for any other module."""
+    kind: type[nn.Module] | None = _kind(type(module))
+    return kind
+
+
+def _kind(found: type) -> Any:
+    for base in found.__mro__:
+        if base in _BEHAVIOUR or (base.__name__ == "Conv1D" and base.__module__.startswith("transformers.")):
+            return base
+    return None
+
+
+_made: WeakKeyDictionary[type, ref[type]] = WeakKeyDictionary()
+"""The class that `swap` gives, by the plain one; weak, since classes of parametrized layers come and go."""
+
+
+def _swapped_class(plain: Any) -> Any:
+    made = _made[plain]() if plain in _made else None
+    if made is None:
+        body: dict[str, Any] = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+        if hasattr(plain, "__deepcopy__"):
+            body["__deepcopy__"] = lambda self, memo: _plain_twin(self).__deepcopy__(memo)
+        made = type(plain.__name__, (_BEHAVIOUR.get(_kind(plain), _Conv1D), plain), body)
+        _made[plain] = ref(made)
+    return made
+
+
+def _swapped_base(found: type) -> type | None:
+    """The class of `swap` among those that a class inherits from."""
+    return next((base for base in found.__mro__ if base.__bases__[:1] and base.__bases__[0] in _KINDS), None)
+
+
+def _restored_class(found: type) -> Any:
+    """The class without ours; itself if ours is no longer there."""
+    ours = _swapped_base(found)
+    return found if ours is None else _rebased(found, ours, ours.__bases__[1])
+
+
+def _rebased(found: Any, old: type, new: type) -> Any:
+    """The class with another one in the place of `old` below it: one that exists already, or a copy."""
+    if found is old or old not in found.__mro__:
+        return new if found is old else found
+    bases = tuple(_rebased(base, old, new) for base in found.__bases__)
+    body = _body(found)
+    for other in bases[-1].__subclasses__():
+        if other.__bases__ == bases and other.__name__ == found.__name__ and _body(other) == body:
+            return other
+    return type(found)(found.__name__, bases, body)
+
+
+def _body(found: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(found).items() if name not in ("__dict__", "__weakref__")}
+
+
+def _plain_twin(module: Any) -> Any:
+    """The plain layer with the same attributes, for whoever copies or pickles."""
+    twin = object.__new__(_restored_class(type(module)))
+    vars(twin).update({name: value for name, value in vars(module).items() if name != ATTRIBUTE})
+    if (catcher := catcher_of(module)) is not None:
+        catcher.copied()
+    return twin
+
+
+def _records(module: Any, x: Tensor) -> bool:
+    """Whether a gradient will come back."""
+    if not torch.is_grad_enabled() or _is_being_copied(module):
+        return False
+    if x.requires_grad or transforming():  # a tensor under vmap hides that it needs a gradient
+        return True
+    if "weight" not in module._parameters:  # computed, and to compute it twice may change buffers, as spectral_norm's
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            return True
+        weight = vars(module).get("weight")  # a view, as under FullyShardedDataParallel
+        return weight is not None and weight.requires_grad
+    return bool(module.weight.requires_grad or (module.bias is not None and module.bias.requires_grad))
+
+
+def _is_being_copied(module: Any) -> bool:
+    """Whether torch.jit.trace or torch.export writes down the forward: what they make is a plain model, too."""
+    if not (_exporting() or (_tracing() and not torch.compiler.is_compiling())):
+        return False
+    if not torch.compiler.is_dynamo_compiling():
+        getattr(module, ATTRIBUTE).copied()
+    return True
+
+
+_exporting: Any = getattr(torch.compiler, "is_exporting", lambda: False)
+_tracing: Any = getattr(torch.jit, "is_tracing")  # noqa: B009  torch does not list it
+
+
+def _padding_of(module: Any) -> tuple[list[int], tuple[int, ...]]:
+    """The padding "same" or "valid": zeros to add on the right, as F.pad wants them, and the rest for both sides."""
+    if module.padding == "valid":
+        return [], (0,) * len(module.stride)
+    total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    extra = [amount for t in reversed(total) for amount in (0, t % 2)]
+    return extra, tuple(t // 2 for t in total)
