@@ -24,9 +24,9 @@ from models import Case, Encoder, Way, progress
 from timing import machine, markdown, versions, write
 from torch import nn
 
-from lograd.engine.multiply import Backend
 from lograd.models import CifarResNet
 from lograd.ops.sparse_products import release_workspace
+from lograd.treatments import Backend
 
 SPARSITY = 0.85
 

@@ -23,9 +23,9 @@ from timing import machine, markdown, versions, write
 from torch import Tensor, nn
 
 import lograd
-from lograd.engine.multiply import Backend
 from lograd.models import CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
+from lograd.treatments import Backend
 
 WARM_UP = 24
 """Statistics are taken in each of the first twenty steps."""
@@ -124,7 +124,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         if way.handle is not None:
             total, earlier = way.handle.counters().total, before[name]
             row["zeros"][name] = (total.zeros_after - earlier.zeros_after) / (total.elements - earlier.elements)
-            choices = [one.products["both"].choice for one in way.handle.layers.values()]
+            choices = [one.choices["gradient"] for one in way.handle.layers.values()]
             sparse = sum(one is not None and one.mode == lograd.engine.multiply.SPARSE for one in choices)
             row["sparse layers"][name] = f"{sparse} of {len(choices)}"
             way.handle.remove()

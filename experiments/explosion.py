@@ -62,7 +62,7 @@ def train(model: nn.Module, data: Batches, plan: lograd.Plan | None) -> tuple[fl
         losses.append(float(loss.detach()))
         if handle is not None:
             handle.step()
-            energies = [one.energy / one.first_energy for one in handle._statistics.values() if one.first_energy]
+            energies = [one.energy / one.first_energy for one in handle._gradients.values() if one.first_energy]
             growth = max([growth, *energies]) if handle.steps <= 20 else growth
     if handle is not None:
         handle.remove()

@@ -35,7 +35,7 @@ SPLITS: dict[str, Maker] = {"uniform": uniform, "common cosine": cosine, "least 
 
 def for_weight(plan: Plan, name: str) -> Prediction:
     """What the plan predicts of a layer's gradient in the product for dW."""
-    found = plan.layers[name].predicted_weight
+    found = plan.layers[name].predicted_weight_gradient
     assert found is not None
     return found
 

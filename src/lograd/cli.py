@@ -103,17 +103,24 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """Treatments by name, each with one line and its reference; or what one name stands for."""
-    from .treatments import RECIPES, describe, recipe, to_json
+    from .treatments import OPERANDS, PRODUCTS, RECIPES, SYMBOLS, describe, recipe, to_json
     from .treatments.recipes import MODIFIERS
 
     if name is not None:
         found = recipe(name)
-        tensors = ("gradient for dX", "gradient for dW", "weights that it meets", "activations that it meets")
+        sites = {
+            product: {operand: getattr(getattr(found, product), operand) for operand in OPERANDS[product]}
+            for product in PRODUCTS
+        }
         if as_json:
-            print_json({place: to_json(part) for place, part in zip(found._fields, found, strict=True)})
+            print_json({p: {operand: to_json(part) for operand, part in parts.items()} for p, parts in sites.items()})
             return
-        rows = [[tensor, describe(part)] for tensor, part in zip(tensors, found, strict=True)]
-        print_table(name, ["tensor of a backward product", "treatment"], rows)
+        rows = [
+            [f"{product} ({SYMBOLS[product]})", operand, describe(part)]
+            for product, parts in sites.items()
+            for operand, part in parts.items()
+        ]
+        print_table(name, ["product", "<operand", "<treatment"], rows)
         return
     if as_json:
         columns = ("name", "example", "words", "reference")

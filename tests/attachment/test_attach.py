@@ -12,10 +12,12 @@ import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
 from lograd.attachment.refresh import Drift
 from lograd.engine.autograd import DoubleBackward
-from lograd.engine.site import TreatedLayer
+from lograd.engine.layer import LayerEngine
 from lograd.errors import LogradWarning
 from lograd.plan import LayerPlan
-from lograd.treatments import Prune, Quantize, recipe
+from lograd.treatments import ProductPlan, Prune, Quantize, recipe
+
+FP4 = recipe("fp4").input_gradient.gradient
 
 IDENTITY = Plan.uniform("identity")
 
@@ -141,14 +143,14 @@ def test_treated_products_and_counters_equal_direct_computation(name):
     x = torch.randn(8, 4, 9, 9)
     g = caught(layer, x, layer)
     handle = ready(layer, Plan.uniform(name), x, seed=11)
-    product = handle.layers[""].products["both"]
+    product = handle.layers[""].gradient.sites["gradient"]
     key, before = product.key.clone(), handle.counters().total
     numbers = iter(product.numbers.tolist())
 
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
 
     y, clipped = g, 0
-    for place, treatment in enumerate(recipe(name).input):
+    for place, treatment in enumerate(recipe(name).input_gradient.gradient):
         number, seed = next(numbers), int(key[0]) + place
         if isinstance(treatment, Prune):
             y, counts = ops.stochastic_prune(y, number, seed, 0, counted=True)
@@ -177,23 +179,34 @@ def test_products_may_differ_without_a_second_forward():
     plain = gradients_of(layer, x)
     calls = []
     layer.register_forward_hook(lambda *_: calls.append(1))
-    plan = Plan({"": LayerPlan(input=recipe("fp4").input, weight=())})
+    plan = Plan({"": LayerPlan(input_gradient=ProductPlan(FP4))})
     handle = ready(layer, plan, x)
     calls.clear()
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
     assert len(calls) == 1
     assert not torch.equal(d_x, plain[1])
     assert_same([d_weight, d_bias], plain[2:])
-    assert list(handle.counters().products[""]) == ["input"]
+    assert list(handle.counters().sites[""]) == ["input_gradient.gradient"]
     handle.remove()
 
-    handle = ready(layer, Plan({"": LayerPlan(input=recipe("prune50").input, weight=recipe("fp4").input)}), x)
-    keys = [product.key[0].item() for product in handle.layers[""].products.values()]
+    handle = ready(
+        layer,
+        Plan(
+            {
+                "": LayerPlan(
+                    input_gradient=recipe("prune50").input_gradient, weight_gradient=recipe("fp4").weight_gradient
+                )
+            }
+        ),
+        x,
+    )
+    keys = [site.key[0].item() for site in handle.layers[""].sites.values()]
     assert len(set(keys)) == 2
     gradients_of(layer, x)
-    products = handle.counters().products[""]
-    assert products["input"].treated == products["weight"].treated == 2
-    assert products["input"].zeros_after != products["weight"].zeros_after
+    products = handle.counters().sites[""]
+    dX, dW = products["input_gradient.gradient"], products["weight_gradient.gradient"]
+    assert dX.treated == dW.treated == 2
+    assert dX.zeros_after != dW.zeros_after
     handle.remove()
 
 
@@ -201,7 +214,7 @@ def test_a_convolution_takes_two_gradients():
     torch.manual_seed(0)
     layer, x = nn.Conv2d(3, 4, 3), torch.randn(4, 3, 8, 8)
     plain = gradients_of(layer, x)
-    handle = ready(layer, Plan({"": LayerPlan(input=(), weight=recipe("fp4").input)}), x)
+    handle = ready(layer, Plan({"": LayerPlan(weight_gradient=ProductPlan(FP4))}), x)
     _, d_x, d_weight, d_bias = gradients_of(layer, x)
     assert torch.equal(d_x, plain[1])
     assert not torch.equal(d_weight, plain[2])
@@ -236,11 +249,11 @@ def test_random_numbers_depend_on_seed_layer_step_and_use():
     def run(seed):
         plain = copy.deepcopy(model)
         handle = ready(plain, Plan.uniform("fp4"), x, seed=seed)
-        keys = [layer.products["both"].key[0].item() for layer in handle.layers.values()]
+        keys = [layer.gradient.sites["gradient"].key[0].item() for layer in handle.layers.values()]
         first, second = gradients_of(plain, x), gradients_of(plain, x)  # accumulation: two passes in one step
         handle.step()
-        keys += [layer.products["both"].key[0].item() for layer in handle.layers.values()]
-        offsets = [layer.products["both"].key[1].item() for layer in handle.layers.values()]
+        keys += [layer.gradient.sites["gradient"].key[0].item() for layer in handle.layers.values()]
+        offsets = [layer.gradient.sites["gradient"].key[1].item() for layer in handle.layers.values()]
         handle.remove()
         assert len(set(keys)) == 4
         assert offsets == [0, 0]
@@ -264,7 +277,7 @@ def test_a_shared_module_is_treated_at_both_uses():
     handle = ready(model, Plan({"2": LayerPlan.of(recipe("prune80"))}), x)
     gradients_of(model, x)
     assert handle.counters().layers["0"].treated == 4
-    assert handle.layers["0"].products["both"].key[1] >= 2 * 32 * 6, "each pass has its own numbers"
+    assert handle.layers["0"].gradient.sites["gradient"].key[1] >= 2 * 32 * 6, "each pass has its own numbers"
     handle.remove()
 
 
@@ -409,7 +422,7 @@ def test_nobody_calls_step_and_is_told():
 
 
 def thresholds(handle):
-    return [layer.products["both"].numbers.item() for layer in handle.layers.values()]
+    return [layer.gradient.sites["gradient"].numbers.item() for layer in handle.layers.values()]
 
 
 def test_statistics_are_taken_every_so_many_steps():
@@ -452,7 +465,7 @@ def test_a_short_batch_is_passed_over_once():
     def step(batch):
         model(torch.randn(batch, 8)).square().mean().backward()
         handle.step()
-        return {name: statistics.step for name, statistics in handle._statistics.items()}
+        return {name: statistics.step for name, statistics in handle._gradients.items()}
 
     assert step(64) == {"0": 0, "1": 0}
     assert step(8) == {"0": 0, "1": 0}, "waits for another"
@@ -468,7 +481,7 @@ def test_statistics_are_taken_when_the_gradient_drifts():
     handle = ready(model, Plan.uniform("prune80"), torch.randn(8192, 16), steps=22, refresh=Drift(every=2))
     sampled, history = [], []
     for step in range(12):
-        sampled.append(int(handle.layers[""].control[1]))
+        sampled.append(int(handle.layers[""].gradient.control[1]))
         gradients_of(model, torch.randn(8192, 16) * (1 if step < 6 else 8))
         handle.step()
         history += thresholds(handle)
@@ -488,10 +501,10 @@ def test_useless_statistics_are_said_and_taken_again():
     gradients_of(model, x, head=lambda y: y.sum() * 0)
     handle.step()
     assert "were zero" in str(handle.explain())
-    assert not handle.layers[""].control[0]
+    assert not handle.layers[""].gradient.control[0]
     gradients_of(model, x)
     handle.step()
-    assert handle.layers[""].control[0]
+    assert handle.layers[""].gradient.control[0]
     gradients_of(model, x, head=lambda y: y.sum() * math.nan)
     assert handle.counters().total.nan > 0
     handle.remove()
@@ -685,20 +698,20 @@ def test_an_empty_batch():
 
 
 def test_the_operators_keep_the_rules_of_torch_library():
-    layer = TreatedLayer(LayerPlan.of(recipe("prune80+fp6")), torch.device("cpu"), None)
-    product = layer.products["both"]
-    product.numbers.copy_(torch.tensor([0.5, 2.0]))
+    layer = LayerEngine(LayerPlan.of(recipe("prune80+fp6")), torch.device("cpu"), None)
+    operand, site = layer.gradient, layer.gradient.sites["gradient"]
+    site.numbers.copy_(torch.tensor([0.5, 2.0]))
     gradients = {
         (0, 0): torch.randn(3, 1).expand(3, 4),
         (1, 1): torch.randn(3, 5, 7).transpose(1, 2),
         (1, 100): torch.randn(3, 7, 5),
     }
     for control, g in gradients.items():
-        layer.control.copy_(torch.tensor(control))
-        observed = (g, layer.control, layer.histogram, layer.seen)
-        treated = (g, product.text, [1], product.numbers, layer.control, product.key, product.state, product.counters)
-        torch.library.opcheck(torch.ops.lograd.observe_gradient.default, observed)
-        torch.library.opcheck(torch.ops.lograd.treat_gradient.default, treated)
+        operand.control.copy_(torch.tensor(control))
+        observed = (g, operand.control, operand.histogram, operand.seen)
+        treated = (g, site.text, [1], site.numbers, operand.control, site.key, site.memory, site.counters)
+        torch.library.opcheck(torch.ops.lograd.observe.default, observed)
+        torch.library.opcheck(torch.ops.lograd.treat.default, treated)
 
 
 def test_remove_also_follows_an_error():

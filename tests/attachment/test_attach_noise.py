@@ -46,7 +46,7 @@ def warned(model, x, steps=12, plan="prune85", scales=None, **options):
 def test_a_deep_chain_is_warned_of_once_and_explained():
     said, explained = warned(*deep(), steps=20)
     assert len(said) == 1
-    for word in ("61 layers", "products='weight'", "less sparsity", "fewer layers", "attach(start=100)"):
+    for word in ("61 layers", "products='weight_gradient'", "less sparsity", "fewer layers", "attach(start=100)"):
         assert word in said[0]
     assert f"Warning: {said[0]}" in explained
 
@@ -119,7 +119,7 @@ def test_a_state_of_an_earlier_version_loads():
         state = handle.state_dict()
         del state["growth"], state["checksums"]
         for one in state["statistics"].values():
-            del one["energies"]
+            del one["gradient"]["energies"]
         handle.load_state_dict(state)
         train(model, x, handle, 2)
 

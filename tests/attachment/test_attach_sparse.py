@@ -8,11 +8,13 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Plan
-from lograd.engine import multiply as multiplying
-from lograd.engine.multiply import DENSE, SPARSE, UNDECIDED, work_of_element
+from lograd.engine.backends import choice as choosing
+from lograd.engine.backends import multiply as multiplying
+from lograd.engine.backends.choice import DENSE, SPARSE, UNDECIDED
+from lograd.engine.layers import work_of_element
 from lograd.engine.slots import COUNTERS
 from lograd.plan import LayerPlan
-from lograd.treatments import recipe
+from lograd.treatments import ProductPlan, recipe
 
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="sparse kernels are native")
 
@@ -55,7 +57,14 @@ PLANS = {
     "another for dW": Plan.uniform("prune70/prune90"),
     "dW alone": Plan.uniform("identity/prune85"),
     "dX alone, dW rounded": Plan.uniform("prune85/fp6"),
-    "pruned operands": Plan(every=LayerPlan(**{**recipe("prune80")._asdict(), "activations": recipe("topk50").input})),
+    "pruned operands": Plan(
+        every=LayerPlan(
+            input_gradient=recipe("prune80").input_gradient,
+            weight_gradient=ProductPlan(
+                recipe("prune80").weight_gradient.gradient, activations=recipe("topk50").weight_gradient.gradient
+            ),
+        )
+    ),
 }
 
 
@@ -72,7 +81,7 @@ def gradients(layer, x, plan, backend, context=None):
             y.float().square().sum().backward()
             handle.step()
         found = [x.grad, *(parameter.grad for parameter in layer.parameters() if parameter.grad is not None)]
-        modes = {one.choice.mode for one in handle.layers[""].products.values() if one.choice is not None}
+        modes = {one.mode for one in handle.layers[""].choices.values()}
         return found, handle.counters().total, modes, str(handle.explain())
 
 
@@ -137,9 +146,9 @@ def times(monkeypatch):
     def faster(dense, sparse):
         said["asked"] += 1
         dense(), sparse()
-        return lograd.engine.choice.Times(said["dense"], said["sparse"])
+        return choosing.Times(said["dense"], said["sparse"])
 
-    monkeypatch.setattr(multiplying, "faster", faster)
+    monkeypatch.setattr(multiplying, "timed", faster)
     monkeypatch.setattr(multiplying, "LEAST_WORK", 0)
     return said
 
@@ -160,9 +169,8 @@ def test_the_faster_way_is_taken_and_explained(times, winner):
     model = conv_net()
     with lograd.attach(model, Plan.uniform("prune80"), backend="auto") as handle:
         run(model, handle, image_batches(6))
-        products = {name: layer.products["both"] for name, layer in handle.layers.items()}
-        assert products["0"].choice is None, "one input channel"
-        assert [products[name].choice.mode for name in ("3", "7")] == [winner, winner]
+        assert not handle.layers["0"].choices, "one input channel"
+        assert [handle.layers[name].choices["gradient"].mode for name in ("3", "7")] == [winner, winner]
         explained = handle.explain().layers
         assert "dense products: 1 input channel in" in explained["0"]
         assert f"dense {times['dense']:.2f} ms, sparse 1.00 ms at" in explained["3"]
@@ -174,7 +182,7 @@ def test_more_zeros_are_a_reason_to_time_again(times):
     model = conv_net()
     with lograd.attach(model, Plan.uniform("prune80")) as handle:
         run(model, handle, image_batches(8))
-        choice = handle.layers["3"].products["both"].choice
+        choice = handle.layers["3"].choices["gradient"]
         before = times["asked"]
         choice.reconsider(choice.times.zeros + 0.05)
         choice.reconsider(choice.times.zeros - 0.5)
@@ -188,7 +196,7 @@ def test_more_zeros_are_a_reason_to_time_again(times):
 
 
 def test_a_resumed_run_goes_the_same_way(times, monkeypatch):
-    monkeypatch.setattr(multiplying, "CHANGE", 1.0)  # the zeros of eighty elements change from step to step
+    monkeypatch.setattr(choosing, "CHANGE", 1.0)  # the zeros of eighty elements change from step to step
     batches = image_batches(8)
     model = conv_net()
     handle = lograd.attach(model, Plan.uniform("prune80"), seed=1)
@@ -211,30 +219,30 @@ def test_a_state_fits_whatever_backend_was_asked_for(times):
     handle = lograd.attach(model, Plan.uniform("prune80"))
     run(model, handle, image_batches(4))
     auto = handle.state_dict()
-    assert "both.choice" in auto["layers"]["3"]
+    assert "gradient.choice" in auto["layers"]["3"]
     handle.remove()
     with lograd.attach(model, Plan.uniform("prune80"), backend="dense") as handle:
         handle.load_state_dict(auto)
         dense = handle.state_dict()
     with lograd.attach(model, Plan.uniform("prune80"), backend="sparse") as handle:
         handle.load_state_dict(dense)
-        assert handle.layers["3"].products["both"].choice.mode == SPARSE
+        assert handle.layers["3"].choices["gradient"].mode == SPARSE
     with lograd.attach(model, Plan.uniform("prune80")) as handle:
         handle.load_state_dict(dense)
-        assert handle.layers["3"].products["both"].choice.mode == UNDECIDED
+        assert handle.layers["3"].choices["gradient"].mode == UNDECIDED
 
 
 def test_one_pruned_product_alone_is_timed_alone(times):
     model = conv_net()
     with lograd.attach(model, Plan.uniform("identity/prune85")) as handle:
         run(model, handle, image_batches(3))
-        assert "weight: prune 0.85" in handle.explain().layers["3"]
+        assert "dW: prune 0.85" in handle.explain().layers["3"]
         assert "sparse products" in handle.explain().layers["3"]
-        assert list(handle.layers["3"].products) == ["weight"]
+        assert list(handle.layers["3"].sites) == ["weight_gradient.gradient"]
 
 
 def test_small_layers_are_not_timed(monkeypatch):
-    monkeypatch.setattr(multiplying, "faster", None)
+    monkeypatch.setattr(multiplying, "timed", None)
     model = conv_net()
     with lograd.attach(model, Plan.uniform("prune80")) as handle:
         run(model, handle, image_batches(3))
@@ -285,9 +293,9 @@ def test_the_operator_keeps_the_rules_of_torch_library():
     control, threshold = torch.tensor([1, 0]), torch.tensor([0.5])
     for ready in (0, 1):
         control[0] = ready
-        linear = (torch.randn(6, 9), torch.randn(6, 12), torch.randn(9, 12), [])
+        linear = (torch.randn(6, 9), torch.randn(6, 12), torch.randn(9, 12), [], [], [], 1)
         image = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
-        conv = (torch.randn(2, 9, 6, 6), image, torch.randn(9, 8, 3, 3), [1, 1, 1, 1, 1, 1, 1])
+        conv = (torch.randn(2, 9, 6, 6), image, torch.randn(9, 8, 3, 3), [1, 1], [1, 1], [1, 1], 1)
         for tensors in (linear, conv):
             for limit in (None, threshold):
                 arguments = (*tensors, limit, control, key, counters, choice, True, True, False)

@@ -123,7 +123,7 @@ def test_loss_scaling():
         scaler.update()
         optimizer.zero_grad()
         handle.step(loss_scale=scaler.get_scale())
-        thresholds.append(handle.layers["8"].products["both"].numbers.item() / scaler.get_scale())
+        thresholds.append(handle.layers["8"].gradient.sites["gradient"].numbers.item() / scaler.get_scale())
     assert scaler.get_scale() < 2.0**127  # it did overflow
     first = next(index for index, value in enumerate(thresholds) if value)
     assert first > 0
@@ -252,7 +252,7 @@ def _rank(rank, folder, name):
         optimizer.step()
         optimizer.zero_grad()
         handle.step()
-    key = handle.layers["8"].products["both"].key if handle.layers["8"].products else torch.zeros(2)
+    key = handle.layers["8"].gradient.sites["gradient"].key if handle.layers["8"].sites else torch.zeros(2)
     result = {"parameters": list(model.parameters()), "treated": handle.counters().total.treated, "key": key}
     torch.save(result, f"{folder}/{rank}.pt")
     handle.remove()

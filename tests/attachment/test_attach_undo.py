@@ -357,7 +357,7 @@ def test_small_tensors_go_to_the_device_of_the_layer():
         handle.layers["1"].move_to = moved.append
         model.to(torch.bfloat16)
         assert moved == [torch.device("cpu")]
-    product = handle.layers["0"].products["both"]
+    product = handle.layers["0"].gradient.sites["gradient"]
     product.move_to(torch.device("meta"))
     left = {name for name, tensor in product.tensors().items() if tensor.device.type == "cpu"}
     assert left <= {"choice"}, "the operator that reads it is the CPU's"

@@ -44,7 +44,7 @@ def test_zeros_are_counted_by_what_made_them(name: str, prunes: bool, rounds: bo
 def test_of_a_mixed_sentence_the_pruned_elements_are_those_that_pruning_alone_makes_zero() -> None:
     g = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).mul(4).exp()
     g[:100] = 0
-    sentence = recipe("topk20+fp4").input
+    sentence = recipe("topk20+fp4").input_gradient.gradient
     assert mixes(sentence)
     counts = apply(sentence, g).counts.tolist()
     alone = apply(sentence[:1], g).result

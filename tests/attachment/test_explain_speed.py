@@ -10,8 +10,8 @@ from torch import nn
 import lograd
 from lograd import Plan
 from lograd.attachment.speed import Saving, saving
+from lograd.engine.backends.choice import DENSE_TIME, MODE, SPARSE, SPARSE_TIME, ZEROS
 from lograd.engine.clock import BACKWARD, RECENT, StepClock
-from lograd.engine.multiply import DENSE_TIME, MODE, SPARSE, SPARSE_TIME, ZEROS
 
 TIMES = re.compile(r"(backward|step) ([\d.]+) times faster \(measured \1 ([\d.]+) ms; .*? would take ([\d.]+) ms\)")
 
@@ -33,9 +33,9 @@ def train(model, handle, steps, passes=1, rows=256):
 
 def set_times(handle, dense, sparse):
     for layer in handle.layers.values():
-        for product in layer.products.values():
+        for choice in layer.choices.values():
             for slot, value in ((MODE, SPARSE), (DENSE_TIME, dense * 1e6), (SPARSE_TIME, sparse * 1e6), (ZEROS, 85e4)):
-                product.choice.tensor[slot] = int(value)
+                choice.tensor[slot] = int(value)
 
 
 def test_backward_and_step_are_summed_up_from_what_was_measured():
@@ -116,7 +116,7 @@ def test_steps_that_time_products_and_steps_without_backward_do_not_count():
         for _ in range(2):  # the second times both ways
             model(x).square().mean().backward()
             handle.step()
-    assert any(product.choice.times for layer in handle.layers.values() for product in layer.products.values())
+    assert any(choice.times for layer in handle.layers.values() for choice in layer.choices.values())
     assert handle._clock.step_time is None
 
 

@@ -189,7 +189,7 @@ def test_a_plan_is_not_replaced_by_another_one_unasked(folder, run):
     assert "plan.json exists and is another plan" in err
     assert (folder / "run" / "plan.json").read_bytes() == before
     assert run("plan", "run", "--bits", "5", "--overwrite")[0] == 0
-    assert lograd.Plan.load(folder / "run" / "plan.json").layers["0"].input[0].format.bits == 5
+    assert lograd.Plan.load(folder / "run" / "plan.json").layers["0"].input_gradient.gradient[0].format.bits == 5
     (folder / "notes.txt").write_text("mine")
     assert "not a plan" in run("plan", "run", "--bits", "6", "-o", "notes.txt")[2]
     assert (folder / "notes.txt").read_text() == "mine"

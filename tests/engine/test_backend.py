@@ -20,7 +20,7 @@ def test_the_former_name_of_the_backend_works_and_says_the_new_one():
         ) as w,
         lograd.attach(model, Plan.uniform("prune85"), products="sparse") as handle,
     ):
-        assert handle.layers["0"].products["both"].choice.fixed
+        assert handle.layers["0"].choices["gradient"].fixed
     assert w[0].filename == __file__, "the warning points at the call"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -31,7 +31,7 @@ def test_the_former_name_of_the_backend_works_and_says_the_new_one():
     ("given", "words"),
     [
         ({"backend": "spars"}, r"backend must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean 'sparse'\?"),
-        ({"products": "weight"}, r"part of the plan: profile\.plan\(\.\.\., products='weight'\)"),
+        ({"products": "weight"}, r"part of the plan: profile\.plan\(\.\.\., products='weight_gradient'\)"),
         ({"products": "dense", "backend": "sparse"}, "products is the former name of backend; got both"),
     ],
 )

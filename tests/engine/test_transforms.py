@@ -164,7 +164,7 @@ def test_each_sample_of_a_vmap_is_one_gradient(plan, backend):
         return model, handle
 
     def keys(handle):
-        return [layer.products["both"].key.tolist() for layer in handle.layers.values()]
+        return [layer.gradient.sites["gradient"].key.tolist() for layer in handle.layers.values()]
 
     model, handle = trained()
     got, counters, keys_after = per_sample(model), handle.counters(), keys(handle)

@@ -83,7 +83,10 @@ def recipes() -> dict[str, str]:
         for kind, g in tensors.items():
             parts = [
                 apply(sentence, g, seed=11, contracted=contracted)
-                for sentence, contracted in ((sentences.input, (1,)), (sentences.weight, (0, *range(2, g.dim()))))
+                for sentence, contracted in (
+                    (sentences.input_gradient.gradient, (1,)),
+                    (sentences.weight_gradient.gradient, (0, *range(2, g.dim()))),
+                )
             ]
             found[f"{name} on {kind}"] = digest(*(one for part in parts for one in (part.result, part.counts)))
     return found
@@ -191,11 +194,13 @@ def training() -> dict[str, str]:
 
 def layers_of(plan) -> dict[str, object]:
     """What a plan says of each layer, independent of how its file is written."""
+    from lograd.treatments import BACKWARD
+
     return {
         name: [
-            [one.to_json() for one in layer.input], [one.to_json() for one in layer.weight],
+            *([one.to_json() for one in layer.site(product, "gradient")] for product in BACKWARD),
             layer.elements, layer.masked,
-            *(None if one is None else one.to_json() for one in (layer.predicted_input, layer.predicted_weight)),
+            *(None if one is None else one.to_json() for one in map(layer.prediction, BACKWARD)),
         ]
         for name, layer in plan.layers.items()
     }  # fmt: skip
@@ -214,7 +219,7 @@ def profiles(folder: Path) -> dict[str, str]:
         "bits": {"bits": 6}, "recommended": {"bits": "recommended"}, "sparsity": {"sparsity": 0.85, "everywhere": True},
         "both": {"sparsity": 0.8, "bits": 5, "everywhere": True, "law": "lognormal"},
         "cosine": {"sparsity": 0.85, "everywhere": True, "allocation": "cosine"},
-        "uniform": {"sparsity": 0.85, "everywhere": True, "allocation": "uniform", "products": "weight"},
+        "uniform": {"sparsity": 0.85, "everywhere": True, "allocation": "uniform", "products": "weight_gradient"},
     }  # fmt: skip
     return found | {f"plan {name}": digest(layers_of(profile.plan(**options))) for name, options in plans.items()}
 

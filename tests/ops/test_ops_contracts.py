@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 import lograd
-from lograd import FloatFormat, InvalidValue, native, ops, treating  # noqa: F401  with its operators
+import lograd.attachment
+import lograd.sparse
+from lograd import FloatFormat, InvalidValue, native, ops
 from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
 from lograd.ops.grid import arguments_of
@@ -77,14 +79,14 @@ def valid_arguments() -> dict[str, tuple[Any, ...]]:
         "sparse_linear_backward": (*linear, *need),
         "sparse_convolution_backward": (*convolution, *geometry, *need),
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
-        "observe_gradient": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
-        "treat_gradient": (
+        "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
+        "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
             long(len(COUNTERS)),
         ),
         "multiply": (
-            *linear[:3], [], ONE, torch.tensor([1, 0]), KEY.clone(), long(len(COUNTERS)), torch.tensor([2, 0, 0, 0]),
-            *need,
+            *linear[:3], [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), long(len(COUNTERS)),
+            torch.tensor([2, 0, 0, 0]), *need,
         ),
     }  # fmt: skip
 
@@ -138,7 +140,7 @@ def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
 @pytest.mark.parametrize("name", contracts)
 def test_other_types_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if argument == "g" and name in ("observe_gradient", "treat_gradient"):
+        if argument == "x" and name in ("observe", "treat"):
             continue  # what they do not treat, they let pass
         others = {torch.int32, torch.complex64, torch.int8}
         if argument not in (*DATA, "gamma"):
@@ -182,7 +184,7 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "a weight of one dimension": ("sparse_linear_backward", 2, torch.randn(16)),
     "two types": ("sparse_linear_backward", 2, torch.randn(16, 64).half()),
     "half a geometry": ("multiply", 3, [1, 1]),
-    "a geometry of a linear layer": ("multiply", 3, [1, 0, 1, 1]),
+    "a stride of a linear layer": ("multiply", 4, [1]),
     "no such place": ("kth_magnitude", 1, 257),
     "place zero": ("kth_magnitude", 1, 0),
     "every 0th line": ("log_histogram", 1, 0),
@@ -201,8 +203,8 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "a single sample": ("quantize_per_sample", 0, torch.randn(64)),
     "rows that are not there": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 900], [0, 0, 0, 0]])),
     "a group before its beginning": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 3], [3, 0, 0, 0]])),
-    "numbers of other treatments": ("treat_gradient", 3, torch.ones(2)),
-    "a dimension that is not there": ("treat_gradient", 2, [5]),
+    "numbers of other treatments": ("treat", 3, torch.ones(2)),
+    "a dimension that is not there": ("treat", 2, [5]),
 }
 
 

@@ -25,8 +25,8 @@ def profile():
     return lograd.profile(conv_net(), image_batches(2), cross_entropy)
 
 
-def treatments(plan, name, product="input"):
-    return getattr(plan.layers[name], product)
+def treatments(plan, name, product="input_gradient"):
+    return plan.layers[name].site(product, "gradient")
 
 
 # -- building --
@@ -34,9 +34,9 @@ def treatments(plan, name, product="input"):
 
 def test_floors_keep_their_cosine_and_the_others_make_up(profile):
     uniform = profile.plan(sparsity=0.6, keep=())
-    floor = (1 + uniform.layers["0"].predicted_input.cosine) / 2
+    floor = (1 + uniform.layers["0"].predicted_input_gradient.cosine) / 2
     plan = profile.plan(sparsity=0.6, keep=(), allocation="floors", floors={"0": floor})
-    assert plan.layers["0"].predicted_input.cosine == pytest.approx(floor, abs=2e-3)
+    assert plan.layers["0"].predicted_input_gradient.cosine == pytest.approx(floor, abs=2e-3)
     assert treatments(plan, "0")[0].sparsity < 0.6 < treatments(plan, "3")[0].sparsity
     assert plan.skipped == pytest.approx(0.6, abs=2e-3)
     for wrong in ({"allocation": "floors"}, {"floors": {"3": 0.9}}):
@@ -53,27 +53,27 @@ def test_bits_choose_the_best_split_for_each_law(profile):
     for name, layer in plan.layers.items():
         best = theory.best_format(profile[name].law, 6, scale="max")
         errors = [predict((Quantize(one),), Statistics(profile[name].law)).relative_error for one in float_formats(6)]
-        assert layer.predicted_input.relative_error == pytest.approx(min(errors), rel=1e-2), (
+        assert layer.predicted_input_gradient.relative_error == pytest.approx(min(errors), rel=1e-2), (
             "for the scale that is used"
         )
-        assert layer.input == layer.weight == (Quantize(best, "max", "stochastic"),)
+        assert layer.input_gradient.gradient == layer.weight_gradient.gradient == (Quantize(best, "max", "stochastic"),)
         assert layer.elements == profile[name].elements
         assert layer.masked == pytest.approx(profile[name].masked, abs=1e-6)
-        expected = predict(layer.input, Statistics(profile[name].law))
-        assert layer.predicted_input.cosine == pytest.approx(expected.cosine, rel=1e-5)
-        assert layer.predicted_input == layer.predicted_weight
+        expected = predict(layer.input_gradient.gradient, Statistics(profile[name].law))
+        assert layer.predicted_input_gradient.cosine == pytest.approx(expected.cosine, rel=1e-5)
+        assert layer.predicted_input_gradient == layer.predicted_weight_gradient
 
 
 def test_sparsity_of_each_layer_or_of_all_together(profile):
     uniform = profile.plan(sparsity=0.85, law="lognormal")
     assert treatments(uniform, "0") == treatments(uniform, "3") == (Prune(0.85, "lognormal"),)
-    assert profile.plan(sparsity=0.85).layers["0"].predicted_input.sparsity == pytest.approx(0.85, abs=1e-3)
+    assert profile.plan(sparsity=0.85).layers["0"].predicted_input_gradient.sparsity == pytest.approx(0.85, abs=1e-3)
 
     cosine = profile.plan(sparsity=0.85, allocation="cosine", keep=())
     shares = np.array([treatments(cosine, name)[0].sparsity for name in profile.layers])
     counts = np.array([layer.flops_input + layer.flops_weight for layer in profile.layers.values()])
     assert shares @ counts / counts.sum() == pytest.approx(0.85, abs=2e-4)
-    cosines = [layer.predicted_input.cosine for layer in cosine.layers.values()]
+    cosines = [layer.predicted_input_gradient.cosine for layer in cosine.layers.values()]
     assert cosines == pytest.approx([cosines[0]] * 3, abs=2e-3)
     assert len(set(shares)) == 3
 
@@ -86,11 +86,11 @@ def test_both_prune_then_quantize(profile):
 
 
 def test_one_product_only(profile):
-    plan = profile.plan(sparsity=0.9, products="weight")
-    assert treatments(plan, "0", "input") == ()
-    assert treatments(plan, "0", "weight") == (Prune(0.9),)
-    assert plan.layers["0"].predicted_input.cosine == 1
-    assert plan.layers["0"].predicted_weight.cosine < 1
+    plan = profile.plan(sparsity=0.9, products="weight_gradient")
+    assert treatments(plan, "0", "input_gradient") == ()
+    assert treatments(plan, "0", "weight_gradient") == (Prune(0.9),)
+    assert plan.layers["0"].predicted_input_gradient.cosine == 1
+    assert plan.layers["0"].predicted_weight_gradient.cosine < 1
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,10 @@ def test_refusals_of_a_plan(profile):
     with pytest.raises(InvalidValue, match=r"keep must be 'first', 'last' or a pattern .* Did you mean 'last'"):
         profile.plan(bits=6, keep="lst")
     with pytest.raises(
-        InvalidValue, match=r"products must be 'input', 'weight' or both; got 'weights'. Did you mean 'weight'"
+        InvalidValue,
+        match=r"products must be 'input_gradient', .* or both; got 'weights_gradient'. Did you mean 'weight_gra",
     ):
-        profile.plan(bits=6, products=("weights",))
+        profile.plan(bits=6, products=("weights_gradient",))
     with pytest.raises(InvalidValue, match=r"products must be .* got none"):
         profile.plan(bits=6, products=())
     for sparsity in (0.0, 1.0, 85):
@@ -235,17 +236,17 @@ def test_override_changes_what_is_given_and_predicts_anew(profile):
     changed = plan.override("0", sparsity=0.9)
     prune, quantize = treatments(changed, "0")
     assert (prune, quantize) == (Prune(0.9), treatments(plan, "0")[1])
-    assert changed.layers["0"].predicted_input.sparsity == pytest.approx(0.9, abs=1e-3)
+    assert changed.layers["0"].predicted_input_gradient.sparsity == pytest.approx(0.9, abs=1e-3)
     assert changed.layers["3"] == plan.layers["3"]
-    assert plan.layers["0"].input[0] == Prune(0.85), "the plan itself must not change"
+    assert plan.layers["0"].input_gradient.gradient[0] == Prune(0.85), "the plan itself must not change"
 
     assert treatments(plan.override("*", format="int8"), "3")[1].format == lograd.IntFormat(8)
     assert treatments(plan.override("3", bits=8), "3")[1].format == theory.best_format(profile["3"].law, 8, scale="max")
-    other = plan.override("3", scale="mean", rounding="nearest", law="normal", products="weight")
-    assert treatments(other, "3", "input") == treatments(plan, "3")
-    prune, quantize = treatments(other, "3", "weight")
+    other = plan.override("3", scale="mean", rounding="nearest", law="normal", products="weight_gradient")
+    assert treatments(other, "3", "input_gradient") == treatments(plan, "3")
+    prune, quantize = treatments(other, "3", "weight_gradient")
     assert (prune.law, quantize.scale, quantize.rounding) == ("normal", "mean", "nearest")
-    assert other.layers["3"].predicted_weight != other.layers["3"].predicted_input
+    assert other.layers["3"].predicted_weight_gradient != other.layers["3"].predicted_input_gradient
 
 
 def test_override_adds_a_part_where_there_is_none(profile):
@@ -263,14 +264,14 @@ def test_layers_are_left_alone_and_taken_in_again(profile):
     again = alone.override("0", sparsity=0.8)
     assert list(again.layers) == ["0", "3"], "in the order of execution"
     assert again.layers["0"].masked == plan.layers["0"].masked
-    assert again.layers["0"].predicted_input == plan.layers["0"].predicted_input
+    assert again.layers["0"].predicted_input_gradient == plan.layers["0"].predicted_input_gradient
 
 
 def test_predictions_without_laws_are_dropped_and_never_stale(profile, tmp_path):
     loaded = Plan.load(profile.plan(sparsity=0.85).save(tmp_path / "plan.json"))
-    changed = loaded.override("0", sparsity=0.5, products="input")
-    assert changed.layers["0"].predicted_input is None
-    assert changed.layers["0"].predicted_weight == loaded.layers["0"].predicted_weight
+    changed = loaded.override("0", sparsity=0.5, products="input_gradient")
+    assert changed.layers["0"].predicted_input_gradient is None
+    assert changed.layers["0"].predicted_weight_gradient == loaded.layers["0"].predicted_weight_gradient
     with pytest.raises(
         InvalidValue, match="bits= needs the law of layer '0', which only a plan straight from a profile"
     ):
@@ -280,8 +281,8 @@ def test_predictions_without_laws_are_dropped_and_never_stale(profile, tmp_path)
 def test_uniform_plans_take_names():
     plan = Plan.uniform("prune85+fp6").override("fc", treat=False).override("conv1", sparsity=0.5)
     assert dict(plan.kept) == {"fc": "left alone by override('fc')"}
-    assert plan.layers["conv1"].input[0] == Prune(0.5)
-    assert plan.layers["conv1"].input[1] == plan.every.input[1]
+    assert plan.layers["conv1"].input_gradient.gradient[0] == Prune(0.5)
+    assert plan.layers["conv1"].input_gradient.gradient[1] == plan.every.input_gradient.gradient[1]
     with pytest.raises(InvalidValue, match=r"the pattern 'conv\*' matches none; give a name"):
         Plan.uniform("fp6").override("conv*", treat=False)
 
@@ -311,7 +312,9 @@ def test_refusals_of_override(profile):
 
 
 def test_the_file_is_an_exact_inverse_and_short(profile, tmp_path):
-    plan = profile.plan(sparsity=0.85, bits=6, allocation="cosine").override("3", sparsity=0.5, products="input")
+    plan = profile.plan(sparsity=0.85, bits=6, allocation="cosine").override(
+        "3", sparsity=0.5, products="input_gradient"
+    )
     path = plan.save(tmp_path / "plan.json")
     assert Plan.load(path) == plan
     text = path.read_text()
@@ -330,7 +333,7 @@ def test_diff_names_what_changed(profile):
     assert lines[1].startswith("~ 0: predicted sparsity 0.85 -> 0.9")
     assert "~ 3: prune 0.85 -> kept (left alone by override('3'))" in lines
     assert "~ 7: kept (the last layer) -> 1-4-1 scale max" in lines
-    one_side = plan.diff(plan.override("0", sparsity=0.9, products="weight")).splitlines()
+    one_side = plan.diff(plan.override("0", sparsity=0.9, products="weight_gradient")).splitlines()
     assert one_side[0] == "~ 0: dW prune sparsity 0.85 -> 0.9"
     both = plan.diff(plan.override("0", format="1-4-1")).splitlines()
     assert both[0] == "~ 0: treatment prune 0.85 -> prune 0.85, then 1-4-1 scale max"
@@ -341,7 +344,7 @@ def test_diff_names_what_changed(profile):
 
 
 def test_the_table_shows_products_predictions_and_reasons(profile):
-    text = str(profile.plan(sparsity=0.85).override("0", sparsity=0.5, products="input"))
+    text = str(profile.plan(sparsity=0.85).override("0", sparsity=0.5, products="input_gradient"))
     rows = [line.split() for line in text.splitlines()]
     assert ["7", "kept:", "the", "last", "layer"] in rows
     assert any(row[:4] == ["0", "dX", "prune", "0.5"] and "50.0%" in row for row in rows)

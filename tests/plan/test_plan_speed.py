@@ -16,7 +16,8 @@ from zoo import torchvision
 
 import lograd
 from lograd import Plan, Profile, theory
-from lograd.engine.multiply import LEAST_WORK, why_dense
+from lograd.engine.backends.multiply import LEAST_WORK
+from lograd.engine.layers import reason_dense as why_dense
 from lograd.errors import InvalidValue, LogradWarning
 from lograd.plan import forecast
 from lograd.plan.forecast import Forecast
@@ -93,17 +94,17 @@ def test_the_rule_is_the_one_by_which_attach_decides(profile):
             cross_entropy(model(images), labels).backward()
             handle.step()
         for layer in handle.layers.values():
-            assert layer.sparse
-            assert all(product.choice.times is not None for product in layer.products.values()), "timed, not too small"
+            assert layer.choices
+            assert all(choice.times is not None for choice in layer.choices.values()), "timed, not too small"
 
 
 def test_work_is_counted_in_the_products_that_are_pruned(profile):
     first = replace(profile["2"], flops_input=0)
-    assert why_no_gain(first, ("weight",)) is None
-    assert "nothing is computed" in why_no_gain(first, ("input",))
+    assert why_no_gain(first, ("weight_gradient",)) is None
+    assert "nothing is computed" in why_no_gain(first, ("input_gradient",))
     half = replace(profile["2"], flops_weight=LEAST_WORK, flops_input=2 * LEAST_WORK)
-    assert why_no_gain(half, ("input",)) is None
-    assert f"{LEAST_WORK // 2:,} multiply-adds" in why_no_gain(half, ("weight",))
+    assert why_no_gain(half, ("input_gradient",)) is None
+    assert f"{LEAST_WORK // 2:,} multiply-adds" in why_no_gain(half, ("weight_gradient",))
 
 
 def test_a_mobilenet_is_pruned_where_it_gains():
@@ -129,14 +130,14 @@ def test_a_mobilenet_is_pruned_where_it_gains():
 def test_everywhere_prunes_all(profile):
     plan = profile.plan(sparsity=0.6, everywhere=True, allocation="uniform")
     assert list(plan.kept) == ["14"]
-    assert all(isinstance(layer.input[0], Prune) for layer in plan.layers.values())
+    assert all(isinstance(layer.input_gradient.gradient[0], Prune) for layer in plan.layers.values())
 
 
 def test_bits_stay_where_zeros_are_left_out(profile):
     plan = profile.plan(bits=6, sparsity=0.6)
     assert list(plan.kept) == ["14"]
     for name, layer in plan.layers.items():
-        kinds = [type(one) for one in layer.input]
+        kinds = [type(one) for one in layer.input_gradient.gradient]
         assert kinds == ([Prune, Quantize] if name in GAINS else [Quantize])
     assert list(plan.unpruned) == ["0", "4", "6", "12"]
     assert "Not pruned: 4 of the rounded layers" in str(plan)
@@ -199,7 +200,9 @@ def chain():
 
 def test_an_explosion_is_predicted_and_then_measured(chain):
     profile, data = chain
-    with pytest.warns(LogradWarning, match=r"predicted to multiply the energy .* it explodes; .*products='weight'"):
+    with pytest.warns(
+        LogradWarning, match=r"predicted to multiply the energy .* it explodes; .*products='weight_gradient'"
+    ):
         plan = profile.plan(sparsity=0.85, everywhere=True, allocation="uniform")
     assert plan.growth.measured
     assert plan.growth.handing_on == 30
@@ -210,7 +213,7 @@ def test_an_explosion_is_predicted_and_then_measured(chain):
         for _ in range(20):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-        grown = max(one.energy / one.first_energy for one in handle._statistics.values())
+        grown = max(one.energy / one.first_energy for one in handle._gradients.values())
     # Noise changes the laws that it was predicted from, so the orders of magnitude agree, and no digits.
     assert np.log10(grown) == pytest.approx(np.log10(plan.growth.factor), rel=0.35)
 
@@ -224,14 +227,14 @@ def test_little_noise_is_predicted_to_the_digit(chain):
         for _ in range(12):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-            grown.append(max(one.energy / one.first_energy for one in handle._statistics.values()))
+            grown.append(max(one.energy / one.first_energy for one in handle._gradients.values()))
     assert 1.0 < plan.growth.factor < forecast.LIMIT
     assert np.mean(grown[4:]) == pytest.approx(plan.growth.factor, rel=0.15)
 
 
 def test_nothing_grows_where_only_dw_is_pruned(chain):
     profile, _ = chain
-    plan = profile.plan(sparsity=0.85, everywhere=True, products="weight")
+    plan = profile.plan(sparsity=0.85, everywhere=True, products="weight_gradient")
     assert plan.growth is None
     assert "multiply the energy" not in str(plan)
 
@@ -263,15 +266,15 @@ def test_a_forecast_survives_the_file_and_refuses_nonsense(profile, tmp_path):
 def test_recommended_formats_are_the_smallest_good_ones(profile):
     plan = profile.plan(bits="recommended", keep=())
     for name, layer in plan.layers.items():
-        (rounding,) = layer.input
-        assert layer.predicted_input.cosine >= GOOD_COSINE
+        (rounding,) = layer.input_gradient.gradient
+        assert layer.predicted_input_gradient.cosine >= GOOD_COSINE
         best = whatif.recommended(whatif.errors(profile[name]))
         assert rounding == Quantize(best.format), "the page recommends the same"
         for bits in range(whatif.WIDTHS[0], rounding.format.bits):
             law = profile[name].law
             smaller = profile.plan(bits=bits, keep=()).layers[name]
-            assert smaller.input[0].format == theory.best_format(law, bits, scale="max")
-            assert smaller.predicted_input.cosine < GOOD_COSINE
+            assert smaller.input_gradient.gradient[0].format == theory.best_format(law, bits, scale="max")
+            assert smaller.predicted_input_gradient.cosine < GOOD_COSINE
 
 
 def test_a_layer_without_a_good_format_is_kept(profile, monkeypatch):
@@ -283,11 +286,11 @@ def test_a_layer_without_a_good_format_is_kept(profile, monkeypatch):
     plan = profile.plan(bits="recommended")
     assert plan.kept["4"] == whatif.NO_FORMAT
     both = profile.plan(bits="recommended", sparsity=0.6, everywhere=True)
-    assert [type(one) for one in both.layers["4"].input] == [Prune], "it is pruned all the same"
+    assert [type(one) for one in both.layers["4"].input_gradient.gradient] == [Prune], "it is pruned all the same"
 
 
 def test_other_words_for_bits_are_refused(profile):
-    with pytest.raises(InvalidValue, match=r"bits must be a number of bits or 'recommended'.*Did you mean"):
+    with pytest.raises(InvalidValue, match=r"bits must be a whole number from 2 to 8, or 'recommended'.*Did you mean"):
         profile.plan(bits="recomended")
 
 
@@ -305,7 +308,7 @@ def test_verdicts_stand_beside_cosines(profile):
     ]
     text = str(profile.plan(sparsity=0.9, allocation="uniform"))
     for name in GAINS:
-        cosine = profile.plan(sparsity=0.9, allocation="uniform").layers[name].predicted_input.cosine
+        cosine = profile.plan(sparsity=0.9, allocation="uniform").layers[name].predicted_input_gradient.cosine
         assert f"{cosine:.4f} {verdict(cosine)}" in text
     assert "good from a cosine of 0.98" in text
     assert "counts every element alike" in text, "a relative error above 1 is explained"

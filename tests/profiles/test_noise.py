@@ -17,7 +17,7 @@ from lograd.laws import HalfNormal, LogNormal
 from lograd.plan import LayerPlan
 from lograd.theory import Propagation, allocate_by_noise, noise_to_signal, threshold
 from lograd.theory.simulate import Estimate
-from lograd.treatments import Prune
+from lograd.treatments import Prune, gradients
 
 # -- theory --
 
@@ -132,7 +132,7 @@ def test_the_total_that_is_predicted_is_the_one_that_attach_brings(split):
     names = list(profile.layers)
     assert profile.noise.layers == tuple(names)
     shares = dict.fromkeys(names, (0.5, 0.6 if split else 0.5))
-    plan = Plan({name: LayerPlan((Prune(a),), (Prune(b),)) for name, (a, b) in shares.items()})
+    plan = Plan({name: LayerPlan.of(gradients((Prune(a),), (Prune(b),))) for name, (a, b) in shares.items()})
     model = conv_net()
     clean = weight_gradients(model, batch, names)
     totals = []
@@ -262,7 +262,9 @@ def test_sparsity_is_the_share_of_skipped_work(profile, choice):
     skipped = sum(
         flops * prediction.sparsity
         for name, layer in plan.layers.items()
-        for flops, prediction in zip(work[name], (layer.predicted_input, layer.predicted_weight), strict=True)
+        for flops, prediction in zip(
+            work[name], (layer.predicted_input_gradient, layer.predicted_weight_gradient), strict=True
+        )
     )
     assert skipped / sum(map(sum, work.values())) == pytest.approx(0.7, abs=2e-3)
     assert plan.skipped == pytest.approx(0.7, abs=2e-3)
@@ -277,7 +279,7 @@ def test_a_layer_that_is_to_be_spared_is_spared():
     model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3))
     profile = lograd.profile(model, vector_batches(1), cross_entropy, noise=2)
     plan = profile.plan(sparsity=0.5, allocation="floors", floors={"2": 1.0}, keep=())
-    assert plan.layers["2"].input[0].sparsity == 0.0001
+    assert plan.layers["2"].input_gradient.gradient[0].sparsity == 0.0001
     split = profile.plan(sparsity=0.02, split=True, keep=())
     assert split.skipped == pytest.approx(0.02, abs=2e-3)
 
@@ -304,7 +306,7 @@ def test_noise_brings_less_noise_than_uniform_and_a_split_less_still(profile):
         plan = profile.plan(sparsity=0.7, keep=(), **choice)
         sides = [
             [1 / getattr(layer, side).cosine ** 2 - 1 for layer in plan.layers.values()]
-            for side in ("predicted_input", "predicted_weight")
+            for side in ("predicted_input_gradient", "predicted_weight_gradient")
         ]
         sides[0][0] = 0.0
         return profile.noise.factors.total(*sides)
@@ -316,7 +318,7 @@ def test_noise_brings_less_noise_than_uniform_and_a_split_less_still(profile):
 def test_the_two_products_of_a_split_plan_are_listed(profile):
     plan = profile.plan(sparsity=0.7, keep=(), allocation="noise", split=True)
     layer = plan.layers["3"]
-    assert layer.input[0].sparsity != layer.weight[0].sparsity
+    assert layer.input_gradient.gradient[0].sparsity != layer.weight_gradient.gradient[0].sparsity
     lines = [line.split() for line in str(plan).splitlines()]
     assert [line[1] for line in lines if line[:1] == ["3"]] == ["dX", "dW"]
 
@@ -327,7 +329,7 @@ def test_what_noise_needs_is_said(profile):
         (lambda: without.plan(sparsity=0.5, allocation="noise"), "needs a profile in which noise was measured"),
         (lambda: without.plan(sparsity=0.5, split=True), "split=True needs allocation='noise'"),
         (
-            lambda: profile.plan(sparsity=0.5, allocation="noise", split=True, products="weight"),
+            lambda: profile.plan(sparsity=0.5, allocation="noise", split=True, products="weight_gradient"),
             "split=True needs both products",
         ),
         (lambda: profile.plan(sparsity=0.5, allocation="nose"), "Did you mean 'noise'"),

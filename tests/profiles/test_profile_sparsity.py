@@ -67,7 +67,7 @@ def test_good_and_fair_sparsities_have_such_cosines(profile):
     for sparsity, cosine in (("good", GOOD_COSINE), ("fair", FAIR_COSINE)):
         found = zeros_of(profile["2"])
         plan = profile.plan(sparsity=getattr(found, sparsity), allocation="uniform", keep=(), everywhere=True)
-        assert plan.layers["2"].predicted_input.cosine == pytest.approx(cosine, abs=2e-3)
+        assert plan.layers["2"].predicted_input_gradient.cosine == pytest.approx(cosine, abs=2e-3)
 
 
 def test_zeros_that_are_there_cost_nothing():

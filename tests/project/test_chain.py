@@ -100,13 +100,13 @@ def test_models_are_profiled_trained_with_the_plan_and_given_back(name, tmp_path
 def test_predicted_zeros_are_the_zeros_counted(kind):
     # In the product for dW only: then every layer meets the very gradient of the profile.
     model, (batch,) = conv_net(), image_batches(1, size=64)
-    plan = lograd.profile(model, [batch], cross_entropy).plan(**KINDS[kind], products="weight")
+    plan = lograd.profile(model, [batch], cross_entropy).plan(**KINDS[kind], products="weight_gradient")
     with lograd.attach(model, plan) as handle:
         for _ in range(9):
             cross_entropy(model(batch[0]), batch[1]).backward()
             handle.step()
     for name, count in handle.counters().layers.items():
-        predicted = plan.layers[name].predicted_weight.sparsity
+        predicted = plan.layers[name].predicted_weight_gradient.sparsity
         band = 4 * (predicted * (1 - predicted) / count.elements) ** 0.5
         assert abs(count.sparsity - predicted) < 0.002 + band, name
         assert count.treated == 8
@@ -118,10 +118,10 @@ def test_the_lognormal_law_prunes_what_batch_norm_refilled():
     few, many = (profile.plan(sparsity=sparsity, law="lognormal") for sparsity in (0.3, 0.8))
     for name, layer in few.layers.items():
         assert 0.4 < layer.masked == pytest.approx(profile[name].masked, abs=1e-6)
-        assert layer.input[0].law == many.layers[name].input[0].law == "lognormal"
+        assert layer.input_gradient.gradient[0].law == many.layers[name].input_gradient.gradient[0].law == "lognormal"
         # More is masked than asked for, so the threshold lies where the refilled positions end.
-        assert 0.3 < layer.predicted_input.sparsity < layer.masked
-        assert many.layers[name].predicted_input.sparsity == pytest.approx(0.8, abs=0.1)
+        assert 0.3 < layer.predicted_input_gradient.sparsity < layer.masked
+        assert many.layers[name].predicted_input_gradient.sparsity == pytest.approx(0.8, abs=0.1)
     with lograd.attach(model, many, refresh=1) as handle:
         for _ in range(9):
             cross_entropy(model(batches[0][0]), batches[0][1]).backward()

@@ -148,13 +148,13 @@ def test_training_leaves_torch_as_it_was(tiny, tmp_path):
     [("fp6", 6), ("prune85", 32), ("prune85+int4", 4), ("identity", 32), ("mxfp4", 4.25), ("mxfp4-rht", 4.25)],
 )
 def test_bits_of_a_sentence(name, bits):
-    assert width_of(recipe(name).input) == bits
+    assert width_of(recipe(name).input_gradient.gradient) == bits
 
 
 def test_bits_are_those_of_both_products(tiny, tmp_path):
     run = train(tiny(recipe="int4-psq", steps=2), tmp_path / "run")
     products = Session(load_work(run.config), run.config.load_plan()).handle.plan.every
-    assert (width_of(products.input), width_of(products.weight)) == (4, 8)
+    assert (width_of(products.input_gradient.gradient), width_of(products.weight_gradient.gradient)) == (4, 8)
     assert 5.5 < run.summary["final"]["bits"] < 6.5  # the first layer has no product for dX
 
 

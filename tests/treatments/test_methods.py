@@ -27,11 +27,13 @@ from lograd.treatments import (
     RECIPES,
     Hadamard,
     Interval,
+    ProductPlan,
     Prune,
     Quantize,
     Statistics,
     Treated,
     apply,
+    gradients,
     numbers_of,
     predict,
     recipe,
@@ -56,7 +58,10 @@ def gradient(rows=64, columns=256, sigma=1.5, zeros=0.2, seed=0):
 def sides(name):
     """The distinct sentences of a recipe with what their product sums over; those that change nothing are left out."""
     found = recipe(name)
-    named = [(found.input, (1,)), (found.weight, (0,)), (found.weights, (0,)), (found.activations, (0,))]
+    named = [
+        (found.input_gradient.gradient, (1,)), (found.weight_gradient.gradient, (0,)),
+        (found.input_gradient.weights, (0,)), (found.weight_gradient.activations, (0,)),
+    ]  # fmt: skip
     return [side for place, side in enumerate(named) if side[0] and side not in named[:place]]
 
 
@@ -125,23 +130,23 @@ def test_predicted_is_measured(name):
     ("name", "share"), [("topk85", 0.85), ("topk85-sample", 0.85), ("topk85-batch", 0.85), ("prune85", 0.85)]
 )
 def test_zeros_asked_are_zeros_got(name, share):
-    result, counts = apply(recipe(name).input, gradient(zeros=0.0))
+    result, counts = apply(recipe(name).input_gradient.gradient, gradient(zeros=0.0))
     assert int(counts[0]) == int((result == 0).sum())
     band = 0.004 if "topk" in name else 4 * math.sqrt(share * (1 - share) / result.numel())
     assert abs(float((result == 0).double().mean()) - share) < band
 
 
 def test_top_k_of_the_batch_is_one_set_of_positions():
-    result = apply(recipe("topk85-batch").input, gradient(zeros=0.0)).result
+    result = apply(recipe("topk85-batch").input_gradient.gradient, gradient(zeros=0.0)).result
     assert torch.equal(result == 0, (result[:1] == 0).expand_as(result))
 
 
 @pytest.mark.parametrize("name", ["topk85", "topk85-sample", "topk85-batch", "topk85-stochastic"])
 def test_the_largest_stays(name):
     g = torch.tensor([[1.0, -3.0, 2.0]])
-    assert apply(recipe(name).input, g).result[0, 1] == -3.0
+    assert apply(recipe(name).input_gradient.gradient, g).result[0, 1] == -3.0
     same = torch.ones(4, 4)
-    assert torch.equal(apply(recipe(name).input, same).result, same)
+    assert torch.equal(apply(recipe(name).input_gradient.gradient, same).result, same)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,13 +177,15 @@ def test_two_backwards_of_a_step_draw_independent_noise():
 
 def test_atp_gives_what_its_law_gives_and_not_its_share():
     normal = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
-    found = apply(recipe("atp90").input, normal).counts[0] / normal.numel()
+    found = apply(recipe("atp90").input_gradient.gradient, normal).counts[0] / normal.numel()
     assert float(found) == pytest.approx(0.54, abs=0.01)  # for p = 0.9 and a normal law
 
 
 def test_the_variance_per_sample_is_within_its_bound():
     g = gradient(zeros=0.0)
-    draws = torch.stack([apply(recipe("int5-psq").input, g, seed).result for seed in range(100)]).double()
+    draws = torch.stack(
+        [apply(recipe("int5-psq").input_gradient.gradient, g, seed).result for seed in range(100)]
+    ).double()
     ranges = (g.amax(1) - g.amin(1)).numpy()
     assert float(draws.var(0).sum()) < float(per_sample_variance_bound(ranges, g.shape[1], 5))
 
@@ -187,7 +194,7 @@ def test_hadamard_spreads_an_outlier():
     g = gradient(32, 256, sigma=0.5, zeros=0.0)
     g[:, 7] *= 300
     error = {
-        name: float((apply(recipe(name).input, g, contracted=(1,)).result - g).norm())
+        name: float((apply(recipe(name).input_gradient.gradient, g, contracted=(1,)).result - g).norm())
         for name in ("int4-ptq", "int4-ptq-rht")
     }
     assert error["int4-ptq-rht"] < 0.7 * error["int4-ptq"]
@@ -202,7 +209,7 @@ IDEMPOTENT = [
 @pytest.mark.parametrize("name", IDEMPOTENT)
 def test_twice_is_once(name):
     g = gradient()
-    sentence = recipe(name).input
+    sentence = recipe(name).input_gradient.gradient
     numbers = [one.numbers(Statistics(Empirical.fit(g))) for one in sentence]
     once = apply(sentence, g, 1, numbers=numbers).result
     assert not torch.equal(once, g)
@@ -316,13 +323,15 @@ def test_training_acts_is_counted_and_resumes_to_the_same_bits(name, kind, tmp_p
     torch.save([model.state_dict(), optimizer.state_dict(), handle.state_dict()], tmp_path / "run.pt")
     train(model, handle, batches[3:], optimizer)
     assert all(bool(weight.isfinite().all()) for weight in weights(model)) or name == "fp4-dynamic"
-    count, operands = handle.counters().total, handle.counters().operands
+    count, sites = handle.counters().total, handle.counters().sites
     plan = LayerPlan.of(recipe(name))
-    if plan.input or plan.weight:
+    if plan.input_gradient.gradient or plan.weight_gradient.gradient:
         assert count.treated > 0
         assert count.elements > 0
-    last = list(operands.values())[-1]  # the first layer needs no dX, and so no weights
-    assert list(last) == (["weights", "activations"] if plan.weights else [])
+    last = list(sites.values())[-1]  # the first layer needs no dX, and so no weights
+    assert [name for name in last if "gradient" not in name.partition(".")[2] and "." in name] == (
+        ["input_gradient.weights", "weight_gradient.activations"] if plan.input_gradient.weights else []
+    )
     assert all(one.treated > 0 for one in last.values())
     assert str(handle.explain())
     handle.remove()
@@ -367,7 +376,7 @@ def test_the_interval_starts_and_moves_as_the_paper_says():
     gamma = treatment._search(g)
     assert share(gamma) > target >= share(gamma + 1e-3)
     model, optimizer, handle, batches = start("linear", "int4-interval")
-    state = handle.layers["0"].products["both"].state
+    state = handle.layers["0"].gradient.sites["gradient"].memory
     before = []
     for batch in batches:
         train(model, handle, [batch], optimizer)
@@ -383,17 +392,17 @@ def test_the_interval_starts_and_moves_as_the_paper_says():
 
 def test_atp_prunes_with_the_mean_of_the_last_thresholds():
     model, optimizer, handle, batches = start("linear", "atp80")
-    product = handle.layers["0"].products["both"]
+    product = handle.layers["0"].gradient.sites["gradient"]
     train(model, handle, batches, optimizer)
-    state = product.state.tolist()
+    state = product.memory.tolist()
     assert state[0] == 6
     assert all(threshold > 0 for threshold in state[1:])
     words = str(handle.explain())
     assert f"threshold {np.mean(state[1:]):.3g}" in words
     (model(batches[0][0]).sum() * math.nan).backward()
-    assert product.state.tolist() == state, "a broken gradient is not queued"
+    assert product.memory.tolist() == state, "a broken gradient is not queued"
     product.rescale(4.0)
-    assert product.state.tolist() == [6, *(4 * one for one in state[1:])]
+    assert product.memory.tolist() == [6, *(4 * one for one in state[1:])]
     handle.remove()
 
 
@@ -435,7 +444,7 @@ def test_overflow_begins_where_the_format_ends(rounding):
 def test_static_loss_scaling_is_one_scale_for_all():
     g = gradient()
     scaled = lograd.ops.quantize(g * 2.0**13, lograd.FloatFormat(3, 0)) / 2.0**13
-    assert torch.equal(apply(recipe("fp4-static13").input, g).result, scaled)
+    assert torch.equal(apply(recipe("fp4-static13").input_gradient.gradient, g).result, scaled)
 
 
 def test_common_cosine_is_solved_over_the_layers():
@@ -448,14 +457,14 @@ def test_common_cosine_is_solved_over_the_layers():
         (torch.randn(512, 32, generator=generator), torch.randint(0, 10, (512,), generator=generator)) for _ in range(8)
     ]
     train(model, handle, batches, optimizer)
-    predicted = [one.predictions(1.0)["both"] for one in handle._statistics.values()]
+    predicted = [one.predictions(1.0)["gradient"] for one in handle._gradients.values()]
     assert np.ptp([one.cosine for one in predicted]) < 0.02
     work = [512 * layer.weight.numel() for layer in model if isinstance(layer, nn.Linear)]
     assert np.average([one.sparsity for one in predicted], weights=work) == pytest.approx(0.8, abs=2e-3)
     assert np.ptp([one.sparsity for one in predicted]) > 0.01, "layers differ, and so do their shares"
     again = lograd.attach(copy_of(model, handle), Plan.uniform("prune80-cosine"), refresh=1)
     again.load_state_dict(handle.state_dict())
-    assert [one.allotted for one in again._statistics.values()] == [one.allotted for one in handle._statistics.values()]
+    assert [one.allotted for one in again._gradients.values()] == [one.allotted for one in handle._gradients.values()]
     handle.remove()
     again.remove()
 
@@ -473,7 +482,7 @@ def test_operands_are_treated_in_the_backward_alone():
         g = torch.randn_like(y)
         y.backward(g)
     assert torch.equal(y, nn.functional.linear(x, layer.weight, layer.bias))
-    (top,) = recipe("saw80").weights
+    (top,) = recipe("saw80").input_gradient.weights
     assert torch.equal(x.grad, g @ apply((top,), layer.weight.detach()).result)
     assert torch.equal(layer.weight.grad, g.T @ apply((top,), x.detach()).result)
 
@@ -499,18 +508,21 @@ def test_plans_of_recipes_survive_their_files(name, tmp_path):
 
 
 def test_parts_endings_and_sides():
-    assert recipe("int5-bhq").weight == recipe("int8-ptq").input
-    assert recipe("identity/prune85") == Treated((), (Prune(0.85),))
-    assert recipe("mxfp4-rht").input == (Hadamard(recipe("mxfp4").input[0]),)
+    assert recipe("int5-bhq").weight_gradient.gradient == recipe("int8-ptq").input_gradient.gradient
+    assert recipe("identity/prune85") == gradients((), (Prune(0.85),))
+    assert recipe("mxfp4-rht").input_gradient.gradient == (Hadamard(recipe("mxfp4").input_gradient.gradient[0]),)
     assert recipe("mxfp4-nearest-rht") == recipe("mxfp4-rht-nearest")
-    assert recipe("prune97.5").input == (Prune(0.975),)
+    assert recipe("prune97.5").input_gradient.gradient == (Prune(0.975),)
     assert recipe("mxfp8-e4m3") == recipe("mxfp8")
-    assert recipe("mxfp4/int5-bhq").weight == recipe("int5-bhq").input
-    assert Plan.uniform("topk85").override("fc", sparsity=0.5).layers["fc"].input == recipe("topk50").input
-    assert not Plan.uniform("mxfp4").every.shared
-    assert Plan.uniform("int8-ptq").every.shared
+    assert recipe("mxfp4/int5-bhq").weight_gradient.gradient == recipe("int5-bhq").input_gradient.gradient
+    assert (
+        Plan.uniform("topk85").override("fc", sparsity=0.5).layers["fc"].input_gradient.gradient
+        == recipe("topk50").input_gradient.gradient
+    )
+    assert not Plan.uniform("mxfp4").every.shares("gradient")
+    assert Plan.uniform("int8-ptq").every.shares("gradient")
     changed = Plan.uniform("saw80").override("fc", sparsity=0.5)
-    assert changed.layers["fc"].weights == recipe("saw80").weights
+    assert changed.layers["fc"].input_gradient.weights == recipe("saw80").input_gradient.weights
 
 
 @pytest.mark.parametrize(
@@ -531,10 +543,11 @@ def test_parts_endings_and_sides():
         (lambda: Plan.uniform("atp85").override("fc", sparsity=0.5), "threshold of its own"),
         (lambda: recipe("fp6/fp5/fp4"), "once"),
         (lambda: recipe("topk85-samples"), "Did you mean 'topk85-sample'"),
-        (lambda: LayerPlan(weights=recipe("fp6").input), "weights have no statistics.*int8-ptq"),
+        (lambda: LayerPlan(output=recipe("fp6").input_gradient), "gradient cannot be treated there"),
+        (lambda: LayerPlan(output=ProductPlan(weights=(Prune(0.5, allocation="cosine"),))), "cannot treat weights"),
         (lambda: Quantize("1-4-1", "2^200"), "between 2"),
         (lambda: Quantize("1-4-1", overflow="wrap"), "overflow must be one of 'saturate', 'infinity'"),
-        (lambda: Hadamard(recipe("mxfp4").input[0], block=48), "one of 16, 32, 64, 128"),
+        (lambda: Hadamard(recipe("mxfp4").input_gradient.gradient[0], block=48), "one of 16, 32, 64, 128"),
         (lambda: Prune(0.5, allocation="cosin"), "Did you mean 'cosine'"),
     ],
 )

@@ -46,21 +46,21 @@ def treated(treatments, g, seed=5):
 # Every treatment joins by a row: its prediction is held against a measurement.
 SENTENCES = {
     "identity": (),
-    "fp4": recipe("fp4").input,
-    "fp6": recipe("fp6").input,
+    "fp4": recipe("fp4").input_gradient.gradient,
+    "fp6": recipe("fp6").input_gradient.gradient,
     "fp8 nearest": (Quantize(FloatFormat(5, 2), rounding="nearest"),),
     "fp6 mean": (Quantize(FloatFormat(4, 1), scale="mean"),),
     "fp5 mean-3": (Quantize(FloatFormat(4, 0), scale="mean-3", rounding="nearest"),),
-    "int8": recipe("int8").input,
+    "int8": recipe("int8").input_gradient.gradient,
     "int4 quantile": (Quantize(IntFormat(4), scale="quantile(0.99)"),),
     "fp6 expected_max": (Quantize(FloatFormat(4, 1), scale="expected_max"),),
-    "prune50": recipe("prune50").input,
-    "prune85": recipe("prune85").input,
-    "prune85 lognormal": recipe("prune85-lognormal").input,
-    "prune60 normal": recipe("prune60-normal").input,
-    "prune85+fp6": recipe("prune85+fp6").input,
-    "prune95+fp4": recipe("prune95+fp4").input,
-    "fp6+prune85": recipe("fp6+prune85").input,
+    "prune50": recipe("prune50").input_gradient.gradient,
+    "prune85": recipe("prune85").input_gradient.gradient,
+    "prune85 lognormal": recipe("prune85-lognormal").input_gradient.gradient,
+    "prune60 normal": recipe("prune60-normal").input_gradient.gradient,
+    "prune85+fp6": recipe("prune85+fp6").input_gradient.gradient,
+    "prune95+fp4": recipe("prune95+fp4").input_gradient.gradient,
+    "fp6+prune85": recipe("fp6+prune85").input_gradient.gradient,
 }
 
 
@@ -167,7 +167,7 @@ def test_the_lognormal_law_of_one_magnitude_falls_back_on_the_histogram():
 
 def test_a_scale_follows_what_pruning_leaves():
     g = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
-    sentence = recipe("prune95+fp6").input
+    sentence = recipe("prune95+fp6").input_gradient.gradient
     (prune, quantize) = numbers_of(sentence, statistics_of(g))
     assert prune["threshold"] > g.abs().max()  # every survivor is moved up to the threshold
     _, counts = treated(sentence, g)
@@ -206,9 +206,11 @@ def test_a_plan_survives_its_file(tmp_path):
     plan = Plan(
         {
             "a": LayerPlan.of(
-                recipe("prune85+fp6").input, predict(recipe("prune85+fp6").input, statistics_of(gradient())), elements=7
+                recipe("prune85+fp6").input_gradient.gradient,
+                predict(recipe("prune85+fp6").input_gradient.gradient, statistics_of(gradient())),
+                elements=7,
             ),
-            "b.c": LayerPlan((), recipe("fp4").input, masked=0.1),
+            "b.c": LayerPlan(weight_gradient=recipe("fp4").weight_gradient, masked=0.1),
         },
         kept={"head": "the last layer"},
     )
@@ -218,10 +220,10 @@ def test_a_plan_survives_its_file(tmp_path):
 
 
 def test_recipes():
-    assert recipe("identity").input == ()
-    assert recipe("fp6").input == (Quantize(FloatFormat(4, 1)),)
-    assert recipe("prune90-normal").input == (Prune(0.9, "normal"),)
-    assert describe(recipe("prune85+fp6").input) == "prune 0.85, then 1-4-1 scale max"
+    assert recipe("identity").input_gradient.gradient == ()
+    assert recipe("fp6").input_gradient.gradient == (Quantize(FloatFormat(4, 1)),)
+    assert recipe("prune90-normal").input_gradient.gradient == (Prune(0.9, "normal"),)
+    assert describe(recipe("prune85+fp6").input_gradient.gradient) == "prune 0.85, then 1-4-1 scale max"
     assert describe(()) == "unchanged"
     assert Quantize("1-4-1") == Quantize(FloatFormat(4, 1))
 

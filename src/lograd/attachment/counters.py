@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import final
 
-from ..engine.site import Product, TreatedLayer
+from ..engine.layer import LayerEngine
+from ..engine.site import Site
 from ..engine.slots import COUNTERS, PASSES
 from ..errors import plural
 from ..treatments import mixes
@@ -54,40 +55,42 @@ class Count:
 @final
 @dataclass(frozen=True, repr=False)
 class Counters:
-    """By layer, by layer and product ("input", "weight", or "both" where the same copy serves), and in total.
+    """What was counted, in total, by layer, and by layer and site.
 
-    `operands` counts the treated "weights" and "activations" that gradients meet; they are in no sum.
+    A site is named by product and operand, as in "weight_gradient.gradient"; "gradient" alone where one treated copy
+    serves both products.  Sums are of gradients: treated weights and activations are in `sites` only.
     """
 
     total: Count
     layers: dict[str, Count]
-    products: dict[str, dict[str, Count]]
-    operands: dict[str, dict[str, Count]]
+    sites: dict[str, dict[str, Count]]
 
     def __repr__(self) -> str:
         treated = f"{plural(self.total.treated, 'gradient')} treated, {self.total.sparsity:.1%} zeros"
         return f"Counters({plural(len(self.layers), 'layer')}, {treated})"
 
-
-def read_counters(layers: dict[str, TreatedLayer]) -> Counters:
-    products = {name: _of_products(layer.products) for name, layer in layers.items()}
-    operands = {name: _of_products(layer.operands_by_name) for name, layer in layers.items()}
-    passes = {name: Count(passes=int(layer.seen[PASSES])) for name, layer in layers.items()}
-    by_layer = {name: _sum([passes[name], *products[name].values()]) for name in layers}
-    return Counters(_sum(by_layer.values()), by_layer, products, operands)
+    def gradients(self, layer: str) -> dict[str, Count]:
+        """Return the counts of a layer's sites of the gradient."""
+        return {name: count for name, count in self.sites[layer].items() if name.endswith("gradient")}
 
 
-def _of_products(products: dict[str, Product]) -> dict[str, Count]:
-    return {name: _of_product(product) for name, product in products.items()}
+def read_counters(layers: dict[str, LayerEngine]) -> Counters:
+    """Return what attached layers have counted."""
+    by_layer, by_site = {}, {}
+    for name, layer in layers.items():
+        by_site[name] = {site: _count(found) for site, found in layer.sites.items()}
+        gradients = [by_site[name][site] for site in layer.gradient.sites]
+        by_layer[name] = _sum([Count(passes=int(layer.gradient.seen[PASSES])), *gradients])
+    return Counters(_sum(by_layer.values()), by_layer, by_site)
 
 
-def _of_product(product: Product) -> Count:
-    value = dict(zip(COUNTERS, product.counters.tolist(), strict=True))
+def _count(site: Site) -> Count:
+    value = dict(zip(COUNTERS, site.counters.tolist(), strict=True))
     # Zeros stay zeros under every treatment of single elements, so the new ones are the difference; a treatment of rows
     # or blocks may fill some of them.
     new = max(value["zeros_after"] - value["zeros_before"], 0)
-    if not mixes(product.treatments):
-        value["pruned"] = new if product.makes_zeros else 0
+    if not mixes(site.treatments):
+        value["pruned"] = new if site.makes_zeros else 0
     return Count(**value, underflowed=max(new - value["pruned"], 0))
 
 

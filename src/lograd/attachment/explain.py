@@ -7,17 +7,19 @@ from typing import final
 from rich.text import Text
 from torch import nn
 
-from ..engine.site import Product, TreatedLayer
-from ..engine.slots import NANOSECONDS, READY
+from ..engine.backends.choice import Choice
+from ..engine.layer import LayerEngine
+from ..engine.layers import plain_name, unwrapped
+from ..engine.site import Site
+from ..engine.slots import NANOSECONDS
 from ..errors import plural
 from ..plan import Plan
-from ..treatments import Numbers, Treatment
+from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
 from .counters import Count, read_counters
 from .guard import Growth
-from .refresh import Cost, LayerStatistics
+from .refresh import Cost, OperandStatistics
 from .speed import Saving
-from .swap import plain_name, unwrapped
 from .untreated import untreated_parts
 
 
@@ -50,8 +52,8 @@ class Explanation(str):
 
 def explain(
     model: nn.Module,
-    layers: dict[str, TreatedLayer],
-    statistics: dict[str, LayerStatistics],
+    layers: dict[str, LayerEngine],
+    statistics: dict[str, OperandStatistics],
     skipped: dict[str, str],
     steps: int,
     cost: Cost,
@@ -76,7 +78,10 @@ def explain(
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     total = counts.total
-    milliseconds = cost.milliseconds + sum(int(layer.seen[NANOSECONDS]) for layer in layers.values()) / 1e6
+    milliseconds = (
+        cost.milliseconds
+        + sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values()) / 1e6
+    )
     summary = (
         f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
         f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
@@ -96,10 +101,13 @@ def explain(
     return Explanation(lines, summary + ".")
 
 
-def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
+def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
+    """Return what is said of one layer; `statistics` are those of its gradient."""
+    gradient = layer.gradient
     text = "; ".join(
-        ("" if side == "both" else f"{side}: ") + _product(product, bool(layer.control[READY]))
-        for side, product in (layer.products | layer.operands_by_name).items()
+        _label(name) + _site(site, operand.ready, layer.choices.get(name))
+        for operand in layer.operands.values()
+        for name, site in operand.sites.items()
     )
     if statistics is None:
         return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
@@ -112,7 +120,7 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
         return f"{text}; waits for its first gradient"
     if statistics.problem:
         text += f"; the last statistics were of no use: {statistics.problem}"
-    if not layer.control[READY]:
+    if not gradient.ready:
         return f"{text}; passes through until handle.step() has statistics"
     text += f"; {count.sparsity:.1%} zeros so far"
     if layer.why_dense:
@@ -126,12 +134,20 @@ def _line(layer: TreatedLayer, statistics: LayerStatistics | None, count: Count,
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
 
-def _product(product: Product, ready: bool) -> str:
-    numbers = product.numbers_and_memory() if ready else product.remembered()
+def _label(site: str) -> str:
+    """Return the words before a site: none for a gradient that both products share."""
+    product, _, operand = site.rpartition(".")
+    if not product:
+        return "" if operand == "gradient" else f"{operand}: "
+    return f"{SYMBOLS[product]}: " if operand == "gradient" else f"{operand} of {SYMBOLS[product]}: "
+
+
+def _site(site: Site, ready: bool, choice: Choice | None) -> str:
+    numbers = site.numbers_and_memory() if ready else site.remembered()
     text = ", then ".join(
-        _treatment(treatment, values) for treatment, values in zip(product.treatments, numbers, strict=True)
+        _treatment(treatment, values) for treatment, values in zip(site.treatments, numbers, strict=True)
     )
-    return text if product.choice is None else f"{text}, {product.choice.words()}"
+    return text if choice is None else f"{text}, {choice.words()}"
 
 
 def _treatment(treatment: Treatment, numbers: Numbers) -> str:

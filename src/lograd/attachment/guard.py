@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..treatments import Prune
-from .refresh import EARLY_STEPS, LayerStatistics
+from .refresh import EARLY_STEPS, OperandStatistics
 
 LIMIT = 1e5
 """Of the growth of energy.  At 85 % it settles near 1e3 in a ResNet-20 that learns and at 2e5 in one whose weights are
@@ -31,13 +30,13 @@ class Growth(NamedTuple):
         return (
             f"noise of pruning explodes over the {self.pruned} layers that are pruned in the product for dX: by step "
             f"{self.step} the energy of the gradient of {self.layer!r} had grown {self.factor:.0e} times; prune "
-            "the product for dW only (products='weight' of a profile's plan), where nothing adds up, or ask for less "
-            "sparsity in fewer layers; a later start, attach(start=100), helps where profile(noise=2), taken at that "
-            "step, predicts less growth"
+            "the product for dW only (products='weight_gradient' of a profile's plan), where nothing adds up, or ask "
+            "for less sparsity in fewer layers; a later start, attach(start=100), helps where profile(noise=2), taken "
+            "at that step, predicts less growth"
         )
 
 
-def exploded(layers: dict[str, LayerStatistics], step: int, first: int) -> Growth | None:
+def exploded(layers: dict[str, OperandStatistics], step: int, first: int) -> Growth | None:
     """What to warn of, soon after the first histograms: later, energies also change because the model has learned."""
     pruned = {name: layer for name, layer in layers.items() if _hands_noise_on(layer)}
     known = {name: layer.energy / layer.first_energy for name, layer in pruned.items() if layer.first_energy}
@@ -49,6 +48,7 @@ def exploded(layers: dict[str, LayerStatistics], step: int, first: int) -> Growt
     return Growth(name, factor, step, len(pruned)) if factor > LIMIT else None
 
 
-def _hands_noise_on(layer: LayerStatistics) -> bool:
-    product = layer.layer.input
-    return product is not None and any(isinstance(one, Prune) for one in product.treatments)
+def _hands_noise_on(layer: OperandStatistics) -> bool:
+    """Return whether the gradient is pruned without bias in the product for dX, which goes on to other layers."""
+    site = layer.operand.at["input_gradient"]
+    return site is not None and any(one.makes_zeros and one.unbiased for one in site.treatments)

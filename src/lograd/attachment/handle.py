@@ -15,23 +15,25 @@ import torch
 from torch import nn
 
 from ..engine.clock import StepClock
-from ..engine.multiply import Backend, check_backend, renamed, why_dense, work_of_element
-from ..engine.site import TENSORS, Product, TreatedLayer
-from ..engine.slots import CPU
+from ..engine.layer import LayerEngine
+from ..engine.layers import candidates, reason_dense, reason_not_supported, unwrapped, work_of_element
+from ..engine.site import Site
+from ..engine.slots import CPU, PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
 from ..ops.library import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
-from ..treatments import Quantize
+from ..treatments import BACKWARD, PRODUCTS, Backend
+from ..treatments.products import check_backend, check_backward_products
 from . import explain as explaining
 from . import state as states
 from .counters import Counters, read_counters
 from .explain import Explanation
 from .guard import Growth, exploded
-from .refresh import Cost, LayerStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
+from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .speed import saving
-from .swap import candidates, catcher_of, reason_not_restored, reason_not_supported, restore, swap, unwrapped
+from .swap import engine_of, reason_not_restored, restore, swap
 
 
 def attach(
@@ -78,7 +80,7 @@ def attach(
     if products is not None:
         backend = renamed(products, backend)
     modules = candidates(model)
-    if any(catcher_of(module) is not None for module in modules.values()):
+    if any(engine_of(module) is not None for module in modules.values()):
         raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
     for name in (*plan.layers, *plan.kept):
         if name not in modules:
@@ -116,9 +118,10 @@ class Handle:
         self.cost = Cost()
         self.skipped: dict[str, str] = {}
         """Layers that are left alone, and why."""
-        self.layers: dict[str, TreatedLayer] = {}
+        self.layers: dict[str, LayerEngine] = {}
         self._modules: dict[str, nn.Module] = {}
-        self._statistics: dict[str, LayerStatistics] = {}
+        self._statistics: dict[str, dict[str, OperandStatistics]] = {}
+        """By layer and operand."""
         self._loss_scale = loss_scale
         self._last_collected = 0
         self._copy_was_said = False
@@ -127,10 +130,17 @@ class Handle:
         """What was warned of."""
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
-            self.layers[name], self._modules[name] = TreatedLayer(layer, device, self), module
-            self.layers[name].choose(backend, why_dense(module))
-            if layer.input or layer.weight:
-                self._statistics[name] = LayerStatistics(self.layers[name], layer.masked, work_of_element(module))
+            engine = self.layers[name] = LayerEngine(layer, device, self)
+            self._modules[name] = module
+            asked = {product: getattr(layer, product).backend for product in PRODUCTS}
+            engine.choose(backend, asked, reason_dense(module))
+            found = {
+                one.name: OperandStatistics(one) for one in (engine.weights, engine.activations) if one.has_statistics
+            }
+            if engine.gradient.sites:
+                found["gradient"] = OperandStatistics(engine.gradient, layer.masked, work_of_element(module))
+            if found:
+                self._statistics[name] = found
         self._wait_or_begin()
         self._collect()
         self._set_keys()
@@ -177,17 +187,19 @@ class Handle:
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
-        for statistics in self._statistics.values():
-            if after != before:
+        for name, statistics in self._all_statistics():
+            scaled = name == "gradient"  # the scale of the loss is in gradients alone
+            if scaled and after != before:
                 statistics.rescale(before, after)
-            statistics.deliver(self.steps, before, after, self.refresh, self.cost)
+            scales = (before, after) if scaled else (1.0, 1.0)
+            statistics.deliver(self.steps, *scales, self.refresh, self.cost)
         if self.cost.refreshes > refreshes:
             self.cost.steps += 1
-            share_out(list(self._statistics.values()), after)
+            share_out(list(self._gradients.values()), after)
             for layer in self.layers.values():
                 layer.reconsider()
             self._say_what_explodes()
-        if any(layer.sparse for layer in self.layers.values()):
+        if any(layer.choices for layer in self.layers.values()):
             release_workspace()  # the next forward needs the memory more
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
@@ -201,7 +213,7 @@ class Handle:
     def _say_what_explodes(self) -> None:
         """Warn once."""
         if self._growth is None:
-            self._growth = exploded(self._statistics, self.steps, self._first_collected)
+            self._growth = exploded(self._gradients, self.steps, self._first_collected)
             if self._growth is not None:
                 warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
 
@@ -223,26 +235,35 @@ class Handle:
         if self.steps < self._first_collected:
             return
         self._last_collected = self.steps
-        for statistics in self._statistics.values():
+        for _, statistics in self._all_statistics():
             if not statistics.collecting:
                 statistics.collect(sample)
 
-    def _products(self) -> list[tuple[int, Product]]:
-        """Every distinct product with a number of its own."""
+    @property
+    def _gradients(self) -> dict[str, OperandStatistics]:
+        """The statistics of gradients, by layer."""
+        return {name: found["gradient"] for name, found in self._statistics.items() if "gradient" in found}
+
+    def _all_statistics(self) -> list[tuple[str, OperandStatistics]]:
+        """Return all statistics, each with the name of its operand."""
+        return [pair for found in self._statistics.values() for pair in found.items()]
+
+    def _numbered_sites(self) -> list[tuple[int, Site]]:
+        """Return every distinct site with a number of its own, from which its random numbers follow."""
         return [
-            (len(TENSORS) * index + TENSORS.index(side), product)
+            (_number(index, name), site)
             for index, layer in enumerate(self.layers.values())
-            for side, product in (layer.products | layer.operands_by_name).items()
+            for name, site in layer.sites.items()
         ]
 
     def _set_keys(self) -> None:
-        products = self._products()
+        sites = self._numbered_sites()
         distributed = torch.distributed
         ready = distributed.is_available() and distributed.is_initialized()
         common = mix(mix(np.uint64(self.seed % 2**64)) + np.uint64(distributed.get_rank() if ready else 0))
-        seeds = mix(mix(common + np.array([number for number, _ in products], dtype=np.uint64)) + np.uint64(self.steps))
-        for (_, product), seed in zip(products, seeds.view(np.int64).tolist(), strict=True):
-            product.key.copy_(torch.tensor([seed, 0], device=CPU))
+        seeds = mix(mix(common + np.array([number for number, _ in sites], dtype=np.uint64)) + np.uint64(self.steps))
+        for (_, site), seed in zip(sites, seeds.view(np.int64).tolist(), strict=True):
+            site.key.copy_(torch.tensor([seed, 0], device=CPU))
 
     # -- what happened --
 
@@ -253,7 +274,7 @@ class Handle:
     def explain(self) -> Explanation:
         """What is applied to each layer with its current numbers, or why nothing is; print it."""
         return explaining.explain(
-            self.model, self.layers, self._statistics, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
+            self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
             self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
         )  # fmt: skip
 
@@ -272,7 +293,10 @@ class Handle:
             "growth": [] if self._growth is None else list(self._growth),
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
-            "statistics": {name: statistics.state() for name, statistics in self._statistics.items()},
+            "statistics": {
+                name: {operand: one.state() for operand, one in found.items()}
+                for name, found in self._statistics.items()
+            },
         }
         return state | {"checksums": states.checksums(state)}
 
@@ -281,7 +305,7 @@ class Handle:
 
         All of the state is checked first: one that was damaged, or does not fit, is refused and changes nothing.
         """
-        self.check_state_dict(state)
+        state = states.checked(state, self.plan, self.layers, self._statistics)
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
@@ -290,16 +314,17 @@ class Handle:
         self._set_keys()  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
             self.layers[name].load(tensors)
-        for name, statistics in state["statistics"].items():
-            self._statistics[name].load(statistics)
+        for name, found in state["statistics"].items():
+            for operand, values in found.items():
+                self._statistics[name][operand].load(values)
         self._wait_or_begin()
-        for statistics in self._statistics.values():
+        for _, statistics in self._all_statistics():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise what `load_state_dict` would raise, and change nothing: for whoever restores several things at once."""
-        states.check_state(state, self.plan.hash(), self.layers, self._statistics)
+        states.checked(state, self.plan, self.layers, self._statistics)
 
     def remove(self) -> None:
         """The model as it was, byte for byte.  Counters and explanation stay."""
@@ -312,7 +337,7 @@ class Handle:
         total = self.counters().total
         # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (
-            not self.steps and any(int(layer.seen[0]) > self.start for layer in self.layers.values())
+            not self.steps and any(int(layer.gradient.seen[PASSES]) > self.start for layer in self.layers.values())
         )
         if modules and total.passed_through and not total.treated and begun:
             warnings.warn(
@@ -352,8 +377,8 @@ class Handle:
 def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
     """A format that overflows at the scale of the loss loses nearly all where the loss is not scaled."""
     layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
-    for one in (one for layer in layers for one in (*layer.input, *layer.weight)):
-        if loss_scale is None and isinstance(one, Quantize) and one.overflow == "infinity":
+    for one in (one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")):
+        if loss_scale is None and one.overflows:
             warnings.warn(
                 f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
                 "give attach(..., loss_scale=scaler.get_scale()).",
@@ -379,6 +404,41 @@ def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
             LogradWarning,
             stacklevel=3,
         )
+
+
+_NUMBERS = {
+    "gradient": 0,
+    "input_gradient.gradient": 1,
+    "weight_gradient.gradient": 2,
+    "input_gradient.weights": 3,
+    "weight_gradient.activations": 4,
+}
+_OTHERS = {"output.activations": 0, "output.weights": 1, "activations": 2, "weights": 3}
+"""Sites of the output have numbers far above those of the backward, which runs of earlier versions have."""
+
+
+def _number(index: int, site: str) -> int:
+    """Return the number of a site of the layer with this index."""
+    if site in _NUMBERS:
+        return len(_NUMBERS) * index + _NUMBERS[site]
+    return 2**40 + len(_OTHERS) * index + _OTHERS[site]
+
+
+def renamed(products: Backend, backend: Backend) -> Backend:
+    """Return the backend that was given under its former name."""
+    if products in (*BACKWARD, "input", "weight"):
+        raise InvalidValue(
+            f"attach has no choice of products, and {products!r} is one; which of dX and dW are treated is part of the "
+            f"plan: profile.plan(..., products={check_backward_products(products)[0]!r})."
+        )
+    if backend != "auto":
+        raise InvalidValue("products is the former name of backend; got both.")
+    warnings.warn(
+        f"attach(products={products!r}) has a new name; write attach(backend={products!r}).",
+        LogradWarning,
+        stacklevel=3,
+    )
+    return products
 
 
 def mix(x: Any) -> Any:

@@ -14,13 +14,13 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from ..engine.site import TreatedLayer
+from ..engine.operand import Operand
 from ..engine.slots import CPU, READY, STRIDE
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
-from ..treatments import Prediction, Prune, Statistics, numbers_of, predict
+from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
@@ -107,11 +107,11 @@ class Cost:
     """Spent between steps; the histograms' own time is counted by the layers."""
 
 
-class LayerStatistics:
-    """The statistics of one layer and their history."""
+class OperandStatistics:
+    """The statistics of one operand of a layer, and their history."""
 
-    def __init__(self, layer: TreatedLayer, masked: float, work: float) -> None:
-        self.layer = layer
+    def __init__(self, operand: Operand, masked: float = 0.0, work: float = 0.0) -> None:
+        self.operand = operand
         self.masked = masked
         self.work = work
         """What an element of the gradient costs; a sparsity that layers share is one of work."""
@@ -130,21 +130,20 @@ class LayerStatistics:
         """This layer's part of a sparsity that several share."""
 
     @property
-    def joint(self) -> list[Prune]:
+    def joint(self) -> list[Treatment]:
         """Treatments whose sparsity is shared with other layers."""
-        treatments = [one for product in self.layer.products.values() for one in product.treatments]
-        return [one for one in treatments if isinstance(one, Prune) and one.allocation == "cosine"]
+        return [one for site in self.operand.sites.values() for one in site.treatments if one.joint]
 
     @property
     def collecting(self) -> bool:
-        return bool(self.layer.control[STRIDE])
+        return bool(self.operand.control[STRIDE])
 
     def collect(self, sample: float = 1.0) -> None:
         """Take a histogram in the backward passes of the next step, of all of the gradient or of a share."""
         elements = 0 if self.table is None else int(self.table.sum())
         sample = min(1.0, max(sample, SMALLEST_SAMPLE / max(elements, 1)))
-        self.layer.histogram.zero_()
-        self.layer.control[STRIDE] = round(1 / sample)
+        self.operand.histogram.zero_()
+        self.operand.control[STRIDE] = round(1 / sample)
 
     def statistics(self, loss_scale: float) -> Statistics:
         """Of the last full histogram, as they would be under this loss scale."""
@@ -154,41 +153,41 @@ class LayerStatistics:
 
     def set_numbers(self, loss_scale: float) -> None:
         statistics = self.statistics(loss_scale)
-        for product in self.layer.products.values():
-            product.set_numbers(numbers_of(product.treatments, statistics))
-        self.layer.control[READY] = 1
+        for site in self.operand.sites.values():
+            site.set_numbers(numbers_of(site.treatments, statistics))
+        self.operand.control[READY] = 1
 
     def rescale(self, before: float, after: float) -> None:
         """The loss scale changes: so do the numbers in force, and what treatments remember."""
-        for product in self.layer.products.values():
-            product.rescale(after / before)
+        for site in self.operand.sites.values():
+            site.rescale(after / before)
         if self.table is not None:
             self.set_numbers(after)
 
     def predictions(self, loss_scale: float) -> dict[str, Prediction | None]:
-        """By product, from the histogram and the numbers in force; None where the law does not tell."""
+        """Return what theory expects at each site, with the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
-            name: predict(product.treatments, statistics, product.numbers_and_memory())
-            for name, product in self.layer.products.items()
+            name: predict(site.treatments, statistics, site.numbers_and_memory())
+            for name, site in self.operand.sites.items()
         }
 
     def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
         """Use the histogram that the step has taken, if it has; `before` and `after` it are the loss scales."""
-        delivered = self.layer.histogram
+        delivered = self.operand.histogram
         if not self.collecting or not bool(delivered.any()):
             return
         start = time.perf_counter()
-        sampled = int(self.layer.control[STRIDE]) > 1
+        sampled = int(self.operand.control[STRIDE]) > 1
         self.problem = _problem(delivered)
         short = not self.problem and not sampled and self._is_short(delivered)
         if self.problem or short or (sampled and self._drifted(delivered, before, policy)):
             self.passed_over = short
             self.collect()
         elif sampled:
-            self.layer.control[STRIDE] = 0
+            self.operand.control[STRIDE] = 0
         else:
-            self.layer.control[STRIDE] = 0
+            self.operand.control[STRIDE] = 0
             self.passed_over = False
             self.table, self.step, self.loss_scale = delivered.clone(), step, before
             self.energy = self.statistics(before).moment(2) / before**2
@@ -213,31 +212,36 @@ class LayerStatistics:
         table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
-            "allotted": [self.allotted.get(one, one.sparsity) for one in self.joint],
+            "allotted": [self.allotted.get(one, sparsity_of(one)) for one in self.joint],
             "energies": [self.energy, self.first_energy],
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         table = state["table"]
         assert isinstance(table, Tensor)
-        self.table = table.clone().to(self.layer.histogram.device) if table.numel() else None
+        self.table = table.clone().to(self.operand.histogram.device) if table.numel() else None
         self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
         self.passed_over = bool(state["passed_over"])
         self.allotted = dict(zip(self.joint, state["allotted"], strict=True))
         self.energy, self.first_energy = state.get("energies", (0.0, 0.0))
 
 
-def share_out(layers: Sequence[LayerStatistics], loss_scale: float) -> None:
+def share_out(layers: Sequence[OperandStatistics], loss_scale: float) -> None:
     """Split the sparsity that several layers share over them, and set their thresholds."""
     known = [layer for layer in layers if layer.table is not None]
     for treatment in {one: None for layer in known for one in layer.joint}:
         sharing = [layer for layer in known if treatment in layer.joint]
         found = [layer.statistics(loss_scale) for layer in sharing]
         work = [one.elements * layer.work for one, layer in zip(found, sharing, strict=True)]
-        shares = allocate([one.law for one in found], work, treatment.sparsity, max_sparsity=MOST_SPARSE)
+        shares = allocate([one.law for one in found], work, sparsity_of(treatment), max_sparsity=MOST_SPARSE)
         for layer, share in zip(sharing, shares.tolist(), strict=True):
             layer.allotted[treatment] = min(max(share, LEAST_SPARSE), MOST_SPARSE)
             layer.set_numbers(loss_scale)
+
+
+def sparsity_of(treatment: Treatment) -> float:
+    """Return the sparsity that a joint treatment asks for."""
+    return float(vars(treatment)["sparsity"])
 
 
 def _problem(table: Tensor) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
+from ..engine.backends.choice import SPARSE
 from ..engine.clock import StepClock
-from ..engine.multiply import SPARSE
-from ..engine.site import TreatedLayer
+from ..engine.layer import LayerEngine
 from ..engine.slots import PASSES
 
 
@@ -53,19 +53,19 @@ class Saving(NamedTuple):
         return f"{products}; it follows: {', '.join(whole)}"
 
 
-def saving(layers: Mapping[str, TreatedLayer], steps: int, clock: StepClock) -> Saving | None:
+def saving(layers: Mapping[str, LayerEngine], steps: int, clock: StepClock) -> Saving | None:
     """What is known of the times of attached layers; None where no layer has a choice of products."""
     dense = chosen = 0.0
     counts = {"timed": 0, "sparse": 0, "fixed": 0}
     for layer in layers.values():
-        choices = [product.choice for product in layer.products.values() if product.choice is not None]
-        passes = int(layer.seen[PASSES]) / max(steps, 1)  # a layer may run several times in a step
+        choices = list(layer.choices.values())
+        passes = int(layer.gradient.seen[PASSES]) / max(steps, 1)  # a layer may run several times in a step
         times = [(choice.mode, choice.times) for choice in choices if choice.times is not None]
         dense += passes * sum(time.dense for _, time in times)
         chosen += passes * sum(time.sparse if mode == SPARSE else time.dense for mode, time in times)
         counts["timed"] += bool(times)
         counts["sparse"] += any(mode == SPARSE for mode, _ in times)
         counts["fixed"] += any(choice.fixed for choice in choices)
-    if not any(layer.sparse for layer in layers.values()):
+    if not any(layer.choices for layer in layers.values()):
         return None
     return Saving(dense, chosen, **counts, backward=clock.backward_time, step=clock.step_time)

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine.multiply import MODE, SPARSE, TOO_SMALL, ZEROS
-from ..engine.site import TreatedLayer
+from ..engine.backends.choice import MODE, SPARSE, TOO_SMALL, ZEROS
+from ..engine.layer import LayerEngine
 from ..engine.slots import COUNTERS, CPU, READY, all_counters, zeros
 from ..errors import InvalidValue, nearest_name, sentence
 from ..files.checks import MANY, check_number, check_object, check_text, check_whole
 from ..ops.histogram import SLOTS
-from .refresh import LayerStatistics
+from ..plan import Plan
+from .refresh import OperandStatistics
 
-VERSION = 2
+VERSION, FORMER = 3, 2
+"""The version that is written, and the one before it, which is read."""
 LONGEST = 2**62
 """More steps than anybody makes, and below it whole numbers may still be added."""
 DAMAGED = "was changed or damaged after it was saved: its checksum does not match."
@@ -91,7 +93,7 @@ RANGES = {
     "histogram": Range(high=MANY),
     "numbers": Range(high=torch.finfo(torch.float32).max),
     "key": Range(low=(-(2**63), 0), high=(2**63 - 1, 2**63 - 1)),
-    "state": Range(high=torch.finfo(torch.float64).max),
+    "memory": Range(high=torch.finfo(torch.float64).max),
     "counters": Range(),
     "choice": Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6)),
 }
@@ -99,23 +101,27 @@ RANGES = {
 assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are of"
 
 
-def check_state(
-    state: Any, plan: str, layers: Mapping[str, TreatedLayer], statistics: Mapping[str, LayerStatistics]
-) -> None:
-    """Refuse, in one sentence, a state that is not whole or does not fit; nothing is changed here.
+Statistics = Mapping[str, Mapping[str, OperandStatistics]]
+"""Statistics by layer and operand."""
+
+
+def checked(state: Any, plan: Plan, layers: Mapping[str, LayerEngine], statistics: Statistics) -> dict[str, Any]:
+    """Return a state in the present form; one that is not whole or does not fit is refused, in one sentence.
+
+    Nothing is changed here.
 
     Args:
-        plan: the hash of the plan that is attached.
+        plan: the plan that is attached.
         layers, statistics: those that the state is for.
     """
     version = state.get("version") if isinstance(state, dict) else None
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version not in (FORMER, VERSION):
         raise InvalidValue(f"this is not a handle's state of version {VERSION}; got version {str(version)[:60]}.")
     check_object("a handle's state", state, (*PLAIN, *PARTS), LATER)
-    if state["plan"] != plan:
+    if not plan.is_known_as(state["plan"]):
         raise InvalidValue(
-            f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan}); attach the plan with "
-            "which it was saved."
+            f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan.hash()}); attach the plan "
+            "with which it was saved."
         )
     for part, known in zip(PARTS, (layers, statistics), strict=True):
         if not isinstance(state[part], dict):
@@ -126,12 +132,55 @@ def check_state(
                     f"the state has a layer {str(name)[:60]!r}, and the model has none of that name that is treated."
                     f"{nearest_name(str(name)[:60], known)}"
                 )
+    saved = state
+    if version == FORMER:
+        state = _upgraded(state, layers)
     _check_plain(state)
     for name, tensors in state["layers"].items():
         _check_tensors(name, tensors, layers[name])
-    for name, values in state["statistics"].items():
-        _check_statistics(name, values, statistics[name])
-    _check_sums(state)
+    for name, operands in state["statistics"].items():
+        if not isinstance(operands, dict) or not operands.keys() <= statistics[name].keys():
+            raise InvalidValue(sentence(f"the statistics of layer {name!r}", operands, "given by operand"))
+        for operand, values in operands.items():
+            _check_statistics(name, values, statistics[name][operand])
+    _check_sums(saved)
+    found: dict[str, Any] = state
+    return found
+
+
+_FORMER_NAMES = {
+    "both": "gradient",
+    "input": "input_gradient.gradient",
+    "weight": "weight_gradient.gradient",
+    "weights": "input_gradient.weights",
+    "activations": "weight_gradient.activations",
+}
+"""What sites were called in states of the former version."""
+
+
+def _upgraded(state: dict[str, Any], layers: Mapping[str, LayerEngine]) -> dict[str, Any]:
+    """Return a state of the former version in the present form; what is wrong with it stays wrong."""
+    by_layer = {}
+    for name, tensors in state["layers"].items():
+        if not isinstance(tensors, dict):
+            raise InvalidValue(sentence(f"the state of layer {name!r}", tensors, "an object with tensors"))
+        found = {_present_name(str(key)): tensor for key, tensor in tensors.items()}
+        # Operands other than the gradient had nothing of their own.
+        own = {
+            key: tensor
+            for key, tensor in layers[name].tensors().items()
+            if key.startswith(("weights.", "activations.")) and key.endswith((".control", ".seen"))
+        }
+        by_layer[name] = own | found
+    statistics = {name: {"gradient": values} for name, values in state["statistics"].items()}
+    return state | {"layers": by_layer, "statistics": statistics}
+
+
+def _present_name(key: str) -> str:
+    site, _, kind = key.rpartition(".")
+    if not site:
+        return f"gradient.{kind}"
+    return f"{_FORMER_NAMES.get(site, site)}.{'memory' if kind == 'state' else kind}"
 
 
 def _check_sums(state: dict[str, Any]) -> None:
@@ -167,7 +216,7 @@ def _check_plain(state: dict[str, Any]) -> None:
             check_number("growth of a handle's state", value, 0)
 
 
-def _check_tensors(name: str, tensors: Any, layer: TreatedLayer) -> None:
+def _check_tensors(name: str, tensors: Any, layer: LayerEngine) -> None:
     known = layer.tensors()
     if not isinstance(tensors, dict):
         raise InvalidValue(sentence(f"the state of layer {name!r}", tensors, "an object with tensors"))
@@ -205,7 +254,7 @@ def _check_tensor(what: str, tensor: Any, like: Tensor, bounds: Range | None) ->
         raise InvalidValue(f"{what} has a value that cannot be: {values[outside][0].item()}.")
 
 
-def _check_statistics(name: str, values: Any, statistics: LayerStatistics) -> None:
+def _check_statistics(name: str, values: Any, statistics: OperandStatistics) -> None:
     what = f"the statistics of layer {name!r}"
     check_object(what, values, ("table", "step", "loss_scale", "passed_over", "allotted"), ("energies",))
     table = values["table"]

@@ -1,4 +1,4 @@
-"""Layers whose class was swapped for a subclass that lets a catcher meet the gradient; `restore` undoes it.
+"""Layers whose class was swapped for a subclass that lets a engine meet the gradient; `restore` undoes it.
 
 Parameters, buffers, hooks and names stay as they are: only `__class__` changes, and one attribute is added that is
 neither a parameter nor a buffer.  Copies and pickles of a swapped layer are plain layers.
@@ -13,76 +13,32 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..engine import forms as gradients
-from ..engine.forms import Catcher, Geometry, cast_as_autocast_would
+from ..engine import forms
+from ..engine.forms import Convolution, cast_as_autocast_would
+from ..engine.layer import LayerEngine
+from ..engine.layers import kind_of_class
 from ..errors import InvalidValue
+from ..ops.geometry import Geometry
 from ..ops.library import transforming
 
-ATTRIBUTE = "_lograd_catcher"
+ATTRIBUTE = "_lograd_engine"
 
 
-def reason_not_supported(module: nn.Module) -> str | None:
-    """Why a layer of a supported kind cannot be swapped; None if it can."""
-    kind = kind_of(module)
-    if kind is None:
-        return f"{type(module).__name__} is not a linear layer or convolution"
-    if isinstance(module, LazyModuleMixin):
-        return "it is not initialised yet; run one forward first"
-    if any(parameter.is_inference() for parameter in module.parameters()):
-        return "its weight was made under torch.inference_mode() and cannot be trained"
-    for method in ("forward", "_conv_forward"):
-        if method in vars(module) or getattr(type(module), method, None) is not getattr(kind, method, None):
-            return f"{type(module).__name__} has its own {method}, which may do anything"
-    weight = module._parameters.get("weight")
-    if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
-        weight = next(module.parameters(), None)
-    if weight is None:
-        return "it has no parameters of its own; under FullyShardedDataParallel attach first, then wrap"
-    if type(weight).__name__ == "DTensor" and not getattr(module, "_is_fsdp_managed_module", False):
-        return "its weight is distributed over processes; fully_shard and DistributedDataParallel are supported"
-    if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
-        return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
-    return None
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and DistributedDataParallel, whose names have no prefix."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model
-
-
-def plain_name(name: str) -> str:
-    """A module's name without the wrapper that torch.compile puts around it."""
-    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
-
-
-def candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """Linear layers and convolutions by name, supported or not; one that is used twice has several names."""
-    named = unwrapped(model).named_modules(remove_duplicate=False)
-    return {plain_name(name): module for name, module in named if kind_of(module) is not None}
-
-
-def catcher_of(module: nn.Module) -> Catcher | None:
+def engine_of(module: nn.Module) -> LayerEngine | None:
+    """Return the engine of an attached layer; None for a plain one."""
     return vars(module).get(ATTRIBUTE)
 
 
-def swap(module: nn.Module, catcher: Catcher) -> None:
-    """Let the catcher meet the gradient of the module's output from the next forward on.
+def swap(module: nn.Module, engine: LayerEngine) -> None:
+    """Let the engine meet the gradient of the module's output from the next forward on.
 
     Its class goes below that of a parametrization, which torch takes off from the top.
     """
     plain = type(module)
     if any(name in vars(plain) for name in getattr(module, "parametrizations", ())):
         plain = plain.__bases__[0]
-    vars(module)[ATTRIBUTE] = catcher
+    vars(module)[ATTRIBUTE] = engine
     module.__class__ = _rebased(type(module), plain, _swapped_class(plain))
 
 
@@ -107,7 +63,7 @@ def reason_not_restored(module: nn.Module) -> str | None:
 
 
 class _Swapped:
-    """What all swapped classes share: a copy is plain, and the catcher goes where the parameters go."""
+    """What all swapped classes share: a copy is plain, and the engine goes where the parameters go."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         plain = _restored_class(cls)
@@ -138,9 +94,9 @@ class _Swapped:
     def _apply(self: Any, *arguments: Any, **options: Any) -> Any:
         """Parameters move to another device or type."""
         result: Any = super()._apply(*arguments, **options)  # type: ignore[misc]
-        catcher, parameter = catcher_of(self), next(self.parameters(), None)
-        if catcher is not None and parameter is not None:
-            catcher.move_to(parameter.device)
+        engine, parameter = engine_of(self), next(self.parameters(), None)
+        if engine is not None and parameter is not None:
+            engine.move_to(parameter.device)
         return result
 
 
@@ -149,7 +105,7 @@ class _Linear(_Swapped):
         if not _records(self, input):
             result: Tensor = super().forward(input)  # type: ignore[misc]
             return result
-        return gradients.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return forms.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Conv1D(_Swapped):
@@ -157,7 +113,7 @@ class _Conv1D(_Swapped):
         if not _records(self, x):
             result: Tensor = super().forward(x)  # type: ignore[misc]
             return result
-        return gradients.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return forms.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Convolution(_Swapped):
@@ -173,8 +129,8 @@ class _Convolution(_Swapped):
         if isinstance(padding, str):
             extra, padding = _padding_of(self)
             x = F.pad(x, extra) if any(extra) else x
-        geometry = Geometry(self.stride, padding, self.dilation, False, (0,) * len(self.stride), self.groups)
-        return gradients.convolution(x, weight, bias, geometry, getattr(self, ATTRIBUTE))
+        form = Convolution(Geometry(self.stride, padding, self.dilation, self.groups))
+        return forms.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
 
 
 class _Transposed(_Swapped):
@@ -186,10 +142,9 @@ class _Transposed(_Swapped):
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, spatial, self.dilation
         )
-        geometry = Geometry(self.stride, self.padding, self.dilation, True, tuple(output_padding), self.groups)
-        return gradients.convolution(
-            *cast_as_autocast_would(input, self.weight, self.bias), geometry, getattr(self, ATTRIBUTE)
-        )
+        geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
+        form = Convolution(geometry, True, tuple(output_padding))
+        return forms.convolution(*cast_as_autocast_would(input, self.weight, self.bias), form, getattr(self, ATTRIBUTE))
 
 
 _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
@@ -204,19 +159,6 @@ _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
 _KINDS = {_Conv1D, *_BEHAVIOUR.values()}
 
 
-def kind_of(module: nn.Module) -> type[nn.Module] | None:
-    """The class whose forward, and whose two products in the backward, we know; None for any other module."""
-    kind: type[nn.Module] | None = _kind(type(module))
-    return kind
-
-
-def _kind(found: type) -> Any:
-    for base in found.__mro__:
-        if base in _BEHAVIOUR or (base.__name__ == "Conv1D" and base.__module__.startswith("transformers.")):
-            return base
-    return None
-
-
 _made: WeakKeyDictionary[type, ref[type]] = WeakKeyDictionary()
 """The class that `swap` gives, by the plain one; weak, since classes of parametrized layers come and go."""
 
@@ -227,7 +169,7 @@ def _swapped_class(plain: Any) -> Any:
         body: dict[str, Any] = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
         if hasattr(plain, "__deepcopy__"):
             body["__deepcopy__"] = lambda self, memo: _plain_twin(self).__deepcopy__(memo)
-        made = type(plain.__name__, (_BEHAVIOUR.get(_kind(plain), _Conv1D), plain), body)
+        made = type(plain.__name__, (_BEHAVIOUR.get(kind_of_class(plain) or plain, _Conv1D), plain), body)
         _made[plain] = ref(made)
     return made
 
@@ -263,14 +205,18 @@ def _plain_twin(module: Any) -> Any:
     """The plain layer with the same attributes, for whoever copies or pickles."""
     twin = object.__new__(_restored_class(type(module)))
     vars(twin).update({name: value for name, value in vars(module).items() if name != ATTRIBUTE})
-    if (catcher := catcher_of(module)) is not None:
-        catcher.copied()
+    if (engine := engine_of(module)) is not None:
+        engine.copied()
     return twin
 
 
 def _records(module: Any, x: Tensor) -> bool:
-    """Whether a gradient will come back."""
-    if not torch.is_grad_enabled() or _is_being_copied(module):
+    """Return whether the engine has work: a gradient will come back, or the output takes treated operands."""
+    if _is_being_copied(module):
+        return False
+    if getattr(module, ATTRIBUTE).treats_output:
+        return True
+    if not torch.is_grad_enabled():
         return False
     if x.requires_grad or transforming():  # a tensor under vmap hides that it needs a gradient
         return True

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import ParametrizationList
 
+from ..engine.layers import kind_of, plain_name, unwrapped
 from ..plan import StepWork, Untreated
-from .swap import kind_of, plain_name, unwrapped
 
 PARAMETER = "used without a layer, as in F.linear, matmul or einsum"
 FUNCTION = "products without a layer or parameter, such as those of attention"

@@ -257,7 +257,7 @@ def _layer(profile: LayerProfile, plans: dict[str, Plan], runs: list[Run]) -> La
     name = profile.name
     rounding = zeros = None
     if name in plans[LOW_BITS].layers:
-        (treatment,) = plans[LOW_BITS].layers[name].input
+        (treatment,) = plans[LOW_BITS].layers[name].input_gradient.gradient
         assert isinstance(treatment, Quantize)
         assert isinstance(treatment.format, FloatFormat)
         nearest = _errors(replace(treatment, rounding="nearest"), profile)
@@ -269,11 +269,11 @@ def _layer(profile: LayerProfile, plans: dict[str, Plan], runs: list[Run]) -> La
         )
     if name in plans[SPARSE].layers:
         plan = plans[SPARSE].layers[name]
-        (treatment,) = plan.input
+        (treatment,) = plan.input_gradient.gradient
         assert isinstance(treatment, Prune)
-        assert plan.predicted_input is not None
+        assert plan.predicted_input_gradient is not None
         trained = fmean(run.zeros[name] for run in runs if run.way == SPARSE)
-        zeros = Zeros(treatment.sparsity, plan.predicted_input.cosine, trained)
+        zeros = Zeros(treatment.sparsity, plan.predicted_input_gradient.cosine, trained)
     return Layer(
         profile,
         {law: profile.ks(family) for law, family in LAWS.items()},

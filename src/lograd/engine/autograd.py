@@ -1,6 +1,6 @@
 """The derivatives of a layer whose backward is ours, for plain autograd and for the transforms of torch.func.
 
-A layer is a `Form`: an output that is linear in its input and in its weight, and the three products of its backward.
+A layer has a `Form`: an output that is linear in its input and in its weight, and the products of its backward.
 Plain autograd and torch.compile take `_Layer`.  Under vmap, grad, jvp and forward-mode AD the same form goes through
 `_Transformed` and `_Products`, which torch can batch.  They are functions of their own since a rule for jvp keeps
 torch.compile away, and since torch looks up the signature of such a function in each call.
@@ -18,10 +18,13 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from ..errors import LogradError
+from ..ops.geometry import Geometry
 from ..ops.library import transforming
 
 Gradients = tuple[Tensor | None, ...]
 Need = tuple[bool, bool, bool]
+Treated = tuple[Tensor | None, Tensor | None]
+"""Activations and weights as the output takes them; None for one that it takes as it is."""
 
 
 class DoubleBackward(LogradError, RuntimeError):
@@ -39,25 +42,61 @@ class NotCompiled(LogradError, RuntimeError):
 
 
 class Form(Protocol):
-    """How a layer computes its output, and the gradients of input, weight and bias."""
+    """How a kind of layer computes its three products; see `forms`."""
 
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry of a convolution; that of a linear layer is empty."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return Y."""
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """What `products` will read of the two."""
+        """Return what `products` will read of the two."""
 
-    def products(self, g: Tensor, x: Any, weight: Any, catcher: Any, need: Need) -> Gradients:
-        """dX, dW and dbias from the gradient of the output; anything where one is not needed."""
+    def summed(self, product: str) -> tuple[int, ...]:
+        """Return the dimensions of the weight that a product sums over."""
+
+    def products(self, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output, densely; anything where one is not needed."""
+
+    def operands(self, g: Tensor, x: Any, weight: Any) -> tuple[Tensor, Tensor]:
+        """Return x and the weight as (outputs, inputs, ...), for a backend."""
+
+    def as_stored(self, d_weight: Tensor) -> Tensor:
+        """Return dW of such a weight in the layer's own orientation."""
 
 
-def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, catcher: Any) -> Tensor:
-    """The output of a form.  In its backward `form.products` meets the gradient, with the catcher."""
+class Engine(Protocol):
+    """What treats the operands of one layer and computes its products."""
+
+    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, Tensor | None]:
+        """Return activations and weights as the output takes them; None for one that it takes as it is."""
+
+    def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
+        """Return activations and weights for the backward to read: those of the output where it shares them."""
+
+    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output; anything where one is not needed."""
+
+
+def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, engine: Engine) -> Tensor:
+    """Return the output of a layer.  In its backward the engine meets the gradient.
+
+    Operands that the output takes in another form are treated straight through: the gradient is that of the product,
+    and goes to x and weight as they came.
+    """
+    return _applied(x, weight, bias, *engine.for_output(x, weight, form), form, engine)
+
+
+def _applied(*arguments: Any) -> Tensor:
+    """Return the output of a layer by the autograd function that fits where it is called."""
     transformed = transforming() or forward_ad._current_level >= 0
     if transformed and torch.compiler.is_compiling():
         # It would lose gradients of the weight.  Where it may break the graph, the whole transform now runs eagerly.
         raise NotCompiled("under torch.func an attached or sparse layer runs eagerly; compile without fullgraph=True.")
     function = _Transformed if transformed else _Layer
-    result: Tensor = function.apply(x, weight, bias, form, catcher)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -73,36 +112,45 @@ class _Batch(NamedTuple):
 
 
 class _Layer(torch.autograd.Function):
+    """The layer for plain autograd and torch.compile."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, catcher: Any) -> Tensor:
-        ctx.save_for_backward(*form.saved(x, weight, ctx.needs_input_grad))
-        ctx.form, ctx.catcher = form, catcher
-        return form.output(x, weight, bias)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, form: Form,
+        engine: Engine,
+    ) -> Tensor:  # fmt: skip
+        treated = (treated_x, treated_weight)
+        ctx.save_for_backward(*form.saved(*engine.kept(x, weight, treated), ctx.needs_input_grad))
+        ctx.form, ctx.engine = form, engine
+        return form.output(*_taken(x, weight, treated), bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
         need = tuple(ctx.needs_input_grad[:3])
-        if torch.compiler.is_compiling():
-            return _wanted(ctx.form.products(g, *ctx.saved_tensors, ctx.catcher, need), need)
-        if transforming():
-            return _transformed_products(ctx, g)
-        if torch.is_grad_enabled():
-            raise DoubleBackward
-        if _is_batched(g):
-            return _wanted(_batched_products(ctx, g), need)
-        return _wanted(ctx.form.products(g, *ctx.saved_tensors, ctx.catcher, need), need)
+        if not torch.compiler.is_compiling():
+            if transforming():
+                return _transformed_products(ctx, g)
+            if torch.is_grad_enabled():
+                raise DoubleBackward
+            if _is_batched(g):
+                return _wanted(_batched_products(ctx, g), need)
+        return _wanted(ctx.engine.backward(ctx.form, g, *ctx.saved_tensors, need), need)
 
 
 class _Transformed(torch.autograd.Function):
+    """The layer for the transforms of torch.func."""
+
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, catcher: Any) -> Tensor:
-        return form.output(x, weight, bias)
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, form: Form, engine: Engine
+    ) -> Tensor:
+        return form.output(*_taken(x, weight, (treated_x, treated_weight)), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.form, ctx.catcher = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
+        x, weight, _, *treated, ctx.form, ctx.engine = inputs
+        ctx.save_for_backward(*ctx.engine.kept(x, weight, tuple(treated)))
+        ctx.save_for_forward(*_taken(x, weight, tuple(treated)))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
@@ -110,7 +158,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, *others: None) -> Tensor:
-        """The derivative of the plain layer: there is no gradient to treat."""
+        """Return the derivative of the layer at its operands: there is no gradient to treat."""
         at_x, at_weight = ctx.saved_tensors
         weight = torch.zeros_like(at_weight) if weight is None else weight
         along: Tensor = ctx.form.output(at_x, weight, bias)
@@ -118,13 +166,18 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        x, weight, bias, form, catcher = inputs
-        if in_dims[1] is None and in_dims[2] is None:  # one weight for all: samples are rows, or images, of one batch
-            x = x.movedim(in_dims[0], 0)
-            samples = x.shape[:2]
-            flat = differentiable(x.flatten(0, 1) if x.dim() > 2 else x, weight, bias, form, catcher)
-            return flat.view(*samples, *flat.shape[1:]) if x.dim() > 2 else flat, 0
-        outputs = [differentiable(*each, form, catcher) for each in _samples(info, in_dims, inputs[:3])]
+        x, weight, bias, treated_x, treated_weight, form, engine = inputs
+        if in_dims[1] is None and in_dims[2] is None and treated_weight is None:
+            # One weight for all: samples are rows, or images, of one batch.
+            parts = [
+                None if part is None else part.movedim(dim, 0)
+                for part, dim in ((x, in_dims[0]), (treated_x, in_dims[3]))
+            ]
+            samples, several = x.movedim(in_dims[0], 0).shape[:2], x.dim() > 2
+            one, treated_one = (part.flatten(0, 1) if part is not None and several else part for part in parts)
+            flat = _applied(one, weight, bias, treated_one, None, form, engine)
+            return flat.view(*samples, *flat.shape[1:]) if several else flat, 0
+        outputs = [_applied(*each, form, engine) for each in _samples(info, in_dims, inputs[:5])]
         return torch.stack(outputs), 0
 
 
@@ -132,8 +185,8 @@ class _Products(torch.autograd.Function):
     """The backward as a function of its own: torch hands it plain tensors, and refuses to differentiate it."""
 
     @staticmethod
-    def forward(g: Tensor, x: Any, weight: Any, form: Form, catcher: Any, need: Need) -> tuple[Tensor, ...]:
-        found = form.products(g, x, weight, catcher, need)
+    def forward(g: Tensor, x: Any, weight: Any, form: Form, engine: Engine, need: Need) -> tuple[Tensor, ...]:
+        found = engine.backward(form, g, x, weight, need)
         return tuple(g.new_empty(0) if one is None else one for one in found)
 
     @staticmethod
@@ -160,30 +213,35 @@ class _Products(torch.autograd.Function):
 def _transformed_products(ctx: Any, g: Tensor) -> Gradients:
     need = tuple(ctx.needs_input_grad[:3])
     # A threshold that was made inside of grad is a wrapper without a level once the forward is over.
-    catcher = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.catcher)
-    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, catcher, need)  # type: ignore[no-untyped-call]
+    engine = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.engine)
+    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, engine, need)  # type: ignore[no-untyped-call]
     return _wanted(found, need)
 
 
 def _batched_products(ctx: Any, g: Tensor) -> Gradients:
-    """The products under autograd.grad(is_grads_batched=True), which has a vmap that is older than torch.func."""
+    """Return the products under autograd.grad(is_grads_batched=True), whose vmap is older than torch.func."""
     level = _C._vmapmode_increment_nesting() - 1
     _C._vmapmode_decrement_nesting()
     gradients = _torch._remove_batch_dim(g, level, 1, 0)
-    inputs = (gradients, *ctx.saved_tensors, ctx.form, ctx.catcher, tuple(ctx.needs_input_grad[:3]))
+    inputs = (gradients, *ctx.saved_tensors, ctx.form, ctx.engine, tuple(ctx.needs_input_grad[:3]))
     found, _ = _Products.vmap(_Batch(len(gradients)), (0, None, None), *inputs)
     return tuple(_torch._add_batch_dim(one, 0, level) for one in found)
 
 
+def _taken(x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
+    """Return the operands of the output."""
+    return x if treated[0] is None else treated[0], weight if treated[1] is None else treated[1]
+
+
 def _wanted(found: Gradients, need: Need) -> Gradients:
-    """The gradients of all arguments: a form and a catcher have none."""
-    return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), None, None
+    """Return the gradients of all arguments: treated copies, a form and an engine have none."""
+    return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), None, None, None, None
 
 
-def _samples(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
-    """The arguments of each call of a vmap, in order."""
-    first, second, third = (
+def _samples(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the arguments of each call of a vmap, in order."""
+    columns = (
         [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
         for tensor, dim in zip(tensors, in_dims, strict=False)
     )
-    return list(zip(first, second, third, strict=True))
+    return list(zip(*columns, strict=True))

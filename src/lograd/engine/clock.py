@@ -14,6 +14,8 @@ from typing import final
 
 import torch
 
+NO_BACKWARD = -1
+"""What torch calls the graph task where none runs."""
 RECENT = 20
 """Steps whose median is shown."""
 
@@ -22,27 +24,30 @@ class _Backward:
     """The backward passes since the clock was last read; a step may have several, with forwards between them."""
 
     def __init__(self) -> None:
-        self.task = -1
+        self.task = NO_BACKWARD
         self.total = self.first = self.last = 0
         self.disturbed = False
 
     def arrived(self) -> None:
-        """A gradient has come to an attached layer."""
+        """Mark that a gradient has come to an attached layer; operands that are met in a forward do not count."""
         now = time.perf_counter_ns()
         task = torch._C._current_graph_task_id()
+        if task == NO_BACKWARD:
+            return
         if task != self.task:
             self.total += self.last - self.first
             self.task, self.first = task, now
         self.last = now
 
     def done(self) -> None:
-        """The treatment of a gradient, or its products, are done."""
-        self.last = time.perf_counter_ns()
+        """Mark that the treatment of a gradient, or its products, are done."""
+        if torch._C._current_graph_task_id() == self.task != NO_BACKWARD:
+            self.last = time.perf_counter_ns()
 
     def read(self) -> float | None:
         """Milliseconds of backward passes since the last reading; None without any, or if products were timed."""
-        total, known = self.total + self.last - self.first, self.task != -1 and not self.disturbed
-        self.task, self.disturbed = -1, False
+        total, known = self.total + self.last - self.first, self.task != NO_BACKWARD and not self.disturbed
+        self.task, self.disturbed = NO_BACKWARD, False
         self.total = self.first = self.last = 0
         return total / 1e6 if known else None
 

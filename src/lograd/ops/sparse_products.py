@@ -29,6 +29,7 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue
 from .contracts import WIDE_FLOATS, Takes, type_name
+from .geometry import Geometry
 from .library import FLOAT_TYPES, call, dense, register
 
 Products = tuple[Tensor, Tensor, Tensor]
@@ -53,10 +54,10 @@ def sparse_convolution_backward(
     weight: Tensor,
     threshold: Tensor | None,
     key: Tensor,
-    geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
+    geometry: Geometry,
     need: tuple[bool, bool, bool],
 ) -> Results:
-    """The same for a convolution over one or two dimensions; `geometry` is stride, padding, dilation and groups."""
+    """Return the same for a convolution over one or two dimensions."""
     stride, padding, dilation, groups = geometry
     check_convolution(g, x, weight, threshold, key, stride, padding, dilation, groups)
     result: Results = call(
@@ -139,7 +140,8 @@ def _pruned(g: Tensor, threshold: Tensor | None, key: Tensor) -> tuple[Tensor, T
 
 def _plain_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
     pruned, counts = _pruned(g, threshold, key)
-    found = linear_products(pruned.reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1]), weight, need)
+    rows = x.shape[:-1].numel()  # -1 would not do for a layer without inputs or outputs
+    found = linear_products(pruned.reshape(rows, weight.shape[0]), x.reshape(rows, weight.shape[1]), weight, need)
     return *_filled(_empty_linear(x, weight, need), found), counts
 
 

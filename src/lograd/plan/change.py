@@ -8,12 +8,9 @@ from typing import Any, Literal, final
 from ..errors import InvalidValue
 from ..formats import Format, parse_format
 from ..theory import best_format
-from ..treatments import Atp, Dithered, Prune, Quantize, Sentence, Statistics, TopK, TopKStochastic, describe
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prune, Quantize, Sentence, Statistics, describe
 from ..treatments.prune import PruningLaw
-from .layer import OPERANDS, PRODUCTS, LayerPlan, check_bits, predicted
-
-Pruning = Prune | TopK | TopKStochastic
-"""What has a sparsity that can be changed."""
+from .layer import LayerPlan, check_bits, predicted
 
 
 @final
@@ -27,7 +24,7 @@ class Change:
     format: str | Format | None = None
     scale: str | None = None
     rounding: Literal["stochastic", "nearest"] | None = None
-    products: tuple[str, ...] = PRODUCTS
+    products: tuple[str, ...] = BACKWARD
 
     def __post_init__(self) -> None:
         if self.bits is not None:
@@ -43,21 +40,22 @@ class Change:
         """The changed plan of a layer, its predictions made anew."""
         values: dict[str, Any] = {}
         for product in self.products:
-            values[product] = self._sentence(name, getattr(layer, product), statistics)
-            values[f"predicted_{product}"] = predicted(values[product], statistics)
+            changed = self._sentence(name, layer.site(product, "gradient"), statistics)
+            values[product] = replace(getattr(layer, product), gradient=changed)
+            values[f"predicted_{product}"] = predicted(changed, statistics)
         return replace(layer, **values)
 
     def _sentence(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
         prune, quantize = self._pruning(name, treatments), self._rounding(name, treatments, statistics)
-        others = tuple(one for one in treatments if not isinstance(one, Pruning | Quantize))
+        others = tuple(one for one in treatments if not {"sparsity", "format"} & one.changeable)
         return (*prune, *others, *quantize)
 
     def _pruning(self, name: str, treatments: Sentence) -> Sentence:
         given = _given(sparsity=self.sparsity, law=self.law)
-        found = [one for one in treatments if isinstance(one, Pruning)]
-        if given and any("law" in given and not isinstance(one, Prune) for one in found):
+        found = [one for one in treatments if "sparsity" in one.changeable]
+        if "law" in given and any("law" not in one.changeable for one in found):
             raise InvalidValue(f"layer {name!r} is pruned without a law ({describe(tuple(found))}); leave law= out.")
-        if given and any(isinstance(one, Atp | Dithered) for one in treatments):
+        if given and any(one.makes_zeros and "sparsity" not in one.changeable for one in treatments):
             raise InvalidValue(
                 f"layer {name!r} has a threshold of its own ({describe(treatments)}), so sparsity= cannot change it."
             )
@@ -69,7 +67,7 @@ class Change:
 
     def _rounding(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
         given = _given(format=self._format(name, treatments, statistics), scale=self.scale, rounding=self.rounding)
-        found = [one for one in treatments if isinstance(one, Quantize)]
+        found = [one for one in treatments if "format" in one.changeable]
         if not given or found:
             return tuple(replace(one, **given) for one in found)
         if "format" not in given:
@@ -81,7 +79,7 @@ class Change:
 
     def _scale(self, treatments: Sentence) -> str:
         """The rule that will hold."""
-        return self.scale or next((one.scale for one in treatments if isinstance(one, Quantize)), "max")
+        return self.scale or next((str(vars(one)["scale"]) for one in treatments if "scale" in one.changeable), "max")
 
     def _format(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Any:
         if self.bits is not None:
@@ -95,20 +93,26 @@ class Change:
 
 
 def changes(before: LayerPlan, after: LayerPlan) -> list[str]:
-    """One line for each field that differs; once, where both products change alike."""
-    sides = [_differences(before, after, product) for product in PRODUCTS]
+    """Return one line for each field that differs; one for both, where the products for dX and dW change alike."""
+    sides = [_differences(before, after, product) for product in BACKWARD]
     lines = sides[0]
     if sides[0] != sides[1]:
-        lines = [f"{label} {line}" for label, side in zip(("dX", "dW"), sides, strict=True) for line in side]
-    for name in OPERANDS:
-        lines += _difference(name, *(describe(getattr(layer, name)) for layer in (before, after)))
+        labels = (SYMBOLS[product] for product in BACKWARD)
+        lines = [f"{label} {line}" for label, side in zip(labels, sides, strict=True) for line in side]
+    for product in PRODUCTS:
+        for operand in OPERANDS[product]:
+            if operand != "gradient":
+                sites = (describe(layer.site(product, operand)) for layer in (before, after))
+                lines += _difference(f"{operand} of {SYMBOLS[product]}", *sites)
+        backends = (getattr(layer, product).backend for layer in (before, after))
+        lines += _difference(f"backend of {SYMBOLS[product]}", *backends)
     for name in ("elements", "masked"):
         lines += _difference(name, getattr(before, name), getattr(after, name))
     return lines
 
 
 def _differences(before: LayerPlan, after: LayerPlan, product: str) -> list[str]:
-    old, new = getattr(before, product), getattr(after, product)
+    old, new = before.site(product, "gradient"), after.site(product, "gradient")
     lines = []
     if [one.kind for one in old] == [one.kind for one in new]:
         for one, other in zip(old, new, strict=True):
@@ -116,7 +120,7 @@ def _differences(before: LayerPlan, after: LayerPlan, product: str) -> list[str]
                 lines += _difference(f"{one.kind} {field.name}", getattr(one, field.name), getattr(other, field.name))
     else:
         lines += _difference("treatment", describe(old), describe(new))
-    expected = [getattr(layer, f"predicted_{product}") for layer in (before, after)]
+    expected = [layer.prediction(product) for layer in (before, after)]
     if None in expected:
         return lines + _difference("prediction", *("none" if one is None else "made" for one in expected))
     for name in ("sparsity", "cosine", "relative_error"):

@@ -59,9 +59,9 @@ class Forecast:
         layers = "1 layer hands" if self.handing_on == 1 else f"{self.handing_on} layers hand"
         grown = f"the energy of the gradient of {self.layer!r} by {_times(self.factor)}, as {layers} it on in dX"
         advice = (
-            "prune the product for dW only (products='weight'), where nothing adds up, ask for less sparsity, or split "
-            "it by measured noise; a network at its beginning grows noise most, so train it for a hundred steps first, "
-            "and profile it again then"
+            "prune the product for dW only (products='weight_gradient'), where nothing adds up, ask for less sparsity, "
+            "or split it by measured noise; a network at its beginning grows noise most, so train it for a hundred "
+            "steps first, and profile it again then"
         )
         if self.measured:
             return f"noise of this plan is predicted to multiply {grown}: it explodes; {advice}."

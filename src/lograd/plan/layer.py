@@ -1,131 +1,182 @@
-"""What is done to the gradient of one layer, for each of the two products that it enters."""
+"""What is done to one layer: for each of its three products a sentence per operand and a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_whole
 from ..formats.values import check_width
 from ..treatments import (
+    AS_IS,
+    BACKWARD,
+    OPERANDS,
+    PRODUCTS,
+    SYMBOLS,
     Prediction,
-    Prune,
+    ProductPlan,
     Sentence,
     Statistics,
     Treated,
-    Treatment,
+    both,
     describe,
     from_json,
     predict,
     to_json,
 )
 
-PRODUCTS = ("input", "weight")
-"""The products that a gradient enters: dX, the gradient of the layer's input, and dW, that of its weight."""
-OPERANDS = ("weights", "activations")
-"""What the gradient meets in the two products, in the same order."""
+BOTH = "both"
+"""In a file: the products for dX and dW alike."""
 
 
 @final
 @dataclass(frozen=True)
 class LayerPlan:
-    """What is done to one layer's gradient, for each of the two products that it enters.
+    """What is done to one layer, for each of its three products.
 
     Args:
-        input: treatments of the gradient in the product that gives dX, the gradient of the layer's input.
-        weight: the same for dW, the gradient of the weight (and of the bias).  If equal, the gradient is treated once.
-        elements: of the layer's gradient per step in the profile; 0 if not known.
+        output: the product that gives the layer's output.  Its operands are treated straight through: the gradient
+            passes as if they were not.
+        input_gradient: the product that gives dX, the gradient of the layer's input.
+        weight_gradient: the product that gives dW, the gradient of the weight (and of the bias).
+        elements: elements of the layer's gradient per step in the profile; 0 if not known.
         masked: the share of zeros in the gradient at the output of the BatchNorm that the layer feeds, in the profile.
-        predicted_input, predicted_weight: what the treatments do, by theory, to the gradient in the profile.
-        weights: treatments of the weights that the gradient meets in the product for dX; the forward is not touched.
-        activations: treatments of the layer's input that it meets in the product for dW.
+        predicted_input_gradient, predicted_weight_gradient: what the sentences of the gradient do to the gradient in
+            the profile, by theory.
+
+    >>> from lograd.treatments import recipe
+    >>> LayerPlan.of(recipe("prune85")).words()
+    'prune 0.85'
     """
 
-    input: Sentence = ()
-    weight: Sentence = ()
+    output: ProductPlan = AS_IS
+    input_gradient: ProductPlan = AS_IS
+    weight_gradient: ProductPlan = AS_IS
     elements: int = 0
     masked: float = 0.0
-    predicted_input: Prediction | None = None
-    predicted_weight: Prediction | None = None
-    weights: Sentence = ()
-    activations: Sentence = ()
+    predicted_input_gradient: Prediction | None = None
+    predicted_weight_gradient: Prediction | None = None
 
     def __post_init__(self) -> None:
-        for name in (*PRODUCTS, *OPERANDS):
-            treatments = getattr(self, name)
-            if not isinstance(treatments, tuple) or not all(isinstance(one, Treatment) for one in treatments):
-                raise InvalidType(sentence(f"{name} of a LayerPlan", treatments, "a tuple of treatments"))
-        for one in (*self.input[1:], *self.weight[1:]):
-            if isinstance(one, Prune) and one.allocation != "uniform":
-                raise InvalidValue(f"{one} is solved for the gradients as they arrive, so nothing may stand before it.")
-        for name in OPERANDS:
-            for one in getattr(self, name):
-                if one.number_names:
+        for name in PRODUCTS:
+            product = getattr(self, name)
+            if not isinstance(product, ProductPlan):
+                raise InvalidType(sentence(f"{name} of a LayerPlan", product, "a ProductPlan"))
+            for operand in ("gradient", "weights", "activations"):
+                if operand not in OPERANDS[name] and getattr(product, operand):
+                    expected = " and ".join(OPERANDS[name])
+                    raise InvalidValue(f"the operands of {name} are {expected}; {operand} cannot be treated there.")
+        for name in BACKWARD:
+            for one in getattr(self, name).gradient[1:]:
+                if one.joint:
                     raise InvalidValue(
-                        f"{name} have no statistics, so they cannot be treated by {one}, whose numbers follow from "
-                        "them; use a treatment that looks at the tensor itself, such as topk80, int8-ptq or mxfp4."
+                        f"{one} is solved for the gradients as they arrive, so nothing may stand before it."
                     )
+        others = (getattr(self, name) for name in PRODUCTS)
+        for one in (one for product in others for one in (*product.weights, *product.activations)):
+            if one.joint:
+                raise InvalidValue(f"{one} is split by the work of gradients; it cannot treat weights or activations.")
 
     @classmethod
     def of(cls, treatments: Sentence | Treated, predicted: Prediction | None = None, **other: Any) -> LayerPlan:
-        """The same for both products, or what a recipe says."""
-        if isinstance(treatments, Treated):
-            return cls(**treatments._asdict(), predicted_input=predicted, predicted_weight=predicted, **other)
-        return cls(treatments, treatments, predicted_input=predicted, predicted_weight=predicted, **other)
+        """Return the plan of a recipe, or of a sentence for the gradient in both products."""
+        treated = treatments if isinstance(treatments, Treated) else both(*treatments)
+        return cls(*treated, predicted_input_gradient=predicted, predicted_weight_gradient=predicted, **other)
 
-    @property
-    def shared(self) -> bool:
-        """Both products take the same treated gradient."""
-        return self.input == self.weight and not any(one.per_product for one in self.input)
+    def site(self, product: str, operand: str) -> Sentence:
+        """Return the sentence of one operand in one product."""
+        found: Sentence = getattr(getattr(self, product), operand)
+        return found
+
+    def shares(self, operand: str) -> bool:
+        """Return whether the two products that an operand enters take one treated copy of it."""
+        first, second = (self.site(name, operand) for name in PRODUCTS if operand in OPERANDS[name])
+        return first == second and not any(one.per_product for one in first)
 
     @property
     def treats(self) -> bool:
         """Whether anything is done."""
-        return any(getattr(self, name) for name in (*PRODUCTS, *OPERANDS))
+        return any(getattr(self, name).treats for name in PRODUCTS)
+
+    def prediction(self, product: str) -> Prediction | None:
+        """Return what theory expects of the gradient in a product of the backward."""
+        found: Prediction | None = getattr(self, f"predicted_{product}")
+        return found
 
     def skipped(self, work: tuple[int, int]) -> float:
-        """Operations that predicted zeros save, of those of the products for dX and dW."""
-        sides = zip(work, (self.predicted_input, self.predicted_weight), strict=True)
+        """Return the operations that predicted zeros save, of those of the products for dX and dW."""
+        sides = zip(work, map(self.prediction, BACKWARD), strict=True)
         return sum(count * prediction.sparsity for count, prediction in sides if prediction is not None)
 
     def words(self) -> str:
-        """What is done, on one line."""
-        input, weight = describe(self.input), describe(self.weight)
-        operands = [f"{name} {describe(getattr(self, name))}" for name in OPERANDS if getattr(self, name)]
-        return "; ".join([input if self.input == self.weight else f"dX {input}; dW {weight}", *operands])
+        """Return what is done, on one line."""
+        gradients = [describe(self.site(name, "gradient")) for name in BACKWARD]
+        parts = gradients[:1]
+        if gradients[0] != gradients[1]:
+            parts = [f"{SYMBOLS[name]} {text}" for name, text in zip(BACKWARD, gradients, strict=True)]
+        parts += [
+            f"{operand} {'' if name in BACKWARD else 'of Y '}{describe(found)}"
+            for name in (*BACKWARD, "output")
+            for operand in OPERANDS[name]
+            if operand != "gradient" and (found := self.site(name, operand))
+        ]
+        backends = {name: getattr(self, name).backend for name in PRODUCTS}
+        parts += [f"{SYMBOLS[name]} {backend}" for name, backend in backends.items() if backend != "auto"]
+        return "; ".join(parts)
+
+    # -- the file --
 
     def to_json(self) -> dict[str, Any]:
-        input, weight = _side(self.input, self.predicted_input), _side(self.weight, self.predicted_weight)
-        sides = {"both": input} if input == weight else {"input": input, "weight": weight}
-        operands = {name: to_json(getattr(self, name)) for name in OPERANDS if getattr(self, name)}
-        return {**sides, "elements": self.elements, "masked": self.masked, **operands}
+        """Return plain values, of which `from_json` makes this plan again."""
+        products = {name: self._product_to_json(name) for name in PRODUCTS}
+        dX, dW = (products[name] for name in BACKWARD)
+        sides = {BOTH: dX} if dX == dW else dict(zip(BACKWARD, (dX, dW), strict=True))
+        output = {"output": products["output"]} if products["output"] else {}
+        return {**output, **sides, "elements": self.elements, "masked": self.masked}
+
+    def _product_to_json(self, name: str) -> dict[str, Any]:
+        product: ProductPlan = getattr(self, name)
+        found: dict[str, Any] = {
+            operand: to_json(treatments) for operand in OPERANDS[name] if (treatments := getattr(product, operand))
+        }
+        if product.backend != "auto":
+            found["backend"] = product.backend
+        predicted = self.prediction(name) if name in BACKWARD else None
+        return found if predicted is None else {**found, "predicted": predicted.to_json()}
 
     @classmethod
     def from_json(cls, data: Any) -> LayerPlan:
-        """The exact inverse of `to_json`."""
-        check_fields("a layer of a plan", data, ("both", "input", "weight", "elements", "masked", *OPERANDS))
-        if [name in data for name in ("both", "input", "weight")] not in ([True, False, False], [False, True, True]):
-            raise InvalidValue(sentence("a layer of a plan", data, 'given as "both", or as "input" and "weight"'))
-        elements = check_whole("elements of a layer", data.get("elements", 0))
-        masked = check_number("masked of a layer", data.get("masked", 0.0), 0, 1)
-        (input, predicted_input), (weight, predicted_weight) = (
-            _side_from_json(data.get("both", data.get(name))) for name in ("input", "weight")
+        """Return the plan that `to_json` was given; the exact inverse."""
+        check_fields("a layer of a plan", data, (BOTH, *PRODUCTS, "elements", "masked"))
+        if BOTH in data and any(name in data for name in BACKWARD):
+            raise InvalidValue(
+                sentence("a layer of a plan", data, 'given as "both", or as "input_gradient" and "weight_gradient"')
+            )
+        both = data.get(BOTH, {})
+        output, _ = _product_from_json("output", data.get("output", {}))
+        input_gradient, predicted_dX = _product_from_json("input_gradient", data.get("input_gradient", both))
+        weight_gradient, predicted_dW = _product_from_json("weight_gradient", data.get("weight_gradient", both))
+        return cls(
+            output,
+            input_gradient,
+            weight_gradient,
+            check_whole("elements of a layer", data.get("elements", 0)),
+            check_number("masked of a layer", data.get("masked", 0.0), 0, 1),
+            predicted_dX,
+            predicted_dW,
         )
-        operands = {name: from_json(data.get(name, [])) for name in OPERANDS}
-        return cls(input, weight, elements, masked, predicted_input, predicted_weight, **operands)
 
 
-def _side(treatments: Sentence, predicted: Prediction | None) -> dict[str, Any]:
-    side: dict[str, Any] = {"treatments": to_json(treatments)}
-    return side if predicted is None else {**side, "predicted": predicted.to_json()}
-
-
-def _side_from_json(data: Any) -> tuple[Sentence, Prediction | None]:
-    check_fields("a product of a plan", data, ("treatments", "predicted"))
+def _product_from_json(name: str, data: Any) -> tuple[ProductPlan, Prediction | None]:
+    valid = (*OPERANDS[name], "backend", *(("predicted",) if name in BACKWARD else ()))
+    check_fields("a product of a plan", data, valid)
+    sentences = {operand: from_json(data.get(operand, [])) for operand in OPERANDS[name]}
     predicted = data.get("predicted")
-    return from_json(data.get("treatments", [])), None if predicted is None else Prediction.from_json(predicted)
+    return (
+        ProductPlan(**sentences, backend=data.get("backend", "auto")),
+        None if predicted is None else Prediction.from_json(predicted),
+    )
 
 
 def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
@@ -134,27 +185,12 @@ def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
 
 
 def check_bits(bits: Any) -> int:
-    """The width of a float that gradients are rounded to, the same wherever a plan is asked for one."""
+    """Return the width of a float that gradients are rounded to, or refuse it."""
     return check_width("bits", bits, 2, 8)
 
 
-def check_products(products: str | Iterable[str]) -> tuple[str, ...]:
-    """One or both names of products."""
-    if not isinstance(products, Iterable):
-        raise InvalidType(sentence("products", products, "'input', 'weight' or both"))
-    names = (products,) if isinstance(products, str) else tuple(products)
-    for name in names:
-        if name not in PRODUCTS:
-            raise InvalidValue(
-                sentence("products", name, "'input', 'weight' or both") + nearest_name(str(name), PRODUCTS)
-            )
-    if not names:
-        raise InvalidValue("products must be 'input', 'weight' or both; got none.")
-    return names
-
-
 def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction | None:
-    """What theory expects, to six digits: a plan is read by people; None where the law is not known, or not enough."""
+    """Return what theory expects, to six digits: a plan is read by people.  None where the law does not tell."""
     exact = None if statistics is None else predict(treatments, statistics)
     if exact is None:
         return None

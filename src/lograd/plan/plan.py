@@ -5,7 +5,6 @@ It is made from a profile or from a recipe, and `attach` carries it out.  `Plan.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
@@ -21,16 +20,18 @@ from ..files.checks import check_text
 from ..files.seals import checksum_of_json
 from ..files.whole import read_file, replace_file
 from ..formats import Format
-from ..report import TextTable, text_table
-from ..treatments import Statistics, describe, recipe
+from ..report import TextTable
+from ..treatments import BACKWARD, Statistics, recipe
+from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
-from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from . import version1
 from .change import Change, changes
 from .forecast import Forecast
-from .layer import OPERANDS, PRODUCTS, LayerPlan, check_fields, check_products
-from .work import StepWork, percent
+from .layer import LayerPlan, check_fields
+from .table import plan_table
+from .work import StepWork
 
-VERSION = 1
+VERSION = 2
 FIELDS = ("every", "layers", "kept", "work", "step", "growth", "unpruned")
 CHECKSUM = "checksum"
 """The field of a saved plan that tells whether the others are still those that were saved."""
@@ -72,7 +73,7 @@ class Plan:
 
         `lograd recipes` lists them; `treatments.recipe` says how they are joined.
 
-        >>> Plan.uniform("prune85+fp6").every.input[0].sparsity
+        >>> Plan.uniform("prune85+fp6").every.input_gradient.gradient[0].sparsity
         0.85
         """
         return cls(every=LayerPlan.of(recipe(name)))
@@ -95,13 +96,16 @@ class Plan:
         """The exact inverse of `to_json`."""
         if not isinstance(data, dict) or "lograd_plan" not in data:
             raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
-        if type(data["lograd_plan"]) is not int or data["lograd_plan"] != VERSION:
+        version = data["lograd_plan"]
+        if type(version) is not int or version not in (version1.VERSION, VERSION):
             raise InvalidValue(
-                f"this plan has version {data['lograd_plan']!r}, and this lograd reads version {VERSION}; "
+                f"this plan has version {version!r}, and this lograd reads versions {version1.VERSION} and {VERSION}; "
                 "make the plan again, or use the lograd that wrote it."
             )
         check_fields("a plan", data, ("lograd_plan", *FIELDS, CHECKSUM))
         _check_checksum(data)
+        if version == version1.VERSION:
+            data = version1.upgraded(data)
         layers, kept, unpruned = (data.get(name, {}) for name in ("layers", "kept", "unpruned"))
         if not all(isinstance(one, dict) for one in (layers, kept, unpruned)):
             raise InvalidValue('"layers", "kept" and "unpruned" of a plan must be objects with layer names.')
@@ -123,7 +127,7 @@ class Plan:
 
         Predicted; `skipped_of_step` is the share of the whole training step.
         """
-        total = self._total_work
+        total = self.total_work
         return self._saved / total if total else 0.0
 
     @property
@@ -139,7 +143,8 @@ class Plan:
         return sum(layer.skipped(self.work.get(name, (0, 0))) for name, layer in self.layers.items())
 
     @property
-    def _total_work(self) -> int:
+    def total_work(self) -> int:
+        """Operations of the products for dX and dW of all layers in `work`."""
         return sum(map(sum, self.work.values()))
 
     # -- changing, comparing, reading --
@@ -154,7 +159,7 @@ class Plan:
         format: str | Format | None = None,
         scale: str | None = None,
         rounding: Literal["stochastic", "nearest"] | None = None,
-        products: str | Iterable[str] = PRODUCTS,
+        products: str | Iterable[str] = BACKWARD,
         treat: bool = True,
     ) -> Plan:
         """A plan with other treatments for the layers whose name matches; what is not given stays as it is.
@@ -166,14 +171,14 @@ class Plan:
             sparsity, law: of the pruning, which is added where there is none.
             bits: the best float of so many bits for the layer's law; needs a plan that comes from a profile.
             format, scale, rounding: of the rounding, which is added where there is none.
-            products: change the treatment in these products only, "input" or "weight".
+            products: change the gradient's treatment in these products only: "input_gradient", "weight_gradient".
             treat: False leaves the layers alone.
         """
         if not isinstance(pattern, str):
             raise InvalidType(sentence("pattern", pattern, "a layer name or a pattern of names, such as 'layer1.*'"))
         if not isinstance(treat, bool):
             raise InvalidType(sentence("treat", treat, "True or False"))
-        change = Change(sparsity, law, bits, format, scale, rounding, check_products(products))
+        change = Change(sparsity, law, bits, format, scale, rounding, check_backward_products(products))
         if treat and change.empty:
             raise InvalidValue(
                 "override needs something to change, such as sparsity=0.9, format='1-4-1' or treat=False."
@@ -233,52 +238,8 @@ class Plan:
         return "\n".join(lines)
 
     def table(self) -> TextTable:
-        """A table for the terminal: what is done to each layer, and what theory expects of it."""
-        title = f"Plan for {plural(len(self.layers), 'layer')}" + (f", {len(self.kept)} kept" if self.kept else "")
-        total = max(self._total_work if self.step is None else self.step.total, 1)
-        shares = {name: (input / total, weight / total) for name, (input, weight) in self.work.items()}
-        rows = [row for name, layer in self.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
-        if self.every is not None:
-            rows += _rows("(every other)", self.every, (0.0, 0.0))
-        rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in self.kept.items()]
-        columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
-        return text_table(
-            title, columns, rows, "\n".join(self._notes()),
-            droppable=("elements/step", "relative error", "work", "<product"),
-        )  # fmt: skip
-
-    def _notes(self) -> list[str]:
-        """What the columns mean, and what holds of the plan as a whole."""
-        notes = []
-        expected = [one for layer in self.layers.values() for one in (layer.predicted_input, layer.predicted_weight)]
-        if self.layers:
-            notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
-        if any(one is not None for one in expected):
-            notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
-        if any(one is not None and one.relative_error >= 1 for one in expected):
-            notes.append(LARGE_RELATIVE_ERROR)
-        if self.unpruned:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.unpruned.items())[:3])
-            more = ", ..." if len(self.unpruned) > 3 else ""
-            notes.append(f"Not pruned: {len(self.unpruned)} of the rounded layers ({reasons}{more}).")
-        notes += self._work_lines()
-        if self.growth is not None:
-            notes.append(self.growth.words())
-        return notes
-
-    def _work_lines(self) -> list[str]:
-        """What the shares in the column "work" are shares of, and what is not treated."""
-        if self.step is None:
-            text = (
-                "Work is the share of the products for dX and dW of the layers in this plan, kept ones included; the "
-                f"whole step was not counted. Predicted zeros skip {self.skipped:.1%} of these products."
-            )
-            return [text] if self.skipped else []
-        skipped = (
-            f"Work is the share of the multiply-adds of the whole training step; predicted zeros skip "
-            f"{percent(self.skipped_of_step or 0.0)} of it, and {self.skipped:.1%} of the products for dX and dW."
-        )
-        return [*([skipped] if self.skipped else []), *self.step.lines(self.work)]
+        """Return a table for the terminal: what is done to each layer, and what theory expects of it."""
+        return plan_table(self)
 
     def __str__(self) -> str:
         return str(self.table())
@@ -311,10 +272,12 @@ class Plan:
             raise InvalidValue(f"Cannot read the plan {path}: {error}") from None
 
     def hash(self) -> str:
-        """Hexadecimal digits that change with anything that changes the training; the work of the step does not."""
-        data = self.to_json()
-        data.pop("step", None)
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        """Return hexadecimal digits that change with anything that changes the training."""
+        return version1.digits(self.to_json())
+
+    def is_known_as(self, digits: object) -> bool:
+        """Return whether digits are the hash of this plan, now or in the version of plans before this one."""
+        return digits in (self.hash(), version1.hash_of(self.to_json(), dict(self.layers), self.every))
 
 
 def _check_checksum(data: dict[str, Any]) -> None:
@@ -352,29 +315,6 @@ def _in_words(entry: Entry | None) -> str:
     if not isinstance(entry, LayerPlan):
         return f"kept ({entry})"
     return entry.words()
-
-
-def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[str]]:
-    """A row for each treated tensor; `work` is the share that the products for dX and dW have in that of all layers."""
-    input, weight = (layer.input, layer.predicted_input), (layer.weight, layer.predicted_weight)
-    if input == weight:
-        sides = [("both", *input, sum(work))]
-    else:
-        sides = [("dX", *input, work[0]), ("dW", *weight, work[1])]
-    sides += [(name, getattr(layer, name), None, 0.0) for name in OPERANDS if getattr(layer, name)]
-    rows = []
-    for product, treatments, predicted, share in sides:
-        numbers = ["–"] * 3
-        if predicted is not None:
-            numbers = [
-                f"{predicted.sparsity:.1%}",
-                f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
-                f"{predicted.relative_error:.4f}",
-            ]
-        elements = f"{layer.elements:,}" if layer.elements else "–"
-        shown = percent(share) if share else "–"
-        rows.append([name, product, describe(treatments), elements, shown, *numbers])
-    return rows
 
 
 def _pretty(data: Any, indent: int = 0) -> str:

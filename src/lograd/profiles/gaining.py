@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..engine.choice import unserved
-from ..engine.multiply import LEAST_WORK
-from ..plan import PRODUCTS
+from ..engine.backends import LEAST_WORK
+from ..engine.backends.sparse import unserved
+from ..treatments import BACKWARD
 from .records import LayerProfile
 
 NO_TIME = "zeros save no time here"
 
 
-def why_no_gain(layer: LayerProfile, products: Iterable[str] = PRODUCTS) -> str | None:
+def why_no_gain(layer: LayerProfile, products: Iterable[str] = BACKWARD) -> str | None:
     """Why zeros in a layer's gradient save no time, at the batch of the profile; None where they may.
 
     The machine does not enter: a profile may come from another one than the plan is carried out on.
@@ -23,7 +23,7 @@ def why_no_gain(layer: LayerProfile, products: Iterable[str] = PRODUCTS) -> str 
     reason = None if layer.weight_shape is None else unserved(layer.weight_shape, layer.groups, layer.transposed)
     if reason:
         return f"{NO_TIME}: {reason}"
-    counts = {"input": layer.flops_input or 0, "weight": layer.flops_weight or 0}
+    counts = dict(zip(BACKWARD, (layer.flops_input or 0, layer.flops_weight or 0), strict=True))
     work = max((counts[product] for product in products), default=0) // 2
     if not work:
         return f"{NO_TIME}: nothing is computed from its gradient in the pruned product"

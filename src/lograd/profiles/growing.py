@@ -18,9 +18,9 @@ MOST_NOISE = 1e6
 def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
     """The noise-to-signal ratio that each layer hands on in dX, where theory predicts it."""
     return {
-        name: min(noise_of(layer.predicted_input.cosine), MOST_NOISE)
+        name: min(noise_of(layer.predicted_input_gradient.cosine), MOST_NOISE)
         for name, layer in layers.items()
-        if layer.input and layer.predicted_input is not None
+        if layer.input_gradient.gradient and layer.predicted_input_gradient is not None
     }
 
 

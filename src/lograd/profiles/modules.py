@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..attachment.swap import kind_of, plain_name, unwrapped
+from ..engine.layers import kind_of, plain_name, unwrapped
 from ..errors import InvalidType, sentence
 from ..ops.library import FLOAT_TYPES
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attachment.swap import catcher_of
+from ..attachment.swap import engine_of
 from ..errors import InvalidValue
 from ..ops import stochastic_prune
 from ..theory import Propagation, threshold
@@ -101,7 +101,7 @@ class _Backward:
 
 
 def check_plain(model: nn.Module) -> None:
-    if any(catcher_of(module) is not None for module in model.modules()):
+    if any(engine_of(module) is not None for module in model.modules()):
         raise InvalidValue("noise is measured on a plain model, and this one has a plan attached; call remove() first.")
 
 

@@ -15,9 +15,10 @@ from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sen
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
-from ..plan import PRODUCTS, LayerPlan, Plan, check_bits, check_products, predicted
-from ..treatments import Prune, Quantize, Sentence, Statistics
+from ..plan import LayerPlan, Plan, check_bits, predicted
+from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
 from ..treatments.fields import checked_sparsity
+from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
 from .broken import BrokenLoss, broken_layers, refuse
 from .gaining import NO_TIME, without_gain
@@ -91,7 +92,7 @@ def build(
     """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
     _check_bits(bits, budget)
     _check_words(law, scale, rounding)
-    sides = check_products(products)
+    sides = check_backward_products(products)
     if budget.split and len(sides) < 2:
         raise InvalidValue(f"split=True needs both products, and products is {sides[0]!r} alone.")
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
@@ -112,7 +113,7 @@ def build(
     for name in treated:
         found = statistics[name]
         format = None if bits is None else _format(found.law, bits, law, scale, rounding)
-        sentences: dict[str, Sentence] = dict.fromkeys(PRODUCTS, ())
+        sentences: dict[str, Sentence] = dict.fromkeys(BACKWARD, ())
         for side in sides:
             prune = (Prune(shares[name, side], law),) if (name, side) in shares else ()
             sentences[side] = prune if format is None else (*prune, Quantize(format, scale, rounding))
@@ -120,11 +121,12 @@ def build(
             kept[name] = NO_FORMAT if bits is not None else unpruned[name]
             continue
         plans[name] = LayerPlan(
-            **sentences,
+            input_gradient=ProductPlan(gradient=sentences["input_gradient"]),
+            weight_gradient=ProductPlan(gradient=sentences["weight_gradient"]),
             elements=layers[name].elements,
             masked=found.masked,
-            predicted_input=predicted(sentences["input"], found),
-            predicted_weight=predicted(sentences["weight"], found),
+            predicted_input_gradient=predicted(sentences["input_gradient"], found),
+            predicted_weight_gradient=predicted(sentences["weight_gradient"], found),
         )
     kept = {name: kept[name] for name in layers if name in kept}
     _check_any(plans, kept, layers)
@@ -139,7 +141,7 @@ def _check_bits(bits: Bits | None, budget: Budget) -> None:
     if bits is None and budget.sparsity is None:
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if isinstance(bits, str) and bits != RECOMMENDED:
-        raise InvalidType(
+        raise (InvalidType if bits.isdigit() else InvalidValue)(
             sentence("bits", bits, "a whole number from 2 to 8, or 'recommended'") + nearest_name(bits, (RECOMMENDED,))
         )
     if bits is not None and bits != RECOMMENDED:
@@ -159,7 +161,7 @@ def _check_any(treated: Mapping[str, object], kept: Mapping[str, str], layers: M
 
 def _counted(work: tuple[int, int], sides: tuple[str, ...]) -> list[int]:
     """The operations of the products that are treated; 0 for one that is not."""
-    return [count * (side in sides) for side, count in zip(PRODUCTS, work, strict=True)]
+    return [count * (side in sides) for side, count in zip(BACKWARD, work, strict=True)]
 
 
 def _without_gain(layers: Mapping[str, LayerProfile], budget: Budget, sides: tuple[str, ...]) -> dict[str, str]:
@@ -237,7 +239,7 @@ def _allocate(
     """The sparsity of each layer in each product; the budget counts operations, so a layer without any has its own."""
     if budget.sparsity is None:
         return {}
-    shares = dict.fromkeys(((name, side) for name in found for side in PRODUCTS), budget.sparsity)
+    shares = dict.fromkeys(((name, side) for name in found for side in BACKWARD), budget.sparsity)
     names = [name for name in found if any(work[name])]
     if budget.allocation == "uniform" or not names:
         return shares
@@ -256,7 +258,7 @@ def _allocate(
         input = weight = theory.allocate(
             laws, by_side.sum(axis=0), budget.sparsity, budget.allocation, floors=floors, max_sparsity=most
         )
-    for side, values, counts in zip(PRODUCTS, (input, weight), by_side, strict=True):
+    for side, values, counts in zip(BACKWARD, (input, weight), by_side, strict=True):
         # Four digits can be read and reviewed, and keep the budget to as many.
         shares |= {
             (name, side): min(max(round(float(value), 4), 0.0001), 0.9999)

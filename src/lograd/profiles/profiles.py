@@ -134,7 +134,7 @@ class Profile:
         keep: str | Iterable[str] = ("last",),
         scale: str = "max",
         rounding: Literal["stochastic", "nearest"] = "stochastic",
-        products: str | Iterable[str] = ("input", "weight"),
+        products: str | Iterable[str] = ("input_gradient", "weight_gradient"),
         split: bool = False,
         everywhere: bool = False,
     ) -> Plan:
@@ -162,7 +162,8 @@ class Profile:
                 last one is small and its gradient has a narrow law, so that pruning it costs much and gains little.
             scale: the rule of `theory.scale` by which a gradient is put into the format's range.
             rounding: "stochastic" or "nearest".
-            products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
+            products: treat the gradient in the product for dX ("input_gradient"), for dW ("weight_gradient"), or in
+                both.
             split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
                 own copy of the gradient.
             everywhere: prune all layers, also those whose zeros save no time.

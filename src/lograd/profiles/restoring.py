@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attachment.swap import catcher_of
+from ..attachment.swap import engine_of
 
 
 @contextmanager
@@ -23,8 +23,8 @@ def restored(model: nn.Module) -> Iterator[None]:
     modes = [module.training for module in modules]
     tables: list[Any] = [table for module in modules for table in (module._parameters, module._buffers)]
     owned = [(table, dict(table)) for table in tables]
-    catchers = [catcher for module in modules if (catcher := catcher_of(module)) is not None]
-    tables += [catcher.tensors() for catcher in catchers]
+    engines = [engine for module in modules if (engine := engine_of(module)) is not None]
+    tables += [engine.tensors() for engine in engines]
     tensors = {tensor: tensor.detach().clone() for table in tables for tensor in table.values() if tensor is not None}
     needs = {tensor: tensor.requires_grad for tensor in tensors}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}

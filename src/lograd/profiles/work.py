@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attachment.swap import kind_of, plain_name, unwrapped
 from ..attachment.untreated import FUNCTION, PARAMETER, known_parts, reason_of
+from ..engine.layers import kind_of, plain_name, unwrapped
 from ..plan import StepWork, Untreated
 from .modules import named_modules
 from .products import operands, operations

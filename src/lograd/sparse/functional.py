@@ -8,26 +8,26 @@ offset) that you change in place.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.autograd import Gradients, Need, differentiable
-from ..engine.forms import cast_as_autocast_would
+from ..engine import forms
+from ..engine.forms import Convolution, cast_as_autocast_would
 from ..ops.arguments import Scalar, key_of, scalar
-from ..ops.sparse_products import sparse_convolution_backward, sparse_linear_backward
+from ..ops.geometry import Geometry
 from .threshold import Pruning
 
 Pair = int | tuple[int, int]
-Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, threshold: Scalar | None = None, seed: int | Tensor = 0
 ) -> Tensor:
-    """x @ weight.T + bias for any leading dimensions."""
+    """Return x @ weight.T + bias for any leading dimensions.
+
+    Args:
+        threshold: of pruning, for the gradient in the backward; None takes the gradient as it is.
+        seed: a number, or the int64 pair (seed, offset).
+    """
     return apply_linear(x, weight, bias, _pruning(x, threshold, seed))
 
 
@@ -43,8 +43,8 @@ def conv2d(
     threshold: Scalar | None = None,
     seed: int | Tensor = 0,
 ) -> Tensor:
-    """A convolution of a batch of images, or of one."""
-    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    """Return the convolution of a batch of images, or of one; `threshold` and `seed` are those of `linear`."""
+    geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _pruning(x, threshold, seed))
 
 
@@ -60,21 +60,19 @@ def conv1d(
     threshold: Scalar | None = None,
     seed: int | Tensor = 0,
 ) -> Tensor:
-    """A convolution of a batch of sequences, or of one."""
-    geometry = (_single(stride), _single(padding), _single(dilation), groups)
+    """Return the convolution of a batch of sequences, or of one; `threshold` and `seed` are those of `linear`."""
+    geometry = Geometry(_single(stride), _single(padding), _single(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _pruning(x, threshold, seed))
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pruning: Pruning) -> Tensor:
-    x, weight, bias = cast_as_autocast_would(x, weight, bias)
-    return differentiable(x, weight, bias, _Linear(), pruning)
+    """Return a linear layer whose backward prunes as it is told."""
+    return forms.linear(*cast_as_autocast_would(x, weight, bias), pruning)
 
 
 def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, pruning: Pruning) -> Tensor:
-    x, weight, bias = cast_as_autocast_would(x, weight, bias)
-    batched = x.dim() == weight.dim()
-    result = differentiable(x if batched else x.unsqueeze(0), weight, bias, _Convolution(geometry), pruning)
-    return result if batched else result.squeeze(0)
+    """Return a convolution whose backward prunes as it is told."""
+    return forms.convolution(*cast_as_autocast_would(x, weight, bias), Convolution(geometry), pruning)
 
 
 def _pair(value: Pair) -> tuple[int, ...]:
@@ -88,28 +86,3 @@ def _single(value: int | tuple[int, ...]) -> tuple[int, ...]:
 def _pruning(x: Tensor, threshold: Scalar | None, seed: int | Tensor) -> Pruning:
     key = key_of(seed, 0, x)
     return Pruning(None if threshold is None else scalar("threshold", threshold, x, 0.0), key)
-
-
-class _Linear(NamedTuple):
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor, Tensor]:
-        return x, weight
-
-    def products(self, g: Tensor, x: Tensor, weight: Tensor, pruning: Pruning, need: Need) -> Gradients:
-        return sparse_linear_backward(g, x, weight, *pruning.ready_for(g), need)[:3]
-
-
-class _Convolution(NamedTuple):
-    geometry: Geometry
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        stride, padding, dilation, groups = self.geometry
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
-
-    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor, Tensor]:
-        return x, weight
-
-    def products(self, g: Tensor, x: Tensor, weight: Tensor, pruning: Pruning, need: Need) -> Gradients:
-        return sparse_convolution_backward(g, x, weight, *pruning.ready_for(g), self.geometry, need)[:3]

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
+from ..ops.geometry import Geometry
 from ..treatments import Prune
 from . import functional
 from .threshold import Pruning
@@ -64,6 +66,10 @@ class _Sparse(nn.Module):
             return Pruning(None, self.key)
         return Pruning(self.threshold, self.key, self.sparsity, self.passes)
 
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse torch.jit.script, which cannot read a backward of our own."""
+        raise InvalidValue("torch.jit.script cannot read a sparse layer; script a model of torch.nn layers instead.")
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, sparsity={self.sparsity:g}"
 
@@ -83,7 +89,7 @@ class _Convolution(_Sparse, nn.modules.conv._ConvNd):
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(self.stride)
         assert not isinstance(padding, str)
-        geometry = (self.stride, padding, self.dilation, self.groups)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
         return functional.apply_convolution(input, self.weight, self.bias, geometry, self._pruning)
 
 

@@ -5,11 +5,13 @@ Everything that changes is a tensor, so that nothing is compiled again.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..engine.autograd import Form, Gradients, Need
+from ..engine.backends import sparse
 from ..errors import InvalidValue
 from ..ops import log_histogram
 from ..ops.arguments import in_type_of
@@ -24,13 +26,27 @@ EARLY, EVERY = 20, 10
 
 
 class Pruning(NamedTuple):
-    """How a backward prunes: by a threshold that is given, or by one that follows its gradients."""
+    """The engine of a layer with a sparse backward: by a threshold that is given, or by one that follows gradients."""
 
     threshold: Tensor | None
     key: Tensor
     sparsity: float = 0.0
     passes: Tensor | None = None
     """Gradients that came by; None where the threshold is given."""
+
+    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[None, None]:
+        """Leave the operands of the output as they are."""
+        return None, None
+
+    def kept(self, x: Tensor, weight: Tensor, treated: object) -> tuple[Tensor, Tensor]:
+        """Return activations and weights, for the backward to read."""
+        return x, weight
+
+    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
+        """Return dX, dW and dbias of the pruned gradient, by sparse products."""
+        threshold, key = self.ready_for(g)
+        d_x, d_weight, d_bias, _ = sparse.products(g, *form.operands(g, x, weight), form.geometry, threshold, key, need)
+        return d_x, d_weight, d_bias
 
     def ready_for(self, g: Tensor) -> tuple[Tensor | None, Tensor]:
         """Threshold and key for this gradient; the threshold as a value of the gradient's type, as it becomes one."""

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, Plan
-from ..engine.multiply import Backend
 from ..errors import nearest_name, sentence
 from ..files.checks import MAX_FLOAT
+from ..treatments import Backend
 from .checking import MOST_THREADS
 from .tasks import TASKS, Task
 

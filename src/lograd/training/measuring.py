@@ -134,12 +134,11 @@ def treated(handle: Handle | None) -> TreatedSums:
     if handle is None:
         return TreatedSums()
     elements, zeros, bits = 0, 0, 0.0
-    for name, products in handle.counters().products.items():
-        layer = handle.plan.layers.get(name) or handle.plan.every
-        assert layer is not None, "an attached layer has a plan"
-        for side, count in products.items():
+    counters = handle.counters()
+    for name, layer in handle.layers.items():
+        for site, count in counters.gradients(name).items():
             elements, zeros = elements + count.elements, zeros + count.zeros_after
-            bits += count.elements * width_of(layer.weight if side == "weight" else layer.input)
+            bits += count.elements * width_of(layer.gradient.sites[site].treatments)
     return TreatedSums(elements, zeros, bits)
 
 

@@ -15,7 +15,7 @@ from .. import Handle, InvalidValue, LogradError, Plan, attach
 from ..files.checks import check_whole
 from ..files.seals import checksum_of_json
 from ..files.whole import CannotRead
-from ..treatments import Hadamard, Quantize, Treatment
+from ..treatments import BACKWARD, Treatment
 from . import checkpoint
 from .measuring import Interval, treated
 from .schedules import Rates
@@ -31,7 +31,7 @@ class Diverged(LogradError):
 
 def needs_loss_scaling(plan: Plan | None) -> bool:
     """Whether a format of the plan overflows to infinity, which a dynamic loss scale has to react to."""
-    return any(map(_overflows, treatments_of(plan)))
+    return any(one.overflows for one in treatments_of(plan))
 
 
 def prunes(plan: Plan | None) -> bool:
@@ -42,13 +42,7 @@ def prunes(plan: Plan | None) -> bool:
 def treatments_of(plan: Plan | None) -> list[Treatment]:
     """All treatments of gradients."""
     layers = [] if plan is None else [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
-    return [one for layer in layers for one in (*layer.input, *layer.weight)]
-
-
-def _overflows(treatment: Treatment) -> bool:
-    if isinstance(treatment, Hadamard):
-        return _overflows(treatment.inner)
-    return isinstance(treatment, Quantize) and treatment.overflow == "infinity"
+    return [one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")]
 
 
 @final

@@ -11,9 +11,22 @@ from .dithered import Dithered
 from .hadamard import Hadamard
 from .interval import Interval
 from .luq import Luq
+from .products import (
+    AS_IS,
+    BACKENDS,
+    BACKWARD,
+    OPERANDS,
+    PRODUCTS,
+    SYMBOLS,
+    Backend,
+    ProductPlan,
+    Treated,
+    both,
+    gradients,
+)
 from .prune import Prune
 from .quantize import Quantize
-from .recipes import RECIPES, Recipe, Treated, recipe
+from .recipes import RECIPES, Recipe, recipe
 from .s2fp8 import S2fp8
 from .sentence import Sentence, apply, describe, from_json, memories, mixes, numbers_of, predict, to_json, treat
 from .statistics import Prediction, Statistics
@@ -25,6 +38,8 @@ __all__ = [
     "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
     "Atp", "Blocks", "Dithered", "Hadamard", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant", "TopK",
     "TopKStochastic",
-    "RECIPES", "Recipe", "Treated", "recipe",
+    "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
+    "gradients",
+    "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "to_json", "treat",
 ]  # fmt: skip

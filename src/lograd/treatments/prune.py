@@ -44,6 +44,8 @@ class Prune(Treatment):
     law: PruningLaw = "empirical"
     allocation: Split = field(default="uniform", metadata=RARE)
     kind: ClassVar[str] = "prune"
+    changeable: ClassVar[frozenset[str]] = frozenset({"sparsity", "law"})
+    fuses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))
@@ -61,6 +63,10 @@ class Prune(Treatment):
     @property
     def unbiased(self) -> bool:
         return True
+
+    @property
+    def joint(self) -> bool:
+        return self.allocation == "cosine"
 
     def numbers(self, statistics: Statistics) -> Numbers:
         solve = {"empirical": _empirical, "lognormal": _lognormal, "normal": _normal}[self.law]

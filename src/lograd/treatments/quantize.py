@@ -60,6 +60,7 @@ class Quantize(Treatment):
     rounding: Rounding = "stochastic"
     overflow: Overflow = field(default="saturate", metadata=RARE)
     kind: ClassVar[str] = "quantize"
+    changeable: ClassVar[frozenset[str]] = frozenset({"format", "scale", "rounding"})
 
     def __post_init__(self) -> None:
         if isinstance(self.format, str):
@@ -87,6 +88,10 @@ class Quantize(Treatment):
     def unbiased(self) -> bool:
         """Only where nothing lies beyond the range; of the rules "max" alone sees to that, one step late."""
         return self.rounding == "stochastic" and self.scale == "max"
+
+    @property
+    def overflows(self) -> bool:
+        return self.overflow == "infinity"
 
     @property
     def element_bits(self) -> float:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from functools import reduce
+from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import FloatFormat, IntFormat
@@ -16,10 +17,10 @@ from .dithered import Dithered
 from .hadamard import Hadamard
 from .interval import Interval
 from .luq import Luq
+from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
 from .quantize import Quantize
 from .s2fp8 import S2fp8
-from .sentence import Sentence
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
 from .treatment import Treatment
@@ -29,19 +30,6 @@ EXPONENTS = {4: 3, 5: 4, 6: 4, 7: 4, 8: 5}
 
 
 PERCENT = r"(\d\d(?:\.\d+)?)"
-
-
-class Treated(NamedTuple):
-    """The treatments of the four tensors of a layer's two products."""
-
-    input: Sentence = ()
-    """Of the gradient in the product for dX."""
-    weight: Sentence = ()
-    """Of the gradient in the product for dW."""
-    weights: Sentence = ()
-    """Of the weights that the gradient meets in the product for dX."""
-    activations: Sentence = ()
-    """Of the layer's input that it meets in the product for dW."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +45,6 @@ class Recipe:
     """The key of the paper in `lograd cite`; "lograd" for what stands in none."""
     pattern: str
     build: Callable[..., Treated]
-
-
-def both(*treatments: Treatment) -> Treated:
-    """The same for the gradient in both products."""
-    return Treated(treatments, treatments)
 
 
 def _float(bits: str) -> FloatFormat:
@@ -99,7 +82,7 @@ def _blocks(*names: str | None) -> Treated:
 
 
 def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
-    return Treated((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
+    return gradients((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
 
 
 def saw(percent: str) -> Treated:
@@ -116,7 +99,7 @@ def saw(percent: str) -> Treated:
     }
     """
     operand = (TopK(_fraction(percent)),)
-    return Treated((), (), operand, operand)
+    return Treated(input_gradient=ProductPlan(weights=operand), weight_gradient=ProductPlan(activations=operand))
 
 
 def hfp8() -> Treated:
@@ -136,7 +119,10 @@ def hfp8() -> Treated:
     """
     gradient = (Quantize(FloatFormat(5, 2), rounding="nearest"),)
     operand = (Quantize(FloatFormat(4, 3, bias=11), "2^0", "nearest"),)
-    return Treated(gradient, gradient, operand, operand)
+    return Treated(
+        input_gradient=ProductPlan(gradient, weights=operand),
+        weight_gradient=ProductPlan(gradient, activations=operand),
+    )
 
 
 RECIPES: tuple[Recipe, ...] = (
@@ -259,9 +245,9 @@ def recipe(name: str) -> Treated:
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
     Endings: -nearest or -stochastic, and -rht or -ht.
 
-    >>> [str(treatment) for treatment in recipe("prune85+fp6").input]
+    >>> [str(treatment) for treatment in recipe("prune85+fp6").input_gradient.gradient]
     ['prune 0.85', '1-4-1 scale max']
-    >>> [str(treatment) for treatment in recipe("int5-bhq").weight]
+    >>> [str(treatment) for treatment in recipe("int5-bhq").weight_gradient.gradient]
     ['int8 ptq']
     """
     if not isinstance(name, str):
@@ -272,12 +258,12 @@ def recipe(name: str) -> Treated:
     first, last = sides[0], sides[-1]
     if len(sides) == 1:
         return first
-    return Treated(first.input, last.input, first.weights, last.activations)
+    for_weights = replace(last.weight_gradient, gradient=last.input_gradient.gradient)
+    return Treated(first.output, first.input_gradient, for_weights)
 
 
 def _sentence(side: str, name: str) -> Treated:
-    parts = [_part(part.strip(), name) for part in side.split("+")]
-    return Treated(*(tuple(one for part in parts for one in part[place]) for place in range(4)))
+    return reduce(Treated.then, (_part(part.strip(), name) for part in side.split("+")))
 
 
 def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
@@ -289,9 +275,9 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         if any(ending.endswith("ht") == other.endswith("ht") for other in endings):
             raise InvalidValue(f"{name!r} has the endings -{ending} and -{endings[0]}; one of them will do.")
         found = _part(start, name, (ending, *endings))
-        if not any(found):
+        if not found.treats:
             raise InvalidValue(f"{name!r} treats nothing, so '-{ending}' says nothing about it; leave it out.")
-        return Treated(*(tuple(map(MODIFIERS[ending][1], treatments)) for treatments in found))
+        return found.map(lambda treatments: tuple(map(MODIFIERS[ending][1], treatments)))
     examples = [entry.example for entry in RECIPES]
     raise InvalidValue(
         f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."

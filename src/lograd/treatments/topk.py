@@ -45,6 +45,7 @@ class TopK(Treatment):
     sparsity: float
     over: Over = "tensor"
     kind: ClassVar[str] = "topk"
+    changeable: ClassVar[frozenset[str]] = frozenset({"sparsity"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))
@@ -91,6 +92,7 @@ class TopKStochastic(Treatment):
 
     sparsity: float
     kind: ClassVar[str] = "topk-stochastic"
+    changeable: ClassVar[frozenset[str]] = frozenset({"sparsity"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))

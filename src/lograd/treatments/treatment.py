@@ -55,6 +55,10 @@ class Treatment(ABC):
     registry: ClassVar[dict[str, type[Treatment]]] = {}
     per_product: ClassVar[bool] = False
     """Whether the two products need copies of their own, as it works along the dimension that is summed over."""
+    changeable: ClassVar[frozenset[str]] = frozenset()
+    """Fields that `Plan.override` may change."""
+    fuses: ClassVar[bool] = False
+    """Whether sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
 
     def __init_subclass__(cls) -> None:
         Treatment.registry[cls.kind] = cls
@@ -80,6 +84,16 @@ class Treatment(ABC):
     @property
     def makes_zeros(self) -> bool:
         """Whether it is there to make zeros, which sparse products skip."""
+        return False
+
+    @property
+    def overflows(self) -> bool:
+        """Whether elements beyond its format become infinite, which a dynamic loss scale has to react to."""
+        return False
+
+    @property
+    def joint(self) -> bool:
+        """Whether all layers that have this very treatment share its sparsity, which is split between two steps."""
         return False
 
     @property

@@ -1,0 +1,123 @@
+"""What a layer is: the modules that are treated, why one is not, the shape of its weight, and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from .backends.sparse import unserved, unserved_here
+from .slots import CPU
+
+KINDS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+"""The classes whose products we know; the Conv1D of transformers is known by its name."""
+
+
+def kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class whose forward, and whose two products in the backward, we know; None for any other module."""
+    return kind_of_class(type(module))
+
+
+def kind_of_class(found: type) -> type[nn.Module] | None:
+    """Return the kind of a class of modules, by the classes that it inherits from."""
+    for base in found.__mro__:
+        if base in KINDS or (base.__name__ == "Conv1D" and base.__module__.startswith("transformers.")):
+            return base
+    return None
+
+
+def reason_not_supported(module: nn.Module) -> str | None:
+    """Return why a layer of a supported kind cannot be treated; None if it can."""
+    kind = kind_of(module)
+    if kind is None:
+        return f"{type(module).__name__} is not a linear layer or convolution"
+    if isinstance(module, LazyModuleMixin):
+        return "it is not initialised yet; run one forward first"
+    if any(parameter.is_inference() for parameter in module.parameters()):
+        return "its weight was made under torch.inference_mode() and cannot be trained"
+    for method in ("forward", "_conv_forward"):
+        if method in vars(module) or getattr(type(module), method, None) is not getattr(kind, method, None):
+            return f"{type(module).__name__} has its own {method}, which may do anything"
+    weight = module._parameters.get("weight")
+    if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
+        weight = next(module.parameters(), None)
+    if weight is None:
+        return "it has no parameters of its own; under FullyShardedDataParallel attach first, then wrap"
+    if type(weight).__name__ == "DTensor" and not getattr(module, "_is_fsdp_managed_module", False):
+        return "its weight is distributed over processes; fully_shard and DistributedDataParallel are supported"
+    if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
+        return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
+    return None
+
+
+def reason_dense(module: nn.Module) -> str | None:
+    """Return why a layer has no sparse products; None if it has."""
+    like = next(module.parameters(), None)
+    if like is None:
+        return "it has no parameters"
+    reason = unserved(weight_shape(module), getattr(module, "groups", 1), isinstance(module, _ConvTransposeNd))
+    # A layer on meta has its device still to come; the operator that multiplies serves any.
+    return reason or unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
+
+
+def weight_shape(module: nn.Module) -> tuple[int, ...]:
+    """Return the shape of a layer's weight, without computing one that is computed, as under spectral_norm."""
+    weight = module._parameters.get("weight")
+    if weight is None and isinstance(module, _ConvNd):
+        channels = (module.out_channels, module.in_channels // module.groups)
+        if module.transposed:
+            channels = (module.in_channels, module.out_channels // module.groups)
+        return (*channels, *module.kernel_size)
+    return () if weight is None else tuple(weight.shape)
+
+
+def work_of_element(module: nn.Module) -> float:
+    """Return the multiply-adds that one element of a layer's gradient costs in each product, borders not counted.
+
+    >>> work_of_element(nn.Conv2d(16, 32, 3, groups=2))
+    72.0
+    """
+    if isinstance(module, _ConvNd):
+        apart = math.prod(module.stride) if module.transposed else 1
+        return module.in_channels / module.groups * math.prod(module.kernel_size) / apart
+    if isinstance(module, nn.Linear):
+        return float(module.in_features)
+    weight = module.get_parameter("weight")  # the Conv1D of transformers
+    return float(weight.shape[0])
+
+
+# -- models --
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile and DistributedDataParallel, whose names have no prefix."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """Return a module's name without the wrapper that torch.compile puts around it."""
+    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
+
+
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """Return linear layers and convolutions by name, supported or not; one that is used twice has several names."""
+    named = unwrapped(model).named_modules(remove_duplicate=False)
+    return {plain_name(name): module for name, module in named if kind_of(module) is not None}

@@ -1,0 +1,96 @@
+"""A plan as a table for the terminal: what is done to each layer, and what theory expects of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import plural
+from ..report import TextTable, text_table
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prediction, Sentence, describe
+from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from .layer import LayerPlan
+from .work import percent
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+COLUMNS = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
+
+
+def plan_table(plan: Plan) -> TextTable:
+    """Return a row for each treated site and each kept layer, with notes below."""
+    title = f"Plan for {plural(len(plan.layers), 'layer')}" + (f", {len(plan.kept)} kept" if plan.kept else "")
+    total = max(plan.total_work if plan.step is None else plan.step.total, 1)
+    shares = {name: (dX / total, dW / total) for name, (dX, dW) in plan.work.items()}
+    rows = [row for name, layer in plan.layers.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
+    if plan.every is not None:
+        rows += _rows("(every other)", plan.every, (0.0, 0.0))
+    rows += [[name, "", f"kept: {reason}", *[""] * 5] for name, reason in plan.kept.items()]
+    return text_table(
+        title, COLUMNS, rows, "\n".join(_notes(plan)),
+        droppable=("elements/step", "relative error", "work", "<product"),
+    )  # fmt: skip
+
+
+def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[str]]:
+    """Return a row for each treated site; `work` is the share of the products for dX and dW in that of all layers."""
+    sites: list[tuple[str, Sentence, Prediction | None, float]] = [
+        (SYMBOLS[product], layer.site(product, "gradient"), layer.prediction(product), share)
+        for product, share in zip(BACKWARD, work, strict=True)
+    ]
+    if sites[0][1:3] == sites[1][1:3]:
+        sites = [("both", *sites[0][1:3], sum(work))]
+    sites += [
+        (operand if product in BACKWARD else f"{operand} of Y", found, None, 0.0)
+        for product in (*BACKWARD, *PRODUCTS[:1])
+        for operand in OPERANDS[product]
+        if operand != "gradient" and (found := layer.site(product, operand))
+    ]
+    rows = []
+    for product, treatments, predicted, share in sites:
+        numbers = ["–"] * 3
+        if predicted is not None:
+            numbers = [
+                f"{predicted.sparsity:.1%}",
+                f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
+                f"{predicted.relative_error:.4f}",
+            ]
+        elements = f"{layer.elements:,}" if layer.elements else "–"
+        shown = percent(share) if share else "–"
+        rows.append([name, product, describe(treatments), elements, shown, *numbers])
+    return rows
+
+
+def _notes(plan: Plan) -> list[str]:
+    """Return what the columns mean, and what holds of the plan as a whole."""
+    notes = []
+    expected = [found for layer in plan.layers.values() for name in BACKWARD if (found := layer.prediction(name))]
+    if plan.layers:
+        notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
+    if expected:
+        notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
+    if any(one.relative_error >= 1 and verdict(one.cosine) != "risky" for one in expected):
+        notes.append(LARGE_RELATIVE_ERROR)
+    if plan.unpruned:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(plan.unpruned.items())[:3])
+        more = ", ..." if len(plan.unpruned) > 3 else ""
+        notes.append(f"Not pruned: {len(plan.unpruned)} of the rounded layers ({reasons}{more}).")
+    notes += _work_lines(plan)
+    if plan.growth is not None:
+        notes.append(plan.growth.words())
+    return notes
+
+
+def _work_lines(plan: Plan) -> list[str]:
+    """Return what the shares in the column "work" are shares of, and what is not treated."""
+    if plan.step is None:
+        text = (
+            "Work is the share of the products for dX and dW of the layers in this plan, kept ones included; the "
+            f"whole step was not counted. Predicted zeros skip {plan.skipped:.1%} of these products."
+        )
+        return [text] if plan.skipped else []
+    skipped = (
+        f"Work is the share of the multiply-adds of the whole training step; predicted zeros skip "
+        f"{percent(plan.skipped_of_step or 0.0)} of it, and {plan.skipped:.1%} of the products for dX and dW."
+    )
+    return [*([skipped] if plan.skipped else []), *plan.step.lines(plan.work)]
