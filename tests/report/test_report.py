@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from lograd.errors import LogradError
 from lograd.report import Band, Bars, CannotWrite, Chart, Histogram, Line, Mark, Page, Points, Rule
-from lograd.report.chart import PALETTE, TONES, Axis, number
+from lograd.report.axis import Axis
+from lograd.report.svg import number
+from lograd.report.theme import PALETTE, TONES
 
 SCALES = ("linear", "log2", "log10")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from ..laws import Empirical, HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
 from ..report import Band, Bars, Chart, Histogram, Line, Mark, Points
-from ..report.chart import Scale
+from ..report.axis import Scale
 from .records import LayerProfile, Record, thinned
 from .whatif import WIDTHS, Error
 

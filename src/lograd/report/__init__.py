@@ -4,7 +4,8 @@ No plotting library, no script, no network.
 """
 
 from ..files.whole import CannotWrite, check_folder
-from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
+from .chart import Chart
+from .marks import Band, Bars, Histogram, Line, Mark, Points, Rule
 from .page import Page, Tile
 from .text import TextTable, text_table
 

@@ -15,7 +15,9 @@ from typing import Literal, NamedTuple
 
 from ..errors import InvalidValue, sentence
 from ..files.whole import replace_file
-from .chart import CHART_CSS, Chart, escape, number, text_width
+from .chart import Chart
+from .svg import escape, number, text_width
+from .theme import CHART_CSS
 
 _PAGE_CSS = """
 :root{--page:#f5f7f9;--tint:#e3f0f9;--code:#eef1f4;--shade:rgb(20 40 60/.32);color-scheme:light dark}

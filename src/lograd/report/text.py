@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from .chart import escape
+from .svg import escape
 
 READABLE = 100
 """Columns to which titles and captions are wrapped, if the table itself is narrower."""
