@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import lograd
 from lograd.errors import InvalidType, InvalidValue, LogradWarning
-from lograd.files.whole import CannotRead
+from lograd.files.atomic import CannotRead
 from lograd.laws import FAMILIES, Empirical, LogNormal, ks_distance
 from lograd.laws.binned import fit_binned, ks_binned, rank_binned
-from lograd.profiles.profiles import MOST_STEPS
+from lograd.profiles.model_profile import MOST_STEPS
 
 
 def references(model, x, y):

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import InvalidValue, Profile
 from lograd.files.archives import read_arrays
-from lograd.files.whole import CannotRead
+from lograd.files.atomic import CannotRead
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_a_bomb_gets_no_memory(tmp_path):
     assert (tmp_path / "bomb.npz").stat().st_size < 300_000
     code = """
 import resource, sys
-import lograd.profiles.profiles as profiles
+import lograd.profiles.model_profile as profiles
 used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, used + 100 * 2**20))
 try:

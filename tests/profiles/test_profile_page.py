@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.files.whole import CannotWrite
-from lograd.profiles import whatif
+from lograd.files.atomic import CannotWrite
+from lograd.profiles import precision
 from lograd.report import Page
 from lograd.treatments.verdicts import GOOD_COSINE
 
@@ -70,7 +70,7 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
     for title in ("Spread over depth", "Distance from each law over depth", "Relative error over bits"):
         assert title in outline.text
     for name, layer in profile.layers.items():
-        errors = whatif.errors(layer)
+        errors = precision.format_trials(layer)
         assert f"{name} {layer.kind}" in outline.text
         for error in errors:
             row = (
@@ -83,14 +83,14 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
 
 def test_predicted_and_measured_errors_stand_side_by_side():
     profile = lograd.profile(conv_net(), image_batches(1, size=64), cross_entropy, sample=2**20)
-    errors = whatif.errors(profile["0"])
+    errors = precision.format_trials(profile["0"])
     assert [error.name for error in errors] == [f"{kind}{bits}" for kind in ("FP", "INT") for bits in (4, 5, 6, 7, 8)]
     for error in errors:
         assert error.format.bits == int(error.name[-1])
         assert error.measured.relative_error == pytest.approx(error.predicted.relative_error, rel=0.05)
         assert error.measured.cosine == pytest.approx(error.predicted.cosine, rel=0.02)
         assert error.measured.sparsity == pytest.approx(error.predicted.sparsity, abs=0.01)
-    best = whatif.recommended(errors)
+    best = precision.recommended(errors)
     assert best.predicted.cosine >= GOOD_COSINE
     floats = [error for error in errors if error.name.startswith("FP")]
     assert all(error.predicted.cosine < GOOD_COSINE for error in floats if error.format.bits < best.format.bits)
@@ -98,12 +98,12 @@ def test_predicted_and_measured_errors_stand_side_by_side():
 
 def test_a_gradient_without_values_or_of_zeros_has_a_page(tmp_path):
     still = lograd.profile(mlp(), [torch.zeros(4, 6)], lambda model, x: model(x).sum() * 0)
-    assert whatif.errors(still["0"]) == []
+    assert precision.format_trials(still["0"]) == []
     text = Outline(still.to_html(tmp_path / "page.html").read_text()).text
     assert "Every element of this gradient was zero" in text
 
     bare = lograd.profile(mlp(), vector_batches(1), cross_entropy, sample=0)
-    assert all(error.measured is None for error in whatif.errors(bare["0"]))
+    assert all(error.measured is None for error in precision.format_trials(bare["0"]))
     Outline(bare.to_html(tmp_path / "page.html").read_text())
 
     single = lograd.profile(mlp(), vector_batches(1), lambda output, target: output.sum())  # all elements equal

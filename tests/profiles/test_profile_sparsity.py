@@ -18,7 +18,7 @@ import lograd
 from lograd.cli import app
 from lograd.ops import stochastic_prune
 from lograd.plan import Plan
-from lograd.profiles.sparsity import SPARSITIES, USUAL, together, zeros_of, zeros_of_all
+from lograd.profiles.sparsity import SPARSITIES, USUAL, joint_outlook, pruning_outlook, pruning_outlooks
 from lograd.theory import threshold
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict
 
@@ -54,7 +54,7 @@ def page(profile, tmp_path):
 
 def test_cosines_are_those_of_pruned_samples(profile):
     layer = profile["2"]
-    found = zeros_of(layer)
+    found = pruning_outlook(layer)
     x = torch.from_numpy(layer.sample).double()
     for place, sparsity in enumerate(SPARSITIES):
         pruned = stochastic_prune(x.float(), float(threshold(layer.law, sparsity)), seed=place).double()
@@ -65,7 +65,7 @@ def test_cosines_are_those_of_pruned_samples(profile):
 
 def test_good_and_fair_sparsities_have_such_cosines(profile):
     for sparsity, cosine in (("good", GOOD_COSINE), ("fair", FAIR_COSINE)):
-        found = zeros_of(profile["2"])
+        found = pruning_outlook(profile["2"])
         plan = profile.plan(sparsity=getattr(found, sparsity), allocation="uniform", keep=(), everywhere=True)
         assert plan.layers["2"].predicted_input.cosine == pytest.approx(cosine, abs=2e-3)
 
@@ -74,9 +74,9 @@ def test_zeros_that_are_there_cost_nothing():
     profile = lograd.profile(nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3)), _vectors(), cross_entropy)
     layer = profile["0"]
     assert layer.zero_share > 0.3
-    found = zeros_of(layer)
+    found = pruning_outlook(layer)
     assert found.good > layer.zero_share
-    assert zeros_of(profile["2"]).cosine(0.5) < found.cosine(0.5)
+    assert pruning_outlook(profile["2"]).cosine(0.5) < found.cosine(0.5)
 
 
 def _vectors():
@@ -85,23 +85,23 @@ def _vectors():
 
 
 def test_noise_of_a_layer_is_what_it_was_measured_to_bring(profile):
-    found = zeros_of(profile["2"], profile.noise)
+    found = pruning_outlook(profile["2"], profile.noise)
     place = profile.noise.layers.index("2")
     factors = profile.noise.factors
     ratios = np.zeros(len(profile.noise.layers))
     ratios[place] = noise_of(found.cosine(USUAL))
     assert found.noise(USUAL) == pytest.approx(factors.total(ratios, ratios), rel=1e-9)
-    assert zeros_of(profile["2"]).noise(USUAL) is None
+    assert pruning_outlook(profile["2"]).noise(USUAL) is None
 
 
 def test_layers_together_are_what_a_uniform_plan_predicts(profile):
-    found = zeros_of_all(profile.layers, profile.noise)
-    sums = together(found, profile.noise)
+    found = pruning_outlooks(profile.layers, profile.noise)
+    sums = joint_outlook(found, profile.noise)
     plan = profile.plan(sparsity=USUAL, allocation="uniform")
     assert list(plan.layers) == ["2"]
     assert sums.growth[SPARSITIES.index(USUAL)] == pytest.approx(plan.growth.factor, rel=0.01)
     assert sums.noise == sorted(sums.noise)
-    assert together(found, None) is None
+    assert joint_outlook(found, None) is None
 
 
 def test_the_page_begins_with_zeros(profile, tmp_path):
@@ -113,7 +113,7 @@ def test_the_page_begins_with_zeros(profile, tmp_path):
         "input channel in a group",
     ):  # fmt: skip
         assert words in text
-    found = zeros_of(profile["2"], profile.noise)
+    found = pruning_outlook(profile["2"], profile.noise)
     for cosine in map(float, found.cosines):
         assert f"{cosine:.3f} {verdict(cosine)}" in text
     assert f"good up to {found.good:.0%} and fair up to {found.fair:.0%}" in text
@@ -136,7 +136,7 @@ def test_cosines_of_formats_have_verdicts(profile, tmp_path):
 
 def test_the_table_shows_how_many_zeros_are_good(profile):
     text = str(profile.table())
-    found = zeros_of(profile["2"])
+    found = pruning_outlook(profile["2"])
     assert f"{found.good:.0%}" in text
     assert f"{found.fair:.0%}" in text
     assert "good from a cosine of 0.98" in " ".join(text.split())

@@ -18,8 +18,8 @@ import lograd
 from lograd.attachment.untreated import FUNCTION, PARAMETER
 from lograd.errors import InvalidValue
 from lograd.plan import StepWork, Untreated
-from lograd.profiles.products import operations
 from lograd.profiles.work import OUTSIDE
+from lograd.profiles.work_formulas import operations
 
 aten = torch.ops.aten
 BATCH, STEPS, WIDTH = 4, 20, 64
@@ -404,7 +404,7 @@ def test_an_operator_that_cannot_be_counted_does_not_stop_the_step(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no shape")
 
-    monkeypatch.setitem(lograd.profiles.products._FORMULAS, aten.addmm, broken)
+    monkeypatch.setitem(lograd.profiles.work_formulas._FORMULAS, aten.addmm, broken)
     profile = lograd.profile(mlp(), vector_batches(1), F.cross_entropy)
     assert profile.work is None
     assert profile.uncounted == "aten.addmm.default could not be counted (RuntimeError: no shape)"

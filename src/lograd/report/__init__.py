@@ -3,7 +3,7 @@
 No plotting library, no script, no network.
 """
 
-from ..files.whole import CannotWrite, check_folder
+from ..files.atomic import CannotWrite, check_folder
 from .chart import Chart
 from .marks import Band, Bars, Histogram, Line, Mark, Points, Rule
 from .page import Page, Tile

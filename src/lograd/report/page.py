@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import InvalidValue, sentence
-from ..files.whole import replace_file
+from ..files.atomic import replace_file
 from .chart import Chart
 from .svg import escape, number, text_width
 from .theme import CHART_CSS

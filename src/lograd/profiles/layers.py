@@ -1,4 +1,4 @@
-"""Which modules of a model are looked at, under which names, and what their two backward products cost."""
+"""The layers of a model as a profile sees them: names, weights, geometry, and operations of their products."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ FilterFunction = Callable[[nn.Module, str], bool]
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules by the names that the plain model gives them, so that a plan fits before and after compile."""
+    """Yield the modules with their names in the plain model, so that a plan fits before and after `torch.compile`."""
     if not isinstance(model, nn.Module):
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     for name, module in unwrapped(model).named_modules():
-        if "_orig_mod" not in module._modules:  # the wrapper; the module itself follows
+        if "_orig_mod" not in module._modules:  # skips the wrapper of torch.compile; the module itself follows
             yield plain_name(name), module
 
 
-def is_product(module: nn.Module) -> bool:
-    """Whether the module's backward is two matrix products: Linear, convolutions, and the Conv1D of transformers."""
+def is_layer(module: nn.Module) -> bool:
+    """Return True for layers: Linear, convolutions, and the Conv1D of the transformers library."""
     return kind_of(module) is not None
 
 
 def weight_of(module: nn.Module) -> nn.Parameter | None:
-    """The module's own weight.
+    """Return the module's weight if it is a plain parameter, else None.
 
-    None for a weight that is computed, as under spectral_norm: to look at it would be to compute it once more, and some
+    A weight that is computed, as under spectral_norm, is not touched: reading it would compute it once more, and some
     of these computations change buffers.
     """
     return module._parameters.get("weight")
 
 
 def convolution_of(module: nn.Module) -> dict[str, Any]:
-    """Groups of a convolution and whether it is transposed; empty for any other module."""
+    """Return the fields `groups` and `transposed` of a convolution; empty for any other module."""
     if not isinstance(module, _ConvNd):
         return {}
     return {"groups": int(module.groups), "transposed": isinstance(module, _ConvTransposeNd)}
 
 
 def on_gradient(tensor: Any, act: Callable[[Tensor], Tensor | None]) -> Any:
-    """A hook that is called with the gradient of a tensor, and may return another."""
+    """Call `act` with the gradient of a tensor, which it may replace; return the handle that removes the hook."""
     return tensor.register_hook(act)
 
 
 def countable(gradient: Tensor) -> Tensor:
-    """The gradient as operators take it: float64 becomes float32."""
+    """Return the gradient in a type that the operators take: float64 becomes float32."""
     gradient = gradient.detach()
     return gradient if gradient.dtype in FLOAT_TYPES else gradient.float()
 
 
 def multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
-    """Multiply-adds of each of the three products in this use of the module; None for one that is no product."""
+    """Return the multiply-adds of each of the three products in one call of a layer; None for any other module."""
     if isinstance(module, nn.Linear):
         return output.numel() * module.in_features
     if isinstance(module, _ConvTransposeNd):
         return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
     if isinstance(module, _ConvNd):
         return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
-    if is_product(module):  # the Conv1D of transformers, a linear layer with its weight the other way round
+    if is_layer(module):  # Conv1D of transformers: a linear layer whose weight is transposed
         return output.numel() * int(module.weight.shape[0])
     return None
 
 
 class Flops(NamedTuple):
-    """Operations of the products of one use of a module, two for each multiply-add; None where it is no product."""
+    """Operations of the three products in one call of a layer, two for each multiply-add; None for other modules."""
 
     forward: int | None = None
     input: int | None = None
@@ -80,13 +80,18 @@ class Flops(NamedTuple):
     """For dW; 0 where the weight needs none."""
 
     def plus(self, other: Flops) -> Flops:
-        """The operations of both uses."""
+        """Return the operations of two calls together."""
         pairs = zip(self, other, strict=True)
         return Flops(*(mine if more is None else more if mine is None else mine + more for mine, more in pairs))
 
 
 def flops_of(module: nn.Module, x: Any, output: Tensor) -> Flops:
-    """Operations of the products in this use of the module."""
+    """Return the operations of the products in one call of a module.
+
+    Args:
+        x: the first argument of the call.
+        output: its result.
+    """
     count = multiply_adds(module, x if isinstance(x, Tensor) else None, output)
     if count is None:
         return Flops()

@@ -1,12 +1,14 @@
 """The file of a profile: one .npz of plain arrays with a JSON header and a checksum (`seals`), no pickle.
 
-- header: JSON; version, steps, every, missed, what is known of each layer, the work of a step where it was counted
-  or why it was not, and the first loss that was not finite, if any was not
-- records: int64, a row for each; layer, side (0 neural, 1 weight), step, first bin, bins, zeros, NaN, infinities
-- masked: float64, one for each row; NaN where there is no BatchNorm
-- counts: int64, the bins of all rows one after another
+- header: JSON with version, steps, every, missed, a description of each layer, the work of a step or the reason why it
+  was not counted, and the first loss that was not finite, if there was one
+- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
+  bins, zeros, NaN, infinities
+- masked: float64, a number for each record; NaN where there is no BatchNorm
+- counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
-- noise: float64, only where it was measured; rows own, passed and those of transfer, columns as "noise" in the header
+- noise: float64, only where it was measured: the rows own, passed and those of transfer, a column for each layer that
+  "noise" in the header names
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from ..files.strict_json import parse
 from ..laws import Empirical
 from ..plan import StepWork
 from ..theory import Propagation
-from . import checking
-from .broken import BrokenLoss
-from .checking import BINS, COLUMNS
+from . import file_checks
+from .file_checks import BINS, COLUMNS
 from .noise import Contributions
+from .nonfinite import NonFiniteLoss
 from .records import LayerProfile, Record
 
 VERSION = 1
 LIMIT = 2**30
-"""Bytes of memory that a profile may take unless more is allowed.  A layer takes some 4000 for each observed step."""
+"""Default limit for the bytes of a profile in memory.  A layer takes about 4000 for each observed step."""
 CHANGED = "it was changed after lograd saved it"
 _ARRAYS = {
     "header": ("uint8", 1),
@@ -44,11 +46,12 @@ _ARRAYS = {
     "counts": ("int64", 1),
     "samples": ("float32", 1),
 }
-"""Type and dimensions."""
+"""The type and the number of dimensions of each array."""
 _SIDES = ("records", "weight_records")
+"""The lists of `LayerProfile` that the column "side" stands for."""
 
 Contents = tuple[
-    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, BrokenLoss | None, str
+    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, NonFiniteLoss | None, str
 ]
 
 
@@ -59,9 +62,10 @@ def pack(
     every: int,
     noise: Contributions | None,
     work: StepWork | None,
-    loss: BrokenLoss | None,
+    loss: NonFiniteLoss | None,
     uncounted: str,
 ) -> bytes:
+    """Return the bytes of the file; the arguments are the attributes of `Profile`."""
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
     for index, layer in enumerate(layers.values()):
         for side, name in enumerate(_SIDES):
@@ -102,9 +106,10 @@ def pack(
 
 
 def unpack(content: bytes, limit: int) -> Contents:
-    """The exact inverse of `pack`; nothing is believed before it is checked.
+    """Return the arguments of `pack` from the bytes that it made; every value is checked before it is used.
 
     Args:
+        content: all bytes of a file.
         limit: bytes that the profile may take in memory.
     """
     if content[:2] != b"PK":
@@ -151,16 +156,16 @@ def _describe(layer: LayerProfile) -> dict[str, Any]:
 
 
 def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) -> Contents:
-    checking.check_header(header)
+    file_checks.check_header(header)
     rows, masked, counts, samples = (arrays[name] for name in ("records", "masked", "counts", "samples"))
     sizes = [entry["sample"] for entry in header["layers"]]
-    checking.check_rows(rows, masked, counts, limit, layers=len(sizes), steps=header["steps"])
+    file_checks.check_rows(rows, masked, counts, limit, layers=len(sizes), steps=header["steps"])
     if sum(sizes) != samples.size:
         raise InvalidValue(f"the layers have {sum(sizes)} samples in all, and the file has {samples.size}.")
     layers = []
     for entry, own in zip(header["layers"], np.split(samples, np.cumsum(sizes)[:-1]), strict=True) if sizes else ():
         shape = None if entry["weight_shape"] is None else tuple(entry["weight_shape"])
-        # Earlier profiles do not say how a convolution is built; its class does, as far as it matters.
+        # Older profiles have neither field; the name of the class tells at least transposed convolutions.
         groups, transposed = entry.get("groups", 1), entry.get("transposed", "Transpose" in entry["kind"])
         layers.append(
             LayerProfile(
@@ -175,13 +180,13 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
         record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
         getattr(layers[layer], _SIDES[side]).append(record)
     for layer in layers:
-        checking.check_layer(layer)
+        file_checks.check_layer(layer)
     noise = None
     if "noise" in header:
         noise = _noise(header["noise"], arrays.get("noise"))
     work = StepWork.from_json(header["work"]) if "work" in header else None
     uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
-    loss = BrokenLoss.from_json(header["loss"]) if "loss" in header else None
+    loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
     return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted
 

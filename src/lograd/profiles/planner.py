@@ -1,4 +1,4 @@
-"""From a profile to a plan: which format, which sparsity, for which layer and product, by theory."""
+"""Makes a plan from a profile: the format and the sparsity of each layer and product, chosen by theory."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from ..plan import PRODUCTS, LayerPlan, Plan, check_bits, check_products, predic
 from ..treatments import Prune, Quantize, Sentence, Statistics
 from ..treatments.fields import checked_sparsity
 from ..treatments.prune import PruningLaw
-from .broken import BrokenLoss, broken_layers, refuse
-from .gaining import NO_TIME, without_gain
-from .growing import forecast
-from .noise import Contributions
+from .noise import Contributions, forecast
+from .nonfinite import NonFiniteLoss, nonfinite_layers, refuse_nonfinite
+from .precision import NO_FORMAT, recommended_format
 from .records import LayerProfile
-from .whatif import NO_FORMAT, recommended_format
+from .sparsity import NO_TIME, without_gain
 
 Allocation = Literal["uniform", "cosine", "noise", "floors"]
 Rounding = Literal["stochastic", "nearest"]
 Bits = int | Literal["recommended"]
 RECOMMENDED = "recommended"
 MOST = 0.995
-"""The most zeros that an allocation gives to one layer, unless more are asked for of all."""
+"""The highest sparsity that an allocation gives to one layer, unless the whole budget is higher."""
 
 
 @final
 @dataclass(frozen=True)
 class Budget:
-    """A sparsity and how it is split over layers; see `Profile.plan`."""
+    """A sparsity, and how it is split over layers; the fields are arguments of `Profile.plan`."""
 
     sparsity: float | None
     allocation: Allocation
@@ -70,6 +69,7 @@ class Budget:
             )
 
     def factors(self, names: list[str]) -> theory.Propagation:
+        """Return the factors by which noise travels between the named layers; refuse a layer without."""
         assert self.noise is not None
         for name in names:
             if name not in self.noise.layers:
@@ -86,9 +86,12 @@ def build(
     scale: str,
     rounding: Rounding,
     products: str | Iterable[str],
-    loss: BrokenLoss | None = None,
+    loss: NonFiniteLoss | None = None,
 ) -> Plan:
-    """`Profile.plan`, on the layers of a profile; see there.  Modules that are no product are left out."""
+    """Return the plan for the layers of a profile; the arguments are explained at `Profile.plan`.
+
+    Observed modules that are neither linear layers nor convolutions are left out.
+    """
     _check_bits(bits, budget)
     _check_words(law, scale, rounding)
     sides = check_products(products)
@@ -104,7 +107,7 @@ def build(
     work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
     treated = {name: layer for name, layer in layers.items() if name not in kept}
     _check_any(treated, kept, layers)
-    refuse(layers, list(treated), loss)
+    refuse_nonfinite(layers, list(treated), loss)
     unpruned = _without_gain(treated, budget, sides)
     pruned = {name: statistics[name] for name in treated if name not in unpruned}
     shares = _allocate(budget, pruned, {name: _counted(work[name], sides) for name in pruned})
@@ -158,12 +161,12 @@ def _check_any(treated: Mapping[str, object], kept: Mapping[str, str], layers: M
 
 
 def _counted(work: tuple[int, int], sides: tuple[str, ...]) -> list[int]:
-    """The operations of the products that are treated; 0 for one that is not."""
+    """Return the operations of both products, with 0 for one that is not treated."""
     return [count * (side in sides) for side, count in zip(PRODUCTS, work, strict=True)]
 
 
 def _without_gain(layers: Mapping[str, LayerProfile], budget: Budget, sides: tuple[str, ...]) -> dict[str, str]:
-    """Layers that a sparsity leaves out, and why: zeros are for speed."""
+    """Return the layers that are not pruned, with reasons: those in which zeros save no time."""
     if budget.sparsity is None:
         return dict.fromkeys(layers, "no sparsity was asked for")
     theory.pruning.check_sparsity(budget.sparsity)
@@ -181,7 +184,7 @@ def _without_gain(layers: Mapping[str, LayerProfile], budget: Budget, sides: tup
 
 
 def _check_words(law: PruningLaw, scale: str, rounding: Literal["stochastic", "nearest"]) -> None:
-    """Refuse unknown words also where nothing is pruned or rounded, and they would go unread."""
+    """Refuse unknown words, also where nothing is pruned or rounded and nobody would read them."""
     Prune(0.5, law)
     Quantize(FloatFormat(4, 1), scale, rounding)
 
@@ -191,8 +194,8 @@ def _statistics(layer: LayerProfile) -> Statistics | None:
 
 
 def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
-    """Layers that are left alone, in their order, and why."""
-    broken = {one.layer for one in broken_layers(layers)}
+    """Return the layers that are left alone, in their order, with reasons."""
+    broken = {one.layer for one in nonfinite_layers(layers)}
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
     reasons = dict.fromkeys(zero, "its gradient was zero in the profile")
     ends = {"first": list(layers)[:1], "last": list(layers)[-1:]}
@@ -221,7 +224,7 @@ def _reasons(kept: Mapping[str, str]) -> str:
 
 
 def _floors(names: list[str], floors: Mapping[str, float]) -> list[float | None]:
-    """The floor of each layer, None where no pattern matches; the first that does counts."""
+    """Return the floor of each layer by the first pattern that matches it; None where none does."""
     for pattern in floors:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InvalidValue(
@@ -234,7 +237,10 @@ def _floors(names: list[str], floors: Mapping[str, float]) -> list[float | None]
 def _allocate(
     budget: Budget, found: Mapping[str, Statistics], work: Mapping[str, list[int]]
 ) -> dict[tuple[str, str], float]:
-    """The sparsity of each layer in each product; the budget counts operations, so a layer without any has its own."""
+    """Return the sparsity of each layer in each product.
+
+    The budget counts operations.  A layer without any takes no part in it and gets the sparsity of the budget itself.
+    """
     if budget.sparsity is None:
         return {}
     shares = dict.fromkeys(((name, side) for name in found for side in PRODUCTS), budget.sparsity)
@@ -248,7 +254,7 @@ def _allocate(
         parts = theory.allocate_by_noise(
             laws, (by_side[0], by_side[1]), budget.sparsity, factors, split=budget.split, max_sparsity=most
         )
-        # One copy serves both products, unless they are split: then a product without work takes any sparsity.
+        # Without split one pruned copy serves both products.  A product without work gets 0, hence the maximum.
         both = np.maximum(*parts)
         input, weight = parts if budget.split else (both, both)
     else:
@@ -257,7 +263,7 @@ def _allocate(
             laws, by_side.sum(axis=0), budget.sparsity, budget.allocation, floors=floors, max_sparsity=most
         )
     for side, values, counts in zip(PRODUCTS, (input, weight), by_side, strict=True):
-        # Four digits can be read and reviewed, and keep the budget to as many.
+        # Four digits are easy to review in a plan file, and the budget is met to as many digits.
         shares |= {
             (name, side): min(max(round(float(value), 4), 0.0001), 0.9999)
             for name, value, count in zip(names, values, counts, strict=True)
@@ -267,7 +273,7 @@ def _allocate(
 
 
 def _format(data: Empirical, bits: Bits, law: PruningLaw, scale: str, rounding: Rounding) -> FloatFormat | None:
-    """For the histogram, at the scale at which it will be rounded; for a fitted lognormal law as the paper does it."""
+    """Return the best format for the histogram at its scale, or for a fitted lognormal law, as in the paper."""
     if isinstance(bits, str):
         return recommended_format(data, scale, rounding)
     fitted = try_binned(LogNormal, data).law if law == "lognormal" else None

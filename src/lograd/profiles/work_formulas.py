@@ -1,8 +1,7 @@
-"""Operations of the products that a training step runs: one formula for each operator, two operations a multiply-add.
+"""Operations of each PyTorch operator that multiplies, from the shapes of its arguments; a multiply-add is two.
 
-Matrix products, convolutions, attention and recurrent kernels are known by their shapes.  Whatever else torch's own
-counter knows, such as the attention kernels of CUDA, is counted as it does.  Lookups, norms and elementwise operators
-have no products and count nothing.
+Formulas here are for matrix products, convolutions, attention and recurrent kernels.  For other operators, such as the
+attention kernels of CUDA, PyTorch's own counter is asked.  Lookups, norms and elementwise operators count nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 Formula = Callable[..., int]
-"""From the arguments of an operator and its output, multiply-adds."""
+"""Takes the arguments of an operator and its output, and returns its multiply-adds."""
 aten = torch.ops.aten
 
 
 def operations(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> int:
-    """Operations of one call of an operator; 0 for one that is no product."""
+    """Return the operations of one call of an operator; 0 for one that computes no product."""
     packet = getattr(operator, "overloadpacket", operator)
     if packet in _FORMULAS:
         return 2 * _FORMULAS[packet](*arguments, output=output)
@@ -32,14 +31,14 @@ def operations(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, An
 
 
 def operands(operator: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """The tensors that a matrix product or convolution multiplies, without the one that it adds to; else none."""
+    """Return the two tensors that a matrix product or convolution multiplies; nothing for other operators."""
     packet = getattr(operator, "overloadpacket", operator)
     first = 1 if packet in _ADDING else 0
     return [one for one in arguments[first : first + 2] if isinstance(one, Tensor)] if packet in _FORMULAS else []
 
 
 def _matrices(first: Tensor, second: Tensor, *_: Any, output: Any) -> int:
-    """(..., n, m) by (..., m, p)."""
+    """Return the multiply-adds of (..., n, m) times (..., m, p)."""
     return first.numel() * second.shape[-1]
 
 
@@ -60,7 +59,7 @@ def _linear(x: Tensor, weight: Tensor, *_: Any, output: Any) -> int:
 
 
 def _convolution_count(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
-    """Each element of the output, or of the input of a transposed one, meets one filter of the weight."""
+    """Each element of the output (of the input, if transposed) is multiplied with one filter of the weight."""
     return (x if transposed else y).numel() * math.prod(weight.shape[1:])
 
 
@@ -75,26 +74,26 @@ def _convolution_backward(
     g: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: Any, needed: list[bool], *_: Any, output: Any,
 ) -> int:  # fmt: skip
-    """The products for dX and dW have as many as the forward, each where it is needed.
+    """dX and dW cost as much as the forward each, if they are needed.
 
-    The formula of torch's counter is not taken: it counts dW of a grouped convolution once for each group.
+    PyTorch's own formula is not used: it counts dW of a grouped convolution once for each group.
     """
     return (needed[0] + needed[1]) * _convolution_count(x, weight, g, transposed)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, output: Any) -> int:
-    """Scores of every query and key, and their sums of values; masks skip nothing."""
+    """Every query meets every key, and their scores weigh the values; a mask skips nothing."""
     return math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, output: Any) -> int:
-    """The scores once more, then the gradients of values, weights, queries and keys."""
+    """The scores are computed again, then the gradients of values, scores, queries and keys."""
     scores = math.prod(query.shape[:-1]) * key.shape[-2]
     return scores * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 def _recurrent(x: Tensor, weight_input: Tensor, weight_hidden: Tensor, *_: Any, output: Any) -> int:
-    """One direction of one layer: at each step and sample, both weights."""
+    """One direction of one layer multiplies with both weights at each step of each sample."""
     return math.prod(x.shape[:-1]) * (weight_input.numel() + weight_hidden.numel())
 
 
@@ -106,7 +105,7 @@ def _trilinear(
     first: Tensor, second: Tensor, third: Tensor, expand1: list[int], expand2: list[int], expand3: list[int], *_: Any,
     output: Any,
 ) -> int:  # fmt: skip
-    """A product of three tensors, broadcast against each other along the new dimensions; nn.Bilinear."""
+    """The product of three tensors in nn.Bilinear, broadcast against each other along the new dimensions."""
     shapes = []
     for tensor, new in ((first, expand1), (second, expand2), (third, expand3)):
         shape = list(tensor.shape)
@@ -120,7 +119,7 @@ _ADDING = {
     aten.addmm, aten.addmm_, aten._addmm_activation, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.addbmm_, aten.addmv,
     aten.addmv_,
 }  # fmt: skip
-"""Their first argument is what the product is added to."""
+"""Operators whose first argument is a tensor to which the product is added."""
 
 _FORMULAS: dict[Any, Formula] = {
     aten.mm: _matrices,

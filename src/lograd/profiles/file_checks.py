@@ -1,4 +1,4 @@
-"""What holds of every profile that was observed; a file of which it does not hold was changed, and is refused."""
+"""Checks of a profile's file: what is true of every observed profile must be true of the file, or it is refused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ..laws.empirical import bin_of
 from .records import LayerProfile
 
 LAYER, SIDE, STEP, FIRST, BINS, ZEROS, NAN, INFINITIES = range(8)
-"""Columns of a row."""
+"""The columns of `records`."""
 COLUMNS = 8
 ROW_BYTES = 1024
-"""Memory of a record beside its counts, roughly."""
+"""Approximate memory of a record without its counts."""
 LOWEST_BIN, HIGHEST_BIN = bin_of(np.array([5e-324, np.finfo(np.float64).max])).tolist()
-"""Those of float64."""
+"""The bins of the smallest and the largest float64."""
 MOST_DIMENSIONS = 16
 
 
 def check_header(header: dict[str, Any]) -> None:
+    """Check the fields of the header and those of each layer in it."""
     what = "the header"
     check_object(what, header, ("lograd_profile", "steps", "every", "missed", "layers"), None)
     check_whole("steps", header["steps"])
@@ -68,7 +69,15 @@ def _check_entry(entry: Any) -> None:
 def check_rows(
     rows: NDArray[Any], masked: NDArray[Any], counts: NDArray[Any], limit: int, *, layers: int, steps: int
 ) -> None:
-    """Rows that fit each other, the counts, and the numbers of layers and steps."""
+    """Check that the records fit each other, their counts, and the numbers of layers and steps.
+
+    Args:
+        rows: the array `records`.
+        masked: a share for each record.
+        counts: the bins of all records.
+        limit: bytes that the profile may take in memory.
+        layers, steps: their numbers in the header.
+    """
     if rows.shape[1] != COLUMNS or len(masked) != len(rows):
         raise InvalidValue(f"it has records of shape {rows.shape} and {len(masked)} masked shares.")
     if len(rows) * ROW_BYTES > limit:
@@ -104,7 +113,7 @@ def _check_range(what: str, values: NDArray[Any], low: int, high: int) -> None:
 
 
 def check_layer(layer: LayerProfile) -> None:
-    """Records in the order of their steps, and a sample that may have come from them."""
+    """Check that the records are in the order of their steps, and that the sample may have come from them."""
     if not layer.records:
         raise InvalidValue(f"layer {layer.name!r} has no record.")
     for records in (layer.records, layer.weight_records):

@@ -1,4 +1,4 @@
-"""The profile of a model's gradients: a table, a page, a plan and a file, all from the same records."""
+"""`Profile`, the profile of a whole model: its records, and the table, page, plan and file that are made from them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ import numpy as np
 
 from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files.archives import TooLarge
-from ..files.whole import check_folder, read_file, replace_file
+from ..files.atomic import check_folder, read_file, replace_file
 from ..plan import Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
-from . import archive, page, planning, tables
-from .broken import BrokenLoss, broken_words
+from . import file, page, planner, table
 from .noise import Contributions, mean_of
+from .nonfinite import NonFiniteLoss, nonfinite_words
 from .records import LayerProfile, Record, sum_of
 
 MOST_STEPS = 256
-"""Observed steps that a profile keeps; beyond, every second one is dropped."""
+"""The most observed steps that an observer keeps; when there are more, every second one is dropped."""
 
 
 @dataclass(repr=False)
 class Profile:
-    """What the gradients of a model looked like, layer by layer in the order in which the layers ran.
+    """Histograms of a model's gradients over some steps, layer by layer in the order of execution.
+
+    `lograd.profile` and `lograd.observe` make one.
 
     Attributes:
-        layers: what was observed, by layer name.
-        missed: layers of which nothing was seen, and why.
-        steps: backward passes that went by.
-        every: of so many steps one was observed.
-        noise: how noise in each layer's gradient reaches the weight gradients, where that was measured.
-        work: operations of the whole training step, and what of it no plan treats; None where that was not counted.
-        loss: where `lograd.profile` saw a loss that was NaN or infinite.
-        uncounted: why the work was not counted.
+        layers: the observed layers, by name.
+        missed: layers without an observation, each with the reason.
+        steps: backward passes, observed or not.
+        every: one of so many steps was observed.
+        noise: how noise in each layer's gradient reaches the weight gradients; None where that was not measured.
+        work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
+        loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
+        uncounted: the reason why `work` is None.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
@@ -46,13 +48,13 @@ class Profile:
     every: int = 1
     noise: Contributions | None = None
     work: StepWork | None = None
-    loss: BrokenLoss | None = None
+    loss: NonFiniteLoss | None = None
     uncounted: str = ""
 
     @property
     def broken(self) -> str | None:
-        """A sentence on NaN and infinite gradients, with layers and step; None where all were finite."""
-        return broken_words(self.layers, self.loss)
+        """A sentence that names layers and steps of NaN and infinite gradients; None where all were finite."""
+        return nonfinite_words(self.layers, self.loss)
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -63,9 +65,9 @@ class Profile:
         return self.layers[name]
 
     def thin(self, most: int) -> int:
-        """Drop every second observed step while there are more than `most`, and return the `every` that results.
+        """Drop every second observed step while there are more than `most`, and return the resulting `every`.
 
-        So an observer may run for weeks in bounded memory, and its steps stay evenly spaced.
+        An observer can thus run for weeks in bounded memory, and its steps stay evenly spaced.
         """
         while any(len(layer.records) > most for layer in self.layers.values()):
             self.every *= 2
@@ -73,38 +75,38 @@ class Profile:
                 layer.thin(self.every)
         return self.every
 
-    # -- the file --
+    # -- file --
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """One .npz without pickle; it is replaced whole or not at all."""
+        """Write the profile to an .npz file without pickle; a failure leaves an existing file as it was."""
         return replace_file(
             path,
-            archive.pack(
+            file.pack(
                 self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss, self.uncounted
             ),
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, limit: int = archive.LIMIT) -> Profile:
-        """The exact inverse of `save`; what is wrong with a file is said in one sentence.
+    def load(cls, path: str | os.PathLike[str], *, limit: int = file.LIMIT) -> Profile:
+        """Return the profile that `save` wrote; InvalidValue says in one sentence what is wrong with a file.
 
         Args:
-            limit: bytes that the profile may take in memory.  A file that claims more is refused before it gets any.
+            limit: bytes that the profile may take in memory.  A file that claims more is refused before it is loaded.
         """
         content = read_file(path, limit)
         try:
-            return cls(*archive.unpack(content, limit))
+            return cls(*file.unpack(content, limit))
         except InvalidValue as error:
             hint = " Profile.load(path, limit=...) allows more." if isinstance(error, TooLarge) else ""
             raise InvalidValue(f"Cannot read the profile {path}: {error}{hint}") from None
 
     @classmethod
     def merge(cls, profiles: Sequence[Profile]) -> Profile:
-        """One profile from those of several ranks, which looked at the same layers at the same steps.
+        """Return one profile from those of several ranks, which observed the same layers at the same steps.
 
-        The histograms of a step add up.  For the neural gradient that is the histogram of the whole batch.  The weight
-        gradients are those of the single ranks, before they are averaged over the ranks.  Measured noise is averaged,
-        if all ranks have measured it.
+        The histograms of a step are added.  For the neural gradient this gives the histogram of the whole batch.  The
+        weight gradients are counted as the ranks have them, before they are averaged over the ranks.  Measured noise is
+        averaged, if all ranks have measured it.
         """
         profiles = list(profiles)
         if not profiles or not all(isinstance(one, Profile) for one in profiles):
@@ -121,14 +123,14 @@ class Profile:
         loss = next((one.loss for one in profiles if one.loss is not None), None)
         return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss)
 
-    # -- the plan --
+    # -- plan --
 
     def plan(
         self,
-        bits: planning.Bits | None = None,
+        bits: planner.Bits | None = None,
         sparsity: float | None = None,
         *,
-        allocation: planning.Allocation | None = None,
+        allocation: planner.Allocation | None = None,
         floors: Mapping[str, float] | None = None,
         law: PruningLaw = "empirical",
         keep: str | Iterable[str] = ("last",),
@@ -138,49 +140,48 @@ class Profile:
         split: bool = False,
         everywhere: bool = False,
     ) -> Plan:
-        """What to do to the gradient of each layer, fewer bits or more zeros, by theory from the last observed step.
+        """Return a plan for the gradient of each layer, with fewer bits or more zeros, from the last observed step.
 
         Args:
-            bits: round to the float of so many bits whose split has the least relative error for the layer's histogram
-                at the given scale (`theory.best_format`).  "recommended" gives each layer the fewest bits that are
-                predicted to keep a cosine of 0.98; a layer for which 8 are too few is kept.
-            sparsity: prune stochastically so that this share of the work in the pruned products is skipped; before
-                rounding, if both are asked for.  In a layer, the share of work is the share of zeros.  Layers whose
-                zeros save no time are left out: depthwise and transposed convolutions, those with fewer than 8 input
-                channels, and small ones.
-            allocation: None means "noise" where the profile has measured it, else "uniform".  "uniform" asks the
-                sparsity of each layer.  The others ask it of all pruned layers together, each layer
-                counted with the operations of its products in the profile.  "cosine" splits it so that the smallest
-                cosine between a gradient and its pruned copy is as large as can be.  "noise" splits it so that the
-                least noise arrives in the weight gradients, by factors that `lograd.profile(noise=...)` measures.
-                "floors" is the heterogeneous rule of [chmiel2021]: layers with a floor give up sparsity until their
-                cosine reaches it, and the others make up for it.
-            floors: for that rule, the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}.
-            law: of what the threshold is solved, "empirical", "lognormal" or "normal" (`treatments.Prune`).
+            bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
+                for the layer's histogram (`theory.best_format`).  "recommended" takes the fewest bits with a predicted
+                cosine of 0.98; a layer for which 8 bits are too few is left alone.
+            sparsity: prune stochastically so that this share of the work in the pruned products is skipped.  Pruning
+                comes before rounding.  Layers in which zeros save no time are not pruned: depthwise and transposed
+                convolutions, layers with fewer than 8 input channels, and small ones.
+            allocation: how the sparsity is split over layers.  "uniform" gives it to every layer.  The others reach it
+                over all pruned layers together, each weighted with its operations: "cosine" makes the smallest cosine
+                between a gradient and its pruned copy as large as possible; "noise" makes the noise that arrives in the
+                weight gradients as small as possible, by factors that `lograd.profile(noise=...)` measures; "floors" is
+                the heterogeneous rule of [chmiel2021], in which layers with a floor are pruned until their cosine falls
+                to it, and the others make up for the rest.  None means "noise" where it was measured, else "uniform".
+            floors: the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}, for "floors".
+            law: the law from which thresholds are computed, "empirical", "lognormal" or "normal" (`treatments.Prune`).
                 "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
-            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  The
-                last one is small and its gradient has a narrow law, so that pruning it costs much and gains little.
-            scale: the rule of `theory.scale` by which a gradient is put into the format's range.
+            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  By
+                default the last one: it is small and its gradient has a narrow law, so pruning it costs much accuracy
+                and gains little time.
+            scale: the rule of `theory.scale` that puts a gradient into the format's range.
             rounding: "stochastic" or "nearest".
             products: treat the gradient in the product for dX ("input"), for dW ("weight"), or in both.
-            split: with allocation="noise", give the two products of a layer different sparsity; then each prunes its
-                own copy of the gradient.
-            everywhere: prune all layers, also those whose zeros save no time.
+            split: with allocation="noise", allow different sparsities in the two products of a layer.  Each then prunes
+                its own copy of the gradient.
+            everywhere: prune all layers, also those in which zeros save no time.
 
-        The plan knows by how much noise is predicted to multiply the energy of a gradient (`plan.growth`), and a
-        LogradWarning says so where it explodes.
+        The plan holds the predicted growth of gradients by noise (`plan.growth`); a LogradWarning tells where it
+        explodes.
         """
-        usual: planning.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
+        usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
-        budget = planning.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
-        made = planning.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
+        budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
+        made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work)
 
-    # -- what to read --
+    # -- table and page --
 
     def table(self) -> TextTable:
-        """A table for the terminal: one row for each layer, over all observed steps."""
-        return tables.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
+        """Return a table for the terminal with one row for each layer."""
+        return table.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
 
     def __repr__(self) -> str:
         seen = "each" if self.every == 1 else f"one of {self.every}"
@@ -191,8 +192,8 @@ class Profile:
         return str(self.table())
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
-        """A self-contained page: zeros, laws, formats and fits of each layer, over time and over depth."""
-        check_folder(path)  # before the work, not after it
+        """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
+        check_folder(path)  # fails before the page is computed
         built = page.build(
             self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken, self.noise
         )

@@ -1,6 +1,6 @@
-"""What if a gradient had fewer bits: the error of each width, predicted from the law and measured on captured values.
+"""The effect of fewer bits on each layer: errors of each format, predicted from the law and measured on a sample.
 
-Both speak of the last observed step, at the scale that puts the largest magnitude at the top of the format's range.
+Both are for the last observed step, at the scale that puts the largest magnitude at the top of the format's range.
 """
 
 from __future__ import annotations
@@ -22,42 +22,49 @@ WIDTHS = (4, 5, 6, 7, 8)
 SCALE = "max"
 NO_FORMAT = f"no float of at most {max(WIDTHS)} bits keeps a cosine of {GOOD_COSINE:g}"
 DRAWS = 8
-"""Roundings of the captured values that a measurement averages; one alone scatters."""
+"""Stochastic roundings of the sample that a measurement averages."""
 
 
 @dataclass(frozen=True)
-class Error:
-    """One format on one layer."""
+class FormatTrial:
+    """One format tried on the gradient of one layer."""
 
     name: str
+    """Kind and width, such as "FP6" or "INT4"."""
     format: Format
     predicted: Prediction
     measured: Prediction | None
-    """On the captured values; None where there are none."""
+    """The same numbers, measured on the sample; None where there is none."""
 
 
-def errors(layer: LayerProfile) -> list[Error]:
-    """FP4 to FP8, each in its best split for the layer, and INT4 to INT8; none for a gradient of zeros."""
+def format_trials(layer: LayerProfile) -> list[FormatTrial]:
+    """Try FP4 to FP8, each in its best split for the layer, and INT4 to INT8; an empty list for a gradient of zeros."""
     law = layer.law
     if law is None:
         return []
     formats: list[tuple[str, Format]] = [(f"FP{bits}", _best(law, bits, SCALE)) for bits in WIDTHS]
     formats += [(f"INT{bits}", IntFormat(bits)) for bits in WIDTHS]
     statistics = Statistics(law)
-    return [_error(name, format, statistics, layer.sample) for name, format in formats]
+    return [_trial(name, format, statistics, layer.sample) for name, format in formats]
 
 
-def recommended(found: list[Error]) -> Error | None:
-    """The float of the fewest bits that keeps the direction, by prediction.
+def recommended(found: list[FormatTrial]) -> FormatTrial | None:
+    """Return the trial of the float with the fewest bits whose predicted cosine is good; None if none is.
 
-    Integers are not recommended: at an equal cosine they lose the small half of the gradient to zero.
+    Integers are not recommended: at an equal cosine they round the smaller half of the gradient to zero.
     """
-    good = [error for error in found if error.name.startswith("FP") and error.predicted.cosine >= GOOD_COSINE]
-    return min(good, key=lambda error: error.format.bits, default=None)
+    good = [trial for trial in found if trial.name.startswith("FP") and trial.predicted.cosine >= GOOD_COSINE]
+    return min(good, key=lambda trial: trial.format.bits, default=None)
 
 
 def recommended_format(law: Empirical, scale: str, rounding: Literal["stochastic", "nearest"]) -> FloatFormat | None:
-    """The same from the law alone, for any rule of `theory.scale`; None where no width is enough."""
+    """Return the float with the fewest bits whose predicted cosine is good; None where 8 bits are too few.
+
+    Args:
+        law: the histogram of the gradient.
+        scale: a rule of `theory.scale`.
+        rounding: how the gradient will be rounded.
+    """
     for bits in WIDTHS:
         format = _best(law, bits, scale)
         predicted = predict((Quantize(format, scale, rounding),), Statistics(law))
@@ -67,20 +74,20 @@ def recommended_format(law: Empirical, scale: str, rounding: Literal["stochastic
 
 
 def _best(law: Empirical, bits: int, scale: str) -> FloatFormat:
-    """The split of so many bits with the least relative error, at the scale at which it will be rounded."""
+    """Return the split of `bits` bits with the least relative error at the scale of the rounding."""
     return theory.best_format(law, bits, scale=scale)
 
 
-def _error(name: str, format: Format, statistics: Statistics, sample: Sample) -> Error:
+def _trial(name: str, format: Format, statistics: Statistics, sample: Sample) -> FormatTrial:
     treatment = Quantize(format, SCALE)
     numbers = numbers_of((treatment,), statistics)
     predicted = predict((treatment,), statistics, numbers)
     assert predicted is not None, "a rounding of single elements can be predicted"
-    return Error(name, format, predicted, measure(treatment, numbers[0]["scale"], sample))
+    return FormatTrial(name, format, predicted, measure(treatment, numbers[0]["scale"], sample))
 
 
 def measure(treatment: Quantize, scale: float, sample: Sample) -> Prediction | None:
-    """The same numbers as a prediction, from the operator itself on values of the gradient."""
+    """Measure sparsity, cosine and relative error by rounding a sample of the gradient; None for a sample of zeros."""
     finite = sample[np.isfinite(sample)]
     if not finite.any():
         return None

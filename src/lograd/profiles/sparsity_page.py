@@ -1,4 +1,4 @@
-"""The part of a profile's page that is about zeros: what pays today, how far each layer may go, and what that costs."""
+"""The section of a profile's page on sparsity: where zeros save time, how many each layer takes, and at what cost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 from ..plan.forecast import LIMIT
 from ..report import Bars, Chart, Line, Mark, Page, Rule
 from ..treatments.verdicts import FAIR_COSINE, GOOD_COSINE, VERDICTS_IN_WORDS, verdict, verdict_on_noise
-from .drawing import MOST_BARS, NAMED_LAYERS, quantile_of
-from .gaining import NO_TIME
-from .sparsity import SPARSITIES, USUAL, Together, Zeros
+from .charts import MOST_BARS, NAMED_LAYERS, quantile_of
+from .sparsity import NO_TIME, SPARSITIES, USUAL, JointOutlook, PruningOutlook
 
 Tile = tuple[str, str, str]
 TEXT = (
@@ -33,13 +32,21 @@ NO_NOISE_TEXT = (
 )
 
 
-def add_zeros(page: Page, found: Sequence[Zeros], numbers: dict[str, int], all_together: Together | None) -> None:
-    """The section; `numbers` are those that the page gives to its layers."""
+def add_sparsity(
+    page: Page, found: Sequence[PruningOutlook], numbers: dict[str, int], joint: JointOutlook | None
+) -> None:
+    """Add the section to a page.
+
+    Args:
+        found: the predicted effect of pruning each layer.
+        numbers: the number of each layer on the page.
+        joint: the effect of pruning all layers that gain; None where noise was not measured.
+    """
     page.heading("Sparsity: zeros that save time")
     page.text(TEXT)
     measured = any(one.arrives is not None for one in found)
     page.text(NOISE_TEXT if measured else NO_NOISE_TEXT)
-    page.charts(*zeros_charts(found, numbers, all_together))
+    page.charts(*sparsity_charts(found, numbers, joint))
     columns = ["#", "layer", f"at {USUAL:.0%}", "good up to", "fair up to"]
     columns += [f"noise at {USUAL:.0%}"] if measured else []
     first = len(columns)
@@ -55,8 +62,8 @@ def add_zeros(page: Page, found: Sequence[Zeros], numbers: dict[str, int], all_t
     page.table(columns, rows, "Predicted cosine over sparsity; good ones of layers that gain stand out", align, good)
 
 
-def zeros_tile(found: Sequence[Zeros]) -> Tile | None:
-    """The share of zeros that is good in half of the layers that gain; None without any."""
+def sparsity_tile(found: Sequence[PruningOutlook]) -> Tile | None:
+    """Return the tile with the median sparsity that is good in the layers that gain; None without layers."""
     gaining = [one for one in found if one.no_gain is None]
     if not found:
         return None
@@ -70,13 +77,16 @@ def zeros_tile(found: Sequence[Zeros]) -> Tile | None:
     )
 
 
-def zeros_in_words(one: Zeros) -> str:
-    """A sentence for the details of a layer."""
+def sparsity_in_words(one: PruningOutlook) -> str:
+    """Return a sentence on the sparsity of one layer, for its details."""
     gain = "they may save time" if one.no_gain is None else f"but {one.no_gain}"
     return f"Zeros: the cosine is good up to {one.good:.0%} and fair up to {one.fair:.0%}; {gain}."
 
 
-def zeros_charts(found: Sequence[Zeros], numbers: dict[str, int], all_together: Together | None) -> list[Chart]:
+def sparsity_charts(
+    found: Sequence[PruningOutlook], numbers: dict[str, int], joint: JointOutlook | None
+) -> list[Chart]:
+    """Return charts of cosine over sparsity, of the sparsity of each layer, and of the noise of all layers together."""
     limits: list[Mark] = [Rule(GOOD_COSINE), Rule(FAIR_COSINE)]
     gaining = [one for one in found if one.no_gain is None] or list(found)
     places = np.unique(np.linspace(0, len(gaining) - 1, NAMED_LAYERS).round().astype(int))
@@ -103,10 +113,10 @@ def zeros_charts(found: Sequence[Zeros], numbers: dict[str, int], all_together: 
             y_range=(0.0, 1.0), y_percent=True, x_whole=len(found) > MOST_BARS,
         )
     )  # fmt: skip
-    if all_together is not None:
+    if joint is not None:
         both: list[Mark] = [
-            Line(SPARSITIES, all_together.noise, "noise in the weight gradients, mean", markers=True),
-            Line(SPARSITIES, all_together.growth, "growth of the energy of a gradient", markers=True),
+            Line(SPARSITIES, joint.noise, "noise in the weight gradients, mean", markers=True),
+            Line(SPARSITIES, joint.growth, "growth of the energy of a gradient", markers=True),
             Rule(LIMIT),
         ]
         note = f"All layers that gain, pruned alike. Dashed: from a growth of {LIMIT:g} on, plans warn."
@@ -116,7 +126,7 @@ def zeros_charts(found: Sequence[Zeros], numbers: dict[str, int], all_together: 
     return charts
 
 
-def _row(number: int, one: Zeros, measured: bool) -> list[object]:
+def _row(number: int, one: PruningOutlook, measured: bool) -> list[object]:
     cells = [f"{cosine:.3f} {verdict(cosine)}" for cosine in map(float, one.cosines)]
     noise = one.noise(USUAL)
     shown = [None if noise is None else f"{noise:.2g} {verdict_on_noise(noise)}"] if measured else []

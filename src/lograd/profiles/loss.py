@@ -1,6 +1,6 @@
-"""From a batch to its loss: pairs as torch's losses take them, any other batch as the user's function does.
+"""The loss of a batch, by a loss function of any of the supported forms or by the model itself.
 
-Whoever gives a loss function of the wrong form learns in one sentence which forms there are.
+A loss function that does not fit its batches is answered by one sentence that lists the forms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ FORMS = (
 
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: LossFunction | None) -> Tensor:
-    """The loss of a batch, checked: a scalar that depends on something that learns."""
+    """Return the loss of a batch as a scalar that requires a gradient.
+
+    Args:
+        batch: a pair `(input, target)`, or anything else that `loss_fn` takes.
+        loss_fn: called as `loss_fn(model(input), target)` for a pair, and as `loss_fn(model, batch)` for any other
+            batch.  None takes the loss that the model itself returns for a dict of its arguments.
+    """
     if loss_fn is None:
         loss, what = _own_loss(model, batch), "the loss in the output of the model"
     else:
@@ -46,7 +52,7 @@ def _given_loss(model: nn.Module, batch: Any, loss_fn: LossFunction) -> Any:
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Any:
-    """What models of transformers do: the batch has the names of the forward's arguments, and the output has a loss."""
+    """Return `model(**batch).loss`, as the models of the transformers library compute it."""
     if not isinstance(batch, Mapping):
         raise InvalidType(
             f"without a loss function a batch must be a dict of the model's arguments; got {_described(batch)}; give "
@@ -64,7 +70,7 @@ def _own_loss(model: nn.Module, batch: Any) -> Any:
 
 @contextmanager
 def _forms_said(model: nn.Module, batch: Any, arguments: tuple[Any, Any]) -> Iterator[None]:
-    """Say which forms a loss function may have, where it failed because it was not made for these arguments."""
+    """Turn an exception into a list of the supported forms, if the loss function does not take these arguments."""
     try:
         yield
     except (TypeError, AttributeError) as error:
@@ -77,20 +83,20 @@ def _forms_said(model: nn.Module, batch: Any, arguments: tuple[Any, Any]) -> Ite
 
 
 def _refuses(error: Exception, model: nn.Module, arguments: tuple[Any, Any]) -> bool:
-    """Whether a function refused its own arguments: it takes another number of them, or complains of their types."""
+    """Return True if a function refused its own arguments: it takes another number of them, or other types."""
     trace = error.__traceback__
     inside = []
     while trace is not None:
         inside.append(trace.tb_frame)
         trace = trace.tb_next
-    if isinstance(error, TypeError) and len(inside) == 2:  # this file's two frames alone: it was not even entered
+    if isinstance(error, TypeError) and len(inside) == 2:  # only the two frames of this file: the call itself failed
         return True
     parts = set(map(id, model.modules()))
     running = [frame for frame in inside if frame.f_code.co_name != "__getattr__"]
     if any(id(frame.f_locals.get("self")) in parts for frame in running):  # in the forward of the model
         return False
     text = str(error)
-    if "'Tensor' object is not callable" in text:  # a function of (model, batch) that was given an output
+    if "'Tensor' object is not callable" in text:  # loss_fn(model, batch), called with an output
         return isinstance(arguments[0], Tensor)
     names = [type(one).__name__ for one in arguments if not isinstance(one, Tensor)]
     return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)

@@ -12,20 +12,21 @@ from ..laws import Empirical, HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
 from ..report import Band, Bars, Chart, Histogram, Line, Mark, Points
 from ..report.axis import Scale
+from .precision import WIDTHS, FormatTrial
 from .records import LayerProfile, Record, thinned
-from .whatif import WIDTHS, Error
 
 SHOWN: dict[type[Law], str] = {LogNormal: "lognormal", HalfNormal: "normal"}
-"""The laws that are drawn, and what the page calls them; of |g|, the normal law is the half-normal."""
+"""The laws that are drawn, and their names on the page.  A normal gradient has half-normal magnitudes."""
 QUANTILES = np.arange(1, 40) / 40
 KS = "KS distance (0 is perfect)"
 MOST_BARS = 12
-"""Layers that are drawn as bars; more are points, and names stand below as many of them as there is room for."""
+"""The most layers that are drawn as bars; more are drawn as points, with as many names as there is room for."""
 NAMED_LAYERS = 6
-"""Lines that a reader can tell apart."""
+"""The most layers with a line each; a reader cannot tell more of them apart."""
 
 
 def overview_charts(layers: Sequence[LayerProfile]) -> list[Chart]:
+    """Return charts of all layers: spread, distance from each law and zeros, over depth and over time."""
     spread = {"neural gradient": [layer.sigma for layer in layers]}
     weights = [layer.weight_sigma for layer in layers]
     if np.isfinite(weights).any():
@@ -46,8 +47,8 @@ def overview_charts(layers: Sequence[LayerProfile]) -> list[Chart]:
     return charts
 
 
-def format_charts(found: Sequence[Sequence[Error]]) -> list[Chart]:
-    """What each width costs: the median over the layers, predicted and measured."""
+def format_charts(found: Sequence[Sequence[FormatTrial]]) -> list[Chart]:
+    """Return charts of relative error and cosine over bits: medians over the layers, predicted and measured."""
     relative, cosine = (_over_bits(found, name) for name in ("relative_error", "cosine"))
     note = "Median over the layers. Lines: predicted. Points: measured."
     return [
@@ -65,20 +66,20 @@ def format_charts(found: Sequence[Sequence[Error]]) -> list[Chart]:
     ]
 
 
-def _over_bits(found: Sequence[Sequence[Error]], name: str) -> list[Mark]:
+def _over_bits(found: Sequence[Sequence[FormatTrial]], name: str) -> list[Mark]:
     marks: list[Mark] = []
     for color, kind in enumerate(("FP", "INT")):
-        columns = [[error for errors in found for error in errors if error.name == f"{kind}{bits}"] for bits in WIDTHS]
-        predicted = [quantile_of(getattr(error.predicted, name) for error in column) for column in columns]
+        columns = [[trial for trials in found for trial in trials if trial.name == f"{kind}{bits}"] for bits in WIDTHS]
+        predicted = [quantile_of(getattr(trial.predicted, name) for trial in column) for column in columns]
         measured = [
-            quantile_of(getattr(error.measured, name) for error in column if error.measured) for column in columns
+            quantile_of(getattr(trial.measured, name) for trial in column if trial.measured) for column in columns
         ]
         marks += [Line(WIDTHS, predicted, kind, color=color), Points(WIDTHS, measured, color=color)]
     return marks
 
 
 def quantile_of(values: Iterable[float], share: float = 0.5) -> float:
-    """A quantile of the numbers that are known; NaN where none is."""
+    """Return a quantile of the finite numbers; NaN where there is none."""
     known = [value for value in values if np.isfinite(value)]
     return float(np.quantile(known, share)) if known else np.nan
 
@@ -99,7 +100,7 @@ def _over_depth(
 
 
 def _distances_over_time(layers: Sequence[LayerProfile]) -> Chart:
-    """The median over the layers, with the range of the middle half."""
+    """Return the chart of KS distances: the median over the layers, with a band for the middle half."""
     bands: list[Mark] = []
     lines: list[Mark] = []
     for color, (family, name) in enumerate(SHOWN.items()):
@@ -120,6 +121,7 @@ def _distances_over_time(layers: Sequence[LayerProfile]) -> Chart:
 
 
 def layer_charts(layer: LayerProfile) -> list[Chart]:
+    """Return the charts of one layer: its magnitudes with the fitted laws, Q-Q plots, and its course over time."""
     data = layer.law
     if data is None:
         return []
@@ -133,7 +135,7 @@ def layer_charts(layer: LayerProfile) -> list[Chart]:
 
 
 def sigma_over_time(layers: Sequence[LayerProfile]) -> Chart:
-    """Of one layer with its weight gradient, or of several layers."""
+    """Return the spread of ln|g| over time, for several layers or for one layer with its weight gradient."""
     marks: list[Mark] = []
     for layer in layers:
         label = "neural gradient" if len(layers) == 1 else layer.name
@@ -155,13 +157,13 @@ def _ks_over_time(layer: LayerProfile) -> Chart:
 
 
 def _top(columns: Iterable[ArrayLike]) -> float:
-    """The upper end of an axis that begins at zero."""
+    """Return the upper end of an axis that begins at zero and shows all columns."""
     known = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns])
     return 1.1 * float(max(known[np.isfinite(known)], default=0.0)) or 1.0
 
 
 def _log_histogram(data: Empirical, laws: dict[str, Law], note: str) -> Chart:
-    # A quarter of an octave is enough to see; the far tails, a few elements in millions, would squeeze the rest.
+    # Bins of a quarter octave.  The far tails, a few elements in millions, would leave little room for the rest.
     low, high = np.log2(data.quantile([0.0005, 0.9999]))
     edges = 2.0 ** np.arange(np.floor(low), np.ceil(high) + 0.25, 0.25)
     centres = np.sqrt(edges[1:] * edges[:-1])

@@ -1,4 +1,4 @@
-"""NaN and infinite gradients in a profile: which layers, at which step, and why no plan follows from them."""
+"""NaN and infinite gradients or losses in a profile: in which layers and steps, and the refusal to plan with them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import InvalidValue, sentence
 from .records import LayerProfile, Record
 
 MOST_NAMES = 3
-"""Layers that a sentence names."""
+"""Layers that a message names; it only counts the others."""
 
 
 @final
 @dataclass(frozen=True)
-class BrokenLoss:
+class NonFiniteLoss:
     """The first step at which the loss was NaN or infinite, its value there, and how many such steps there were."""
 
     step: int
@@ -24,15 +24,17 @@ class BrokenLoss:
     steps: int = 1
 
     def words(self) -> str:
+        """Return a clause such as "the loss was NaN at step 3 and at 2 more"."""
         more = f" and at {self.steps - 1} more" if self.steps > 1 else ""
         return f"the loss was {'NaN' if math.isnan(self.value) else 'infinite'} at step {self.step}{more}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values; the loss is a text, since JSON has no NaN."""
         return {"step": self.step, "value": str(self.value), "steps": self.steps}
 
     @classmethod
-    def from_json(cls, data: Any) -> BrokenLoss:
-        """The exact inverse of `to_json`."""
+    def from_json(cls, data: Any) -> NonFiniteLoss:
+        """Return the loss that `to_json` describes; InvalidValue for anything else."""
         names, values = ("step", "value", "steps"), ("nan", "inf", "-inf")
         if not isinstance(data, dict) or data.keys() != set(names) or data["value"] not in values:
             raise InvalidValue(sentence("loss of a profile", data, f"an object with {', '.join(names)}"))
@@ -41,51 +43,57 @@ class BrokenLoss:
         return cls(data["step"], float(data["value"]), data["steps"])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BrokenLoss) and self.to_json() == other.to_json()  # NaN equals NaN here
+        return isinstance(other, NonFiniteLoss) and self.to_json() == other.to_json()  # so NaN equals NaN
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def noted(loss: BrokenLoss | None, step: int, value: float) -> BrokenLoss | None:
-    """What is known after one more step."""
+def after_step(loss: NonFiniteLoss | None, step: int, value: float) -> NonFiniteLoss | None:
+    """Return the record of non-finite losses after one more step.
+
+    Args:
+        loss: the record so far; None where all losses were finite.
+        value: the loss at this step.
+    """
     if math.isfinite(value):
         return loss
-    return BrokenLoss(step, value) if loss is None else BrokenLoss(loss.step, loss.value, loss.steps + 1)
+    return NonFiniteLoss(step, value) if loss is None else NonFiniteLoss(loss.step, loss.value, loss.steps + 1)
 
 
 @final
 @dataclass(frozen=True)
-class Broken:
+class NonFiniteLayer:
     """The first observed step at which a layer's gradient, or that of its weight, was not finite."""
 
     layer: str
     record: Record
     of_weight: bool
     steps: int
-    """Observed steps of that kind."""
+    """Observed steps at which it was not finite."""
 
     def words(self) -> str:
+        """Return the layer's name, with how many elements were NaN or infinite at that step."""
         counts = {"NaN": self.record.nan, "infinite": self.record.infinities}
         found = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         what = "elements of its weight's gradient" if self.of_weight else "elements"
         return f"{self.layer!r} ({found} of {self.record.elements:,} {what} at step {self.record.step})"
 
 
-def broken_layers(layers: Mapping[str, LayerProfile]) -> list[Broken]:
-    """Those with a NaN or infinite gradient, the earliest step first."""
+def nonfinite_layers(layers: Mapping[str, LayerProfile]) -> list[NonFiniteLayer]:
+    """Return the layers with a NaN or infinite gradient, the earliest step first."""
     found = []
     for name, layer in layers.items():
         for side, records in ((False, layer.records), (True, layer.weight_records)):
             bad = [record for record in records if record.nan or record.infinities]
             if bad:
-                found.append(Broken(name, bad[0], side, len(bad)))
+                found.append(NonFiniteLayer(name, bad[0], side, len(bad)))
                 break
     return sorted(found, key=lambda one: one.record.step)
 
 
-def broken_words(layers: Mapping[str, LayerProfile], loss: BrokenLoss | None) -> str | None:
-    """One sentence on what was not finite; None where everything was."""
-    found = broken_layers(layers)
+def nonfinite_words(layers: Mapping[str, LayerProfile], loss: NonFiniteLoss | None) -> str | None:
+    """Return one sentence on all that was not finite; None where everything was finite."""
+    found = nonfinite_layers(layers)
     if not found:
         return (
             None if loss is None else f"{loss.words()[0].upper()}{loss.words()[1:]}, though all gradients were finite."
@@ -94,9 +102,15 @@ def broken_words(layers: Mapping[str, LayerProfile], loss: BrokenLoss | None) ->
     return f"{text}; {loss.words()}." if loss is not None else f"{text}."
 
 
-def refuse(layers: Mapping[str, LayerProfile], treated: Sequence[str], loss: BrokenLoss | None) -> None:
-    """Refuse to plan for a layer whose gradients were not finite."""
-    found = broken_layers({name: layers[name] for name in treated})
+def refuse_nonfinite(layers: Mapping[str, LayerProfile], treated: Sequence[str], loss: NonFiniteLoss | None) -> None:
+    """Raise InvalidValue if one of the layers to treat had a gradient that was not finite.
+
+    Args:
+        layers: all layers of the profile.
+        treated: names of those that a plan would treat.
+        loss: the first loss that was not finite, which may be the cause.
+    """
+    found = nonfinite_layers({name: layers[name] for name in treated})
     if not found:
         return
     why = "" if loss is None else f" ({loss.words()})"
@@ -112,6 +126,6 @@ def refuse(layers: Mapping[str, LayerProfile], treated: Sequence[str], loss: Bro
     raise InvalidValue(f"{text}.")
 
 
-def _named(found: Sequence[Broken]) -> str:
+def _named(found: Sequence[NonFiniteLayer]) -> str:
     more = f", and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     return ", ".join(one.words() for one in found[:MOST_NAMES]) + more

@@ -1,4 +1,4 @@
-"""The table of a profile for the terminal."""
+"""The table of a profile for the terminal: one row for each layer, and sentences on what was not observed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plan import StepWork, percent
 from ..report import TextTable, text_table
 from ..treatments.verdicts import VERDICTS_IN_WORDS
 from .records import LayerProfile
-from .sparsity import zeros_of
+from .sparsity import pruning_outlook
 
 COLUMNS = (
     "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
@@ -31,6 +31,7 @@ def profile_table(
     uncounted: str,
     broken: str | None,
 ) -> TextTable:
+    """Return the table of a profile; the arguments are the attributes of `Profile`."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     title = f"Gradients of {plural(len(layers), 'layer')}, {observed:,} observed of {plural(steps, 'step')}"
     meaning = f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."
@@ -43,7 +44,7 @@ def profile_table(
 
 
 def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> list[str]:
-    """What the shares of work are shares of, and what of the step no plan treats."""
+    """Return sentences on what the column of work means, and on which part of the step no plan can treat."""
     if work is None:
         return [f"The multiply-adds of the whole training step were not counted{uncounted and f': {uncounted}'}."]
     counts = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
@@ -54,7 +55,7 @@ def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncoun
 
 
 def work_share(layer: LayerProfile, work: StepWork | None) -> str | None:
-    """The share of a layer's products for dX and dW in the whole step; None where one of them was not counted."""
+    """Return the share of a layer's products for dX and dW in the whole step; None where it was not counted."""
     if work is None or layer.flops_weight is None:
         return None
     return percent(work.share((layer.flops_input or 0) + layer.flops_weight))
@@ -62,7 +63,7 @@ def work_share(layer: LayerProfile, work: StepWork | None) -> str | None:
 
 def _row(layer: LayerProfile, work: StepWork | None) -> list[str]:
     known = [record for record in layer.records if record.law is not None]
-    masked, zeros = layer.masked, zeros_of(layer)
+    masked, zeros = layer.masked, pruning_outlook(layer)
     return [
         layer.name,
         layer.kind,
