@@ -19,8 +19,9 @@ LAYER, SIDE, STEP, FIRST, BINS, ZEROS, NAN, INFINITIES = range(8)
 COLUMNS = 8
 ROW_BYTES = 1024
 """Approximate memory of a record without its counts."""
-LOWEST_BIN, HIGHEST_BIN = bin_of(np.array([5e-324, np.finfo(np.float64).max])).tolist()
-"""The bins of the smallest and the largest float64."""
+LOWEST_BIN, HIGHEST_BIN = bin_of(np.array([5e-324, np.finfo(np.float32).max])).tolist()
+"""The bins of the smallest float64 and of the largest float32.  Gradients are counted as float32 at most; the square of
+a larger magnitude could leave the range of float64."""
 MOST_DIMENSIONS = 16
 
 
