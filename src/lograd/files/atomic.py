@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all: a reader never meets half a file, and a failure keeps the old one."""
+"""Atomic writes and bounded reads: a reader never meets half a file, and a failed write keeps the old one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _record: ContextVar[list[Path] | None] = ContextVar("record", default=None)
 
 @contextmanager
 def recorded() -> Iterator[list[Path]]:
-    """A list that grows by each file that is replaced inside: what a command that is stopped has done by then."""
+    """Yield a list to which each file written inside is added: a stopped command tells what it has written."""
     written: list[Path] = []
     before = _record.set(written)
     try:
@@ -26,18 +26,22 @@ def recorded() -> Iterator[list[Path]]:
 
 
 CHUNK = 2**22
+"""Bytes that are read at once."""
 
 
 class CannotWrite(LogradError, OSError):
-    """A file could not be saved; whatever was there before is still there."""
+    """A file could not be written; an existing one is unchanged."""
 
 
 class CannotRead(LogradError, OSError):
-    """A file is missing, or is not what it was taken for."""
+    """A file is missing, or does not hold what was expected."""
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
-    """Where a file will be written, through links; raises if its folder cannot take it, so that one can ask early."""
+    """Return where a file will be written, links resolved; raise CannotWrite if its folder is missing or read-only.
+
+    Commands ask before a long computation, so that its result is not lost.
+    """
     target = _path(path).resolve()
     if not target.parent.is_dir():
         raise CannotWrite(f"Cannot write {path}: the folder {target.parent} does not exist.")
@@ -47,7 +51,10 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write the content beside the file, then rename it over the file."""
+    """Write a file atomically and return its resolved path.
+
+    The content goes to a temporary file in the same folder, which is then renamed over the file.
+    """
     target = check_folder(path)
     draft = target.with_name(f".{secrets.token_hex(8)}.tmp")  # same folder: a rename across disks is not atomic
     try:
@@ -68,7 +75,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
 
 
 def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
-    """All of a file; one of more than `limit` bytes is refused before they are in memory."""
+    """Return the content of a file; raise CannotRead as soon as it turns out to be longer than `limit` bytes."""
     content = bytearray()
     try:
         with open(_path(path), "rb") as file:

@@ -1,6 +1,6 @@
-"""What is shown: tables for the terminal, and one self-contained HTML file with charts drawn as SVG.
+"""Output for people: tables for the terminal, and self-contained HTML pages with charts drawn as SVG.
 
-No plotting library, no script, no network.
+Pages need no plotting library, no script and no network.
 """
 
 from ..files.atomic import CannotWrite, check_folder
