@@ -22,8 +22,8 @@ import lograd
 from lograd import InvalidValue, Plan, Profile
 from lograd.engine.slots import all_counters
 from lograd.errors import LogradWarning
-from lograd.files.seals import check_seal, sealed
 from lograd.files.atomic import CannotRead
+from lograd.files.seals import check_seal, sealed
 from lograd.training import Config, checkpoint, resume
 from lograd.training.loop import load_work
 from lograd.training.session import Session

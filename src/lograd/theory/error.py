@@ -52,7 +52,8 @@ def lognormal_relative_error(exponent: int, mantissa: int, sigma_log2: ArrayLike
         (2 Phi(E/s) - 1) / (8 ln 2 * 2^mantissa)  +  2 (1 - Phi(E/s))  -  erfcx(z) exp(-E^2 / (2 s^2)) / 2
 
     This is the corrected form: the paper prints 2^mantissa - 1 where its own spacing gives 2^mantissa.  `printed=True`
-    returns the form of the paper, which is infinite without mantissa bits.  The last term is the paper's, rewritten so that it neither over- nor underflows.
+    returns the form of the paper, which is infinite without mantissa bits.  The last term is the
+    paper's, rewritten so that it neither over- nor underflows.
     """
     check_width("exponent bits", exponent, 1, 10)
     check_width("mantissa bits", mantissa, 0, 52)

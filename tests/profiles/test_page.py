@@ -15,7 +15,6 @@ import lograd
 from lograd.files.atomic import CannotWrite
 from lograd.profiles import precision
 from lograd.report import Page
-from lograd.treatments.verdicts import GOOD_COSINE
 
 
 class Outline(HTMLParser):
@@ -79,21 +78,6 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
             assert row in outline.text
     assert "http" not in html.replace("http://www.w3.org/2000/svg", ""), "the page must need no network"
     assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
-
-
-def test_predicted_and_measured_errors_stand_side_by_side():
-    profile = lograd.profile(conv_net(), image_batches(1, size=64), cross_entropy, sample=2**20)
-    errors = precision.format_trials(profile["0"])
-    assert [error.name for error in errors] == [f"{kind}{bits}" for kind in ("FP", "INT") for bits in (4, 5, 6, 7, 8)]
-    for error in errors:
-        assert error.format.bits == int(error.name[-1])
-        assert error.measured.relative_error == pytest.approx(error.predicted.relative_error, rel=0.05)
-        assert error.measured.cosine == pytest.approx(error.predicted.cosine, rel=0.02)
-        assert error.measured.sparsity == pytest.approx(error.predicted.sparsity, abs=0.01)
-    best = precision.recommended(errors)
-    assert best.predicted.cosine >= GOOD_COSINE
-    floats = [error for error in errors if error.name.startswith("FP")]
-    assert all(error.predicted.cosine < GOOD_COSINE for error in floats if error.format.bits < best.format.bits)
 
 
 def test_a_gradient_without_values_or_of_zeros_has_a_page(tmp_path):
