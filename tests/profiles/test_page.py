@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd.files.atomic import CannotWrite
 from lograd.profiles import precision
-from lograd.report import Page
 
 
 class Outline(HTMLParser):
@@ -111,8 +110,3 @@ def test_a_page_is_not_computed_for_a_folder_that_is_not_there(tmp_path):
         profile.to_html(tmp_path / "none" / "page.html")
     profile.to_html(tmp_path / "page.html", title="Mine & <yours>")
     assert "<h1>Mine &amp; &lt;yours&gt;</h1>" in (tmp_path / "page.html").read_text()
-
-
-def test_folds_hold_blocks():
-    html = Page("p").fold("more `x` <b>", Page("inner").text("inside")).html()
-    assert "<summary>more <code>x</code> &lt;b&gt;</summary><p>inside</p></details>" in html

@@ -1,4 +1,4 @@
-"""Tables and pages at every width: names are whole, what is missing is named, and what scrolls says so."""
+"""Tables for the terminal at every width: names are whole, and columns that are left out are named."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import re
 import struct
 import sys
 import termios
-from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from lograd.report import Chart, Line, Page, Tile, text_table
+from lograd.report import text_table
 from lograd.report.text import TextTable
 
 NAMES = [f"vit.layers.{number}.attention.q_proj" for number in range(3)]
+
+
 COLUMNS = ("layer", "<kind", "<treatment", "elements", "zeros", "cosine", "relative error", "work", "sigma")
+
+
 WORDS = "prune 0.85, then 1-4-1 scale max, rounded at random"
 
 
@@ -102,60 +104,3 @@ def test_names_may_hold_anything() -> None:
 def test_a_table_without_rows_or_header_is_still_a_table() -> None:
     assert "layer" in text_table("nothing", ("layer", "zeros"), [])
     assert text_table("env", ("", ""), [["torch", "2.13"]], header=False).splitlines() == ["env", "", "  torch  2.13"]
-
-
-# -- pages --
-
-
-class _Cells(HTMLParser):
-    """Classes of the cells of the first row, and the hints."""
-
-    def __init__(self, page: Page) -> None:
-        super().__init__()
-        self.cells: list[str] = []
-        self.hints: list[str] = []
-        self.feed(page.html())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        kind = dict(attrs).get("class") or ""
-        if tag == "td":
-            self.cells.append(kind)
-        if tag == "p" and "hint" in kind:
-            self.hints.append(kind)
-
-
-def test_the_column_of_names_stays_in_sight() -> None:
-    page = Page("x").table(("#", "layer", "zeros"), [[1, NAMES[0], 0.5]])
-    assert [kind.split() for kind in _Cells(page).cells] == [["r"], ["l", "s"], ["r"]]
-    assert "vit.<wbr/>layers.<wbr/>0.<wbr/>attention.<wbr/>q_<wbr/>proj" in page.html()
-
-
-@pytest.mark.parametrize(("columns", "hint"), [(2, []), (4, ["hint h0"]), (9, ["hint h1"]), (20, ["hint h2"])])
-def test_a_table_says_on_which_screens_it_scrolls(columns: int, hint: list[str]) -> None:
-    page = Page("x").table([f"column {place}" for place in range(columns)], [["12.3 %"] * columns])
-    assert _Cells(page).hints == hint
-
-
-def test_a_long_text_is_wrapped_in_its_cell() -> None:
-    page = Page("x").table(("layer", "why"), [["fc", "its forward did not run at an observed step, or it was kept"]])
-    assert [kind.split() for kind in _Cells(page).cells] == [["l", "s"], ["l", "w"]]
-
-
-def test_good_and_bad_numbers_have_their_own_class() -> None:
-    html = Page("x").metrics([Tile("+1", "better", "", "good"), Tile("+1", "worse", "", "bad"), ("1", "a", "b")]).html()
-    assert re.findall(r'class="tile (\w*)"', html) == ["good", "bad", ""]
-
-
-# -- charts --
-
-
-def test_charts_of_many_layers_show_their_names() -> None:
-    names = [f"features.{number}.block.0.0" for number in range(53)]
-    chart = Chart("t", "layer", "zeros", [Line(np.arange(53), np.linspace(0, 1, 53), "g", markers=True)], x_names=names)
-    svg = chart.svg()
-    ticks = re.findall(r'text-anchor="end" transform[^>]*>([^<]*)<', svg)
-    assert len(ticks) >= 15
-    assert set(ticks) <= set(names)
-    titles = re.findall(r"<circle[^>]*><title>([^<]*)</title>", svg)
-    assert len(titles) == 53
-    assert all(f"g: {name}, " in title for name, title in zip(names, titles, strict=True))
