@@ -45,6 +45,7 @@ class Truncated(Law):
 
     @property
     def family(self) -> Any:
+        """The class, followed by the family of the law that is cut."""
         return (Truncated, *self.law.family)
 
     @property
