@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import lograd
 from lograd.ops import log_histogram
 from lograd.plan import Plan
-from lograd.profiles.modules import on_gradient
+from lograd.profiles.layers import on_gradient
 from lograd.theory import threshold
 from lograd.training import Config
 from lograd.treatments import Prediction

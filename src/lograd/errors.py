@@ -1,4 +1,4 @@
-"""One sentence for whoever gave us something that cannot work: what was given, what is valid, what to do.
+"""The exceptions of lograd, and the form of their messages: what was given, what is valid, what to do.
 
 Every error that lograd raises on purpose is a `LogradError` and also the built-in type that a Python programmer would
 catch (`ValueError`, `TypeError`, `ArithmeticError`).  The command line prints the sentence and exits with code 2.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LogradError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error that lograd raises on purpose."""
 
 
 class InvalidValue(LogradError, ValueError):
@@ -20,35 +20,47 @@ class InvalidValue(LogradError, ValueError):
 
 
 class InvalidType(LogradError, TypeError):
-    """A value of a type that cannot serve."""
+    """A value of the wrong type."""
 
 
 class MomentDoesNotExist(LogradError, ArithmeticError):
-    """An integral of a law that diverges, or leaves the range of float64."""
+    """A moment of a law that is infinite, or beyond the range of float64."""
 
 
 class LogradWarning(UserWarning):
-    """Something works, but not as one might think."""
+    """Something works, but maybe not as the user expects."""
 
 
 def sentence(what: str, got: Any, expected: str) -> str:
-    """`what` must be `expected`, got `got`: the form that all messages share."""
+    """Return the sentence that most messages consist of.
+
+    >>> sentence("steps", 0, "a whole number from 1 on")
+    'steps must be a whole number from 1 on; got 0.'
+    """
     return f"{what} must be {expected}; got {got if isinstance(got, str) and got.startswith('an ') else shown(got)}."
 
 
 def shown(value: Any) -> str:
-    """A value inside a sentence: on one line, and cut where it is long."""
+    """Return a value as text for a message: on one line, and at most 120 characters."""
     text = " ".join(repr(value).split())  # arrays and tensors are printed on several lines
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def nearest_name(name: str, valid: Iterable[str]) -> str:
-    """A hint ` Did you mean 'mxfp4'?` for a misspelt name, or the empty string."""
+    """Return a hint for a misspelt name, or an empty text if no valid name is similar.
+
+    >>> nearest_name("mxpf4", ["mxfp4", "nvfp4"])
+    " Did you mean 'mxfp4'?"
+    """
     folded = {each.lower(): each for each in valid}
     close = difflib.get_close_matches(name.lower(), list(folded), n=1)
     return f" Did you mean {folded[close[0]]!r}?" if close else ""
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 layer`, `20 layers`, `1,234 steps`: a count with its noun."""
+    """Return a count with its noun.
+
+    >>> plural(1, "layer"), plural(1234, "step")
+    ('1 layer', '1,234 steps')
+    """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

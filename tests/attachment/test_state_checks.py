@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import InvalidValue, Plan
 from lograd.attachment.state import digest
-from lograd.files.whole import CannotRead
+from lograd.files.atomic import CannotRead
 from lograd.training import Config
 from lograd.training.loop import load_work
 from lograd.training.session import Session

@@ -16,14 +16,14 @@ from zoo import torchvision
 
 import lograd
 from lograd import Plan, Profile, theory
-from lograd.engine.backends.multiply import LEAST_WORK
+from lograd.engine.backends import LEAST_WORK
 from lograd.engine.layers import reason_dense as why_dense
 from lograd.errors import InvalidValue, LogradWarning
 from lograd.plan import forecast
 from lograd.plan.forecast import Forecast
-from lograd.profiles import whatif
-from lograd.profiles.gaining import why_no_gain
-from lograd.profiles.growing import noise_by_layer
+from lograd.profiles import precision
+from lograd.profiles.noise import noise_by_layer
+from lograd.profiles.sparsity import why_no_gain
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise
 
@@ -166,7 +166,7 @@ def test_a_profile_keeps_what_the_rule_needs(profile, tmp_path, monkeypatch):
     loaded = Profile.load(path)
     assert (loaded["4"].groups, loaded["12"].transposed, loaded["2"].groups) == (32, True, 1)
     assert loaded.layers == profile.layers
-    from lograd.profiles import archive
+    from lograd.profiles import file as archive
 
     def without(layer, describe=archive._describe):
         return {key: value for key, value in describe(layer).items() if key not in ("groups", "transposed")}
@@ -200,9 +200,7 @@ def chain():
 
 def test_an_explosion_is_predicted_and_then_measured(chain):
     profile, data = chain
-    with pytest.warns(
-        LogradWarning, match=r"predicted to multiply the energy .* it explodes; .*products='weight_gradient'"
-    ):
+    with pytest.warns(LogradWarning, match=r"predicted to multiply .* it explodes; .*products='weight_gradient'"):
         plan = profile.plan(sparsity=0.85, everywhere=True, allocation="uniform")
     assert plan.growth.measured
     assert plan.growth.handing_on == 30
@@ -268,9 +266,9 @@ def test_recommended_formats_are_the_smallest_good_ones(profile):
     for name, layer in plan.layers.items():
         (rounding,) = layer.input_gradient.gradient
         assert layer.predicted_input_gradient.cosine >= GOOD_COSINE
-        best = whatif.recommended(whatif.errors(profile[name]))
+        best = precision.recommended(precision.format_trials(profile[name]))
         assert rounding == Quantize(best.format), "the page recommends the same"
-        for bits in range(whatif.WIDTHS[0], rounding.format.bits):
+        for bits in range(precision.WIDTHS[0], rounding.format.bits):
             law = profile[name].law
             smaller = profile.plan(bits=bits, keep=()).layers[name]
             assert smaller.input_gradient.gradient[0].format == theory.best_format(law, bits, scale="max")
@@ -278,13 +276,13 @@ def test_recommended_formats_are_the_smallest_good_ones(profile):
 
 
 def test_a_layer_without_a_good_format_is_kept(profile, monkeypatch):
-    real = whatif.recommended_format
+    real = precision.recommended_format
     law = profile["4"].law
     monkeypatch.setattr(
-        "lograd.profiles.planning.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
+        "lograd.profiles.planner.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
     )
     plan = profile.plan(bits="recommended")
-    assert plan.kept["4"] == whatif.NO_FORMAT
+    assert plan.kept["4"] == precision.NO_FORMAT
     both = profile.plan(bits="recommended", sparsity=0.6, everywhere=True)
     assert [type(one) for one in both.layers["4"].input_gradient.gradient] == [Prune], "it is pruned all the same"
 

@@ -1,53 +1,22 @@
-"""The work of a whole training step: every product is counted once, under the part of the model that runs it."""
+"""The work of a training step: each product has the right owner, and counting changes nothing."""
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import zoo
 from networks import conv_net, image_batches, mlp, vector_batches
+from profiled import BATCH, STEPS, WIDTH, Mixed, Part, parts_of, token_batches
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import lograd
 from lograd.attachment.untreated import FUNCTION, PARAMETER
-from lograd.errors import InvalidValue
-from lograd.plan import StepWork, Untreated
-from lograd.profiles.products import operations
+from lograd.plan import Untreated
 from lograd.profiles.work import OUTSIDE
 
 aten = torch.ops.aten
-BATCH, STEPS, WIDTH = 4, 20, 64
-
-
-class Mixed(nn.Module):
-    """One small linear layer behind an embedding, an LSTM, attention and a bare parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, WIDTH)
-        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
-        self.head = nn.Linear(WIDTH, 8)
-
-    def forward(self, tokens):
-        x, _ = self.lstm(self.embedding(tokens))
-        x, _ = self.attention(x, x, x)
-        return self.head((x @ self.mix).mean(1))
-
-
-def token_batches(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randint(0, 50, (BATCH, STEPS), generator=generator), torch.randint(0, 8, (BATCH,), generator=generator))
-        for _ in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +28,6 @@ def mixed():
 @pytest.fixture(scope="module")
 def profile(mixed):
     return lograd.profile(mixed, token_batches(2), F.cross_entropy)
-
-
-def parts_of(work):
-    return {part.name: part for part in work.untreated}
-
-
-# -- whose work it is --
 
 
 def test_each_part_of_a_mixed_model_has_its_own_work_counted_by_hand(profile):
@@ -121,16 +83,6 @@ def _autocast(run):
         return run()
 
 
-class Part(nn.Module):
-    def __init__(self, call) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 6))
-        self.call = call
-
-    def forward(self, x):
-        return self.call(self.weight, x)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_bare_parameters_and_functions_are_told_apart(name):
     call, kind = CALLS[name]
@@ -161,138 +113,6 @@ def test_layers_that_the_profile_misses_are_listed_with_the_reason():
     parts = parts_of(profile.work)
     assert parts["0"] == Untreated("0", "Linear", "its output needed no gradient", 2 * 16 * 36, 0)
     assert parts["1"] == Untreated("1", "Linear", "it was not chosen", 2 * 16 * 48, 2 * 16 * 48)
-
-
-RECURRENT = {
-    "LSTM, two layers, both directions": lambda: nn.LSTM(6, 5, 2, bidirectional=True),
-    "LSTM with a projection": lambda: nn.LSTM(6, 5, proj_size=3),
-    "GRU": lambda: nn.GRU(6, 5, 2),
-    "RNN": lambda: nn.RNN(6, 5),
-}
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent_layers(kind):
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.recurrent = RECURRENT[kind]()
-            self.head = nn.LazyLinear(3)
-
-        def forward(self, x):
-            return self.head(self.recurrent(x)[0])
-
-    model = Model()
-    batch = (torch.randn(7, 4, 6, requires_grad=True), torch.randn(7, 4, 3))
-    model(batch[0])
-    work = lograd.profile(model, [batch], F.mse_loss).work
-    (part,) = work.untreated
-    # At each step and sample, every weight meets one vector: that of the step before, too.
-    weights = sum(weight.numel() for name, weight in model.recurrent.named_parameters() if "weight" in name)
-    assert part.kind == type(model.recurrent).__name__
-    assert part.forward == 2 * 7 * 4 * weights
-    # Kernels may skip the gradient with respect to the initial state, at one of the steps.
-    assert 2 * part.forward * 6 / 7 <= part.backward <= 2 * part.forward
-
-
-def test_cells_and_bilinear_layers():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.GRUCell(6, 5)
-            self.pair = nn.Bilinear(5, 5, 4)
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x):
-            h = self.cell(x)
-            return self.head(self.pair(h, h))
-
-    parts = parts_of(lograd.profile(Model(), vector_batches(1), F.cross_entropy).work)
-    assert parts["cell"].forward == 2 * 16 * (15 * 6 + 15 * 5)
-    assert parts["pair"].forward == 2 * 16 * 4 * 5 * 5
-    assert parts["pair"].backward == 3 * parts["pair"].forward
-
-
-# -- formulas, by hand and against torch's counter --
-
-
-CONVOLUTIONS = {
-    "plain": lambda: nn.Conv2d(4, 6, 3, padding=1),
-    "stride and dilation": lambda: nn.Conv2d(4, 6, 3, stride=2, dilation=2),
-    "grouped": lambda: nn.Conv2d(4, 6, 3, groups=2),
-    "depthwise": lambda: nn.Conv2d(4, 8, 3, groups=4),
-    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2),
-    "grouped transposed": lambda: nn.ConvTranspose2d(4, 6, 3, groups=2),
-}
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_functional_convolutions_count_as_layers_do(kind):
-    """The same convolution as a layer, by its own formula, and as a bare parameter, by that of the operators."""
-    layer = CONVOLUTIONS[kind]()
-    function = F.conv_transpose2d if isinstance(layer, nn.ConvTranspose2d) else F.conv2d
-    options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
-
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = layer.weight
-            self.first = nn.Conv2d(4, 4, 1)
-
-        def forward(self, x):
-            return function(self.first(x), self.weight, **options)
-
-    x = torch.randn(2, 4, 9, 9)
-    bare = lograd.profile(Bare(), [(x, 0.0)], lambda y, _: y.square().mean()).work
-    seen = lograd.profile(nn.Sequential(nn.Conv2d(4, 4, 1), layer), [(x, 0.0)], lambda y, _: y.square().mean())
-    (part,) = bare.untreated
-    assert part.name == "weight"
-    assert part.forward == seen["1"].flops_forward
-    assert part.backward == seen["1"].flops_input + seen["1"].flops_weight
-    assert (bare.forward, bare.backward) == (seen.work.forward, seen.work.backward)
-
-
-def test_attention_by_hand():
-    query, key, value = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
-    scores = 2 * 2 * 3 * 5 * 7 * 8
-    operator = aten._scaled_dot_product_flash_attention_for_cpu
-    assert operations(operator.default, (query, key, value), {}, None) == 2 * scores
-    # The scores again, and the gradients of values, weights, queries and keys: five products of the same size.
-    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-    assert operations(backward.default, (query, query, key, value), {}, None) == 5 * scores
-
-
-def test_matrix_products_by_hand():
-    a, b, v = torch.randn(3, 4), torch.randn(4, 5), torch.randn(4)
-    batched = (torch.randn(2, 3, 4), torch.randn(2, 4, 5))
-    assert operations(aten.mm.default, (a, b), {}, None) == 2 * 3 * 4 * 5
-    assert operations(aten.addmm.default, (torch.zeros(5), a, b), {}, None) == 2 * 3 * 4 * 5
-    assert operations(aten.bmm.default, batched, {}, None) == 2 * 2 * 3 * 4 * 5
-    assert operations(aten.baddbmm.default, (torch.zeros(2, 3, 5), *batched), {}, None) == 2 * 2 * 3 * 4 * 5
-    assert operations(aten.addbmm.default, (torch.zeros(3, 5), *batched), {}, None) == 2 * 2 * 3 * 4 * 5
-    assert operations(aten.mv.default, (a, v), {}, None) == 2 * 3 * 4
-    assert operations(aten.addmv.default, (torch.zeros(3), a, v), {}, None) == 2 * 3 * 4
-    assert operations(aten.dot.default, (v, v), {}, None) == 2 * 4
-    assert operations(aten.add.Tensor, (a, a), {}, None) == 0
-
-
-@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "vit"])
-def test_whole_models_as_torch_counts_them(name):
-    """Without grouped convolutions and CPU attention kernels, torch's own counter knows every product."""
-    model, inputs = zoo.build(name)
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        work = lograd.profile(model, [inputs], zoo.loss_of).work
-        with FlopCounterMode(display=False) as counter:
-            loss = zoo.loss_of(model, inputs)
-        forward = counter.get_total_flops()
-        with FlopCounterMode(display=False) as counter:
-            loss.backward()
-    assert work.forward == forward
-    assert work.backward == counter.get_total_flops()
-
-
-# -- the step and the model --
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -404,7 +224,7 @@ def test_an_operator_that_cannot_be_counted_does_not_stop_the_step(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no shape")
 
-    monkeypatch.setitem(lograd.profiles.products._FORMULAS, aten.addmm, broken)
+    monkeypatch.setitem(lograd.profiles.work_formulas._FORMULAS, aten.addmm, broken)
     profile = lograd.profile(mlp(), vector_batches(1), F.cross_entropy)
     assert profile.work is None
     assert profile.uncounted == "aten.addmm.default could not be counted (RuntimeError: no shape)"
@@ -430,120 +250,6 @@ def test_shapes_that_change_keep_the_counts_of_the_counted_step():
     profile = lograd.profile(mlp(), batches, F.cross_entropy)
     assert profile["2"].flops_weight == 2 * 16 * 8 * 3
     assert profile.work.forward == sum(layer.flops_forward for layer in profile.layers.values())
-
-
-# -- files --
-
-
-def test_a_plan_and_a_profile_keep_the_work(profile, tmp_path):
-    loaded = lograd.Profile.load(profile.save(tmp_path / "profile.npz"))
-    assert loaded == profile
-    plan = loaded.plan(sparsity=0.8, keep=())
-    again = lograd.Plan.load(plan.save(tmp_path / "plan.json"))
-    assert again == plan
-    assert again.step == profile.work
-    assert str(again) == str(plan)
-
-
-def test_plans_without_the_work_load_and_have_the_same_hash(profile):
-    plan = profile.plan(sparsity=0.8, keep=())
-    data = json.loads(json.dumps(plan.to_json()))
-    del data["step"]
-    old = lograd.Plan.from_json(data)
-    assert old.step is None
-    assert old.skipped_of_step is None
-    assert old.hash() == plan.hash()
-    assert "the whole step was not counted" in " ".join(str(old).split())
-    assert "100.0%" in str(old)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda step: step.pop("forward"), "an object with forward, backward, recomputed, untreated"),
-        (lambda step: step.update(forward=-1), "a count of operations; got -1"),
-        (lambda step: step.update(backward=True), "a count of operations; got True"),
-        (lambda step: step.update(untreated={}), "a list"),
-        (lambda step: step["untreated"].append({"name": "x"}), "an object with name, kind, reason, forward, backward"),
-        (lambda step: step["untreated"][0].update(name=3), "a text; got 3"),
-    ],
-)
-def test_a_changed_work_is_refused(profile, change, message):
-    data = json.loads(json.dumps(profile.plan(sparsity=0.8, keep=()).to_json()))
-    change(data["step"])
-    with pytest.raises(InvalidValue, match=message):
-        lograd.Plan.from_json(data)
-
-
-def test_ranks_add_up(profile):
-    both = lograd.Profile.merge([profile, profile]).work
-    assert both.total == 2 * profile.work.total
-    assert parts_of(both)["lstm"].backward == 2 * parts_of(profile.work)["lstm"].backward
-    assert both == StepWork.sum([profile.work, profile.work])
-
-
-# -- explanations --
-
-
-def test_an_explanation_lists_what_is_not_treated_with_its_share(profile):
-    torch.manual_seed(0)
-    model = Mixed()
-    with lograd.attach(model, profile.plan(bits=6, keep=())) as handle:
-        lines = handle.explain().layers
-    assert list(lines) == ["mix", "embedding", "lstm", "attention", "attention.out_proj", "head"]
-    assert lines["lstm"] == "not treated (LSTM; recurrent layers are not treated): 58.7% of the step"
-    assert lines["embedding"].endswith("no multiply-adds")
-    assert lines["mix"].endswith("7.3% of the step")
-
-
-def test_without_a_profile_kinds_are_listed_and_no_shares():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token = nn.Parameter(torch.zeros(1, 1, 6))
-            self.scale = nn.Parameter(torch.ones(6))
-            self.norm = nn.LayerNorm([2, 6])
-            self.cell = nn.GRUCell(6, 6)
-            self.bag = nn.EmbeddingBag(4, 6)
-            self.pair = nn.Bilinear(6, 6, 2)
-            self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-            self.frozen = Part(None).requires_grad_(False)
-
-    with lograd.attach(Model(), lograd.Plan.uniform("fp6")) as handle:
-        text = handle.explain()
-    assert text.layers.pop("inner").startswith("1-4-1")
-    assert text.layers == {
-        "token": "not treated (parameter; it belongs to no layer)",
-        "cell": "not treated (GRUCell; recurrent layers are not treated)",
-        "bag": "not treated (EmbeddingBag; an embedding looks up and multiplies nothing)",
-        "pair": "not treated (Bilinear; a product of three tensors)",
-    }
-    assert "cell" in str(text)
-
-
-def test_the_page_shows_the_work_of_a_step(profile, tmp_path):
-    text = profile.to_html(tmp_path / "page.html").read_text()
-    assert "Work of a step" in text
-    assert "not treated: recurrent layers are not treated" in text
-    assert "58.7%" in text
-
-
-def test_files_from_before_the_work_was_counted_still_load(profile, tmp_path):
-    file = np.load(profile.save(tmp_path / "new.npz"))
-    header = json.loads(file["header"].tobytes())
-    old = {key: header[key] for key in ("lograd_profile", "steps", "every", "missed", "layers")}
-    for layer in old["layers"]:
-        del layer["flops_forward"]
-    arrays = {name: file[name] for name in ("records", "masked", "counts", "samples")}
-    np.savez(tmp_path / "old.npz", header=np.frombuffer(json.dumps(old).encode(), np.uint8), **arrays)
-    loaded = lograd.Profile.load(tmp_path / "old.npz")
-    assert loaded.work is None
-    assert loaded["head"].flops_forward is None
-    assert loaded["head"].flops_weight == profile["head"].flops_weight
-    plan = loaded.plan(sparsity=0.8, keep=())
-    assert plan.step is None
-    assert plan.hash() == profile.plan(sparsity=0.8, keep=()).hash()
-    assert "were not counted." in " ".join(str(loaded).split())
 
 
 def test_a_compiled_function_around_the_model_is_left_alone():

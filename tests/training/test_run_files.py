@@ -16,7 +16,7 @@ import lograd
 from lograd import InvalidValue, LogradError, Plan
 from lograd.cli import main
 from lograd.errors import LogradWarning
-from lograd.files.whole import CannotRead
+from lograd.files.atomic import CannotRead
 from lograd.training import Config, Run, compare, resume, train
 
 

@@ -17,7 +17,7 @@ def compare(
 ) -> None:
     """Compare runs: final and best metric, time of a step, zeros and bits; with mean and spread over seeds."""
     from .. import __version__
-    from ..files.whole import check_folder
+    from ..files.atomic import check_folder
     from ..training import compare as compare_runs
 
     if output is not None:

@@ -57,7 +57,7 @@ def plan(
 ) -> None:
     """Choose formats and sparsities for each layer of a profile, and save them as a plan."""
     from .. import InvalidValue, Plan, Profile
-    from ..files.whole import check_folder
+    from ..files.atomic import check_folder
     from ..training.folder import check_same
     from ..treatments import Prune
 

@@ -109,7 +109,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _row(layer: Any) -> dict[str, Any]:
     from ..laws import HalfNormal, LogNormal
-    from ..profiles.sparsity import zeros_of
+    from ..profiles.sparsity import pruning_outlook
 
     numbers: dict[str, Any] = {
         "zeros": layer.zero_share,
@@ -118,7 +118,7 @@ def _row(layer: Any) -> dict[str, Any]:
         "ks_lognormal": layer.ks(LogNormal),
         "ks_normal": layer.ks(HalfNormal),
     }
-    zeros = zeros_of(layer)
+    zeros = pruning_outlook(layer)
     numbers |= {"good_sparsity": zeros and zeros.good, "fair_sparsity": zeros and zeros.fair}
     return {
         "name": layer.name,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ..files.whole import recorded
+from ..files.atomic import recorded
 from .console import say
 
 

@@ -14,7 +14,7 @@ from ..formats import FloatFormat
 from ..laws import Exponential, HalfNormal, Law, LogNormal
 from ..plan import Plan
 from ..profiles import LayerProfile, Profile
-from ..profiles.whatif import measure
+from ..profiles.precision import measure
 from ..report.progress import Advance
 from ..training.measuring import FULL_BITS
 from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict

@@ -1,1 +1,1 @@
-"""Files: replaced whole or not at all, sealed by a checksum, and never believed before every value is checked."""
+"""Files: written atomically, sealed by a checksum, and read with checks of every size and value."""

@@ -1,7 +1,7 @@
-"""Arrays from an .npz file that anybody may have written: every size is checked before memory is asked for.
+"""Reads arrays from .npz files of unknown origin: every size is checked before memory is allocated.
 
-`np.load` believes what the directory of the archive and the header of an array say, and asks for as many bytes.  Here
-both must agree with each other, with what the file can hold, and with a limit.
+`np.load` allocates whatever the directory of the archive and the header of an array claim.  Here both must agree with
+each other, with the length of the file, and with a limit.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from ..errors import InvalidValue
 
 MOST_MEMBERS = 64
 MOST_SQUEEZED = 1032
-"""Bytes that one byte of deflated data stands for at most; a directory that claims more is not true."""
+"""The highest ratio that deflate can reach; a directory that claims more is forged."""
 LONGEST_HEADER = 10_000
 CHUNK = 2**22
 KINDS = "biuf"
-"""Kinds of elements: truth values, whole numbers and floats."""
+"""NumPy's letters for bool, integers and floats."""
 
 
 class TooLarge(InvalidValue):
-    """More than the limit, and maybe nothing else is wrong."""
+    """The arrays take more memory than the limit; with a higher limit the file may be fine."""
 
 
 def read_arrays(file: BinaryIO, names: Collection[str], limit: int) -> dict[str, NDArray[Any]]:
-    """The named arrays, as many of them as there are; InvalidValue for anything but plain whole arrays.
+    """Return those of the named arrays that the file has; InvalidValue if one is damaged or holds objects.
 
     Args:
         file: open for reading.
+        names: the arrays to read; others are ignored.
         limit: bytes that the arrays may take in memory.
     """
     try:
@@ -43,13 +44,13 @@ def read_arrays(file: BinaryIO, names: Collection[str], limit: int) -> dict[str,
             return {name: _read(archive, member) for name, member in members.items()}
     except InvalidValue:
         raise
-    except Exception as error:  # whatever its readers raise, zlib's and the parser of headers among them
+    except Exception as error:  # zipfile, zlib and the parser of headers raise many types
         reason = str(error).split("\n")[0][:80]
         raise InvalidValue(f"it is not a whole .npz file ({type(error).__name__}: {reason}).") from None
 
 
 def _members(archive: zipfile.ZipFile, names: Collection[str], limit: int) -> dict[str, zipfile.ZipInfo]:
-    """Where the wanted arrays are; sizes are believed only if the file can hold them."""
+    """Return the entries of the wanted arrays, whose claimed sizes fit the file and the limit."""
     entries = archive.infolist()
     if len(entries) > MOST_MEMBERS:
         raise InvalidValue(f"it has {len(entries)} arrays, and {MOST_MEMBERS} are read at most.")
@@ -88,6 +89,6 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         while chunk := member.read(min(CHUNK, size - filled)):
             content[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
-        if filled < size or member.read(1):  # read to the end, where the sum is compared
+        if filled < size or member.read(1):  # the checksum is compared at the end
             raise InvalidValue(f"{entry.filename} is not whole.")
     return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")

@@ -1,6 +1,6 @@
-"""Checks of plain values that come from a file: each returns the value, or says in one sentence what must stand there.
+"""Checks of plain values from a file: each returns the value, or raises InvalidValue with what is expected.
 
-A bool is no number here, though Python counts it as one, and NaN and infinity are none either.
+`what` names the value in the message.  Unlike in Python, a bool is no number, and neither are NaN and infinity.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 
 from ..errors import InvalidValue, nearest_name, sentence
 
+MAX_FLOAT = 1.7976931348623157e308
+"""The largest float64.  `abs(value) <= MAX_FLOAT` is False for NaN and infinity, and exact for whole numbers."""
 MANY = 2**53
-"""More than anything that is counted; whole numbers up to here are exact in float64."""
+"""The default upper end of whole numbers; up to here they are exact in float64."""
 
 
 def check_object(
     what: str, data: Any, required: Collection[str], optional: Collection[str] | None = ()
 ) -> dict[str, Any]:
-    """An object that has all required fields and no unknown one; with optional=None, others do not matter."""
+    """Check that data is an object with all required fields and no unknown ones; optional=None allows any others."""
     names = list(dict.fromkeys([*required, *(optional or ())]))
     if not isinstance(data, dict):
         raise InvalidValue(sentence(what, data, "an object with " + ", ".join(names)))
@@ -33,25 +35,32 @@ def check_object(
 
 
 def check_text(what: str, value: Any) -> str:
+    """Check that a value is a text."""
     if not isinstance(value, str):
         raise InvalidValue(sentence(what, value, "a text"))
     return value
 
 
 def check_flag(what: str, value: Any) -> bool:
+    """Check that a value is true or false."""
     if not isinstance(value, bool):
         raise InvalidValue(sentence(what, value, "true or false"))
     return value
 
 
 def check_whole(what: str, value: Any, low: int = 0, high: int = MANY) -> int:
+    """Check that a value is a whole number from `low` to `high`.
+
+    >>> check_whole("steps", 20)
+    20
+    """
     if type(value) is not int or not low <= value <= high:
         raise InvalidValue(sentence(what, value, f"a whole number from {low} to {high}"))
     return value
 
 
 def check_number(what: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """A finite number; a whole one becomes a float."""
+    """Check that a value is a finite number from `low` to `high`, and return it as a float."""
     valid = type(value) in (int, float) and abs(value) <= MAX_FLOAT and low <= value <= high
     if not valid:
         bounds = [f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if math.isfinite(bound)]
@@ -60,11 +69,8 @@ def check_number(what: str, value: Any, low: float = -math.inf, high: float = ma
 
 
 def check_one_of(what: str, value: Any, valid: Collection[str]) -> str:
+    """Check that a value is one of some texts; the message has the nearest one."""
     if not isinstance(value, str) or value not in valid:
         hint = nearest_name(value[:60], valid) if isinstance(value, str) else ""
         raise InvalidValue(sentence(what, value, "one of " + ", ".join(map(repr, valid))) + hint)
     return value
-
-
-MAX_FLOAT = 1.7976931348623157e308
-"""NaN is not below it, and no infinity is; a whole number is compared exactly."""

@@ -1,8 +1,8 @@
-"""A checksum inside the file: SHA-256 of everything before it, as the comment of a zip archive.
+"""Checksums inside files: the SHA-256 of a zip archive, stored as its comment, and a short one for JSON.
 
-Checkpoints and profiles are zip archives, whose readers skip the comment.  It is looked at before anything else is:
-bytes that were changed meet no parser.  A file without a comment was written by an earlier lograd or by somebody else,
-and is read as well.  A plan is text for people, so its checksum is a field (`checksum_of_json`).
+Checkpoints and profiles are zip archives, whose readers skip the comment.  It is checked first, so that changed bytes
+never reach a parser.  A file without a comment, from an older lograd or from elsewhere, is read as well.  A plan is a
+text that people edit, so its checksum is a field (`checksum_of_json`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MARK = b"lograd sha256 "
 _DIGITS = 64
 _SEAL = len(_MARK) + _DIGITS
 _END = 22
-"""Bytes of the record that ends a zip archive; the last two are the length of the comment behind it."""
+"""Bytes of the record at the end of a zip archive; the last two are the length of the comment that follows."""
 
 
 def sealed(archive: bytes | memoryview) -> bytes:
-    """The zip archive with its checksum as its comment."""
+    """Return the zip archive with its checksum as comment."""
     if not _ends_plainly(archive):
         raise InvalidValue("only a zip archive without a comment can be sealed.")
     body, length = memoryview(archive)[:-2], struct.pack("<H", _SEAL)
@@ -32,7 +32,7 @@ def sealed(archive: bytes | memoryview) -> bytes:
 
 
 def check_seal(content: bytes) -> None:
-    """Refuse a file that is not as it was written; one that never had a checksum passes."""
+    """Raise InvalidValue if a file was changed after it was sealed; a file that was never sealed passes."""
     if content[-_SEAL:-_DIGITS] == _MARK:
         if hashlib.sha256(memoryview(content)[:-_SEAL]).hexdigest().encode() != content[-_DIGITS:]:
             raise InvalidValue("its checksum does not match: it was changed or damaged after lograd saved it.")
@@ -45,5 +45,9 @@ def _ends_plainly(content: bytes | memoryview) -> bool:
 
 
 def checksum_of_json(data: Any) -> str:
-    """Hexadecimal digits that change with any value, name or order in plain data, and not with its layout as text."""
+    """Return 16 hexadecimal digits that depend on all names, values and their order, but not on whitespace.
+
+    >>> checksum_of_json({"bits": 6}) == checksum_of_json({"bits": 7})
+    False
+    """
     return hashlib.sha256(json.dumps(data, allow_nan=False).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""JSON from a file that anybody may have written: plain checked values, or one sentence that says what is wrong.
+"""A strict reader of JSON from files of unknown origin; what is wrong is said in one sentence.
 
-The standard reader takes NaN, whole numbers of any length, a name twice in one object, and nesting until the stack
-ends.  Nothing here does, so that whoever reads the values meets finite numbers, and names that mean one thing.
+Python's reader accepts NaN, whole numbers of any length, the same name twice in one object, and nesting that overflows
+the stack.  This one refuses all of these.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any, NoReturn
 from ..errors import InvalidValue
 
 DEEPEST = 64
-"""Objects and lists inside each other; a plan has seven."""
+"""The most levels of nesting; a plan has seven."""
 LARGEST = 2**26
-"""Bytes of a file; a plan of ten thousand layers has some three million."""
+"""The most bytes of a file; a plan of ten thousand layers has about three million."""
 _NUMBER_LENGTH = 400
-"""Digits of a number; float64 needs 17, and its exact decimals fewer than this for anything that is written by hand."""
-# A string ends at its quote, or with the text: an open one must not be looked for again from each quote inside it.
+"""The most characters of a number that is not whole; 17 digits determine a float64."""
+# The closing quote is optional: otherwise an open string would be scanned again from each quote inside it, which takes
+# quadratic time.
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def parse(content: bytes, what: str = "it") -> Any:
-    """The values of a JSON text in UTF-8; InvalidValue, beginning with `what`, for anything else.
+    """Return the values of a JSON text in UTF-8; InvalidValue, beginning with `what`, for anything else.
 
     >>> parse(b'{"threads": 2}')
     {'threads': 2}
@@ -31,12 +32,12 @@ def parse(content: bytes, what: str = "it") -> Any:
     if len(content) > LARGEST:
         raise InvalidValue(f"{what} has {len(content):,} bytes of JSON, and {LARGEST:,} are read at most.")
     try:
-        text = content.decode("utf-8-sig")  # editors on Windows begin a file with a mark
+        text = content.decode("utf-8-sig")  # editors on Windows write a byte order mark
         if depth(text) > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} levels deep")
         value = _DECODER.decode(text)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is a string that nobody can write
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be encoded
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise InvalidValue(f"{what} is not JSON: not UTF-8 ({error.reason} at {error.start}).") from None
     except ValueError as error:
@@ -45,7 +46,11 @@ def parse(content: bytes, what: str = "it") -> Any:
 
 
 def depth(text: str) -> int:
-    """How many objects and lists are open at once; brackets inside strings do not count."""
+    """Return the deepest nesting of objects and lists; brackets inside strings do not count.
+
+    >>> depth('[{"a": "[["}]')
+    2
+    """
     deepest = level = 0
     for token in _TOKENS.finditer(text):
         first = token[0][0]

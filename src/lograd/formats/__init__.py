@@ -1,7 +1,7 @@
-"""Number formats as values: what a low-bit float, integer or block can represent, and how a number is rounded to it.
+"""Number formats as frozen values: floats, integers and blocks of few bits, and how a number is rounded to them.
 
-The lowest layer.  Everything here is scalar and slow, and is the definition that the theory integrates over and that
-the kernels must equal bit for bit.
+Everything here is scalar and slow.  It is the definition that the theory integrates over, and that the kernels equal
+bit for bit.
 """
 
 from .block import BlockFormat

@@ -1,4 +1,4 @@
-"""Block formats: elements of a few bits that share one scale, as in the OCP microscaling (MX) formats and NVFP4."""
+"""Block formats: elements of few bits that share one scale, as in the OCP microscaling (MX) formats and NVFP4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .values import Rounding, check_width
 @final
 @dataclass(frozen=True)
 class BlockFormat:
-    """`size` neighbouring elements and one scale: a block decodes to decode(scale) * decode(element).
+    """A block of `size` elements with one scale; each decodes to decode(scale) * decode(element).
 
     The scale's own format says how it is chosen.  A scale of powers of two (no mantissa, as E8M0) follows the OCP MX
     rule 2^(floor(log2 max|x|) - emax): the largest element lands in the element format's top binade and may saturate
@@ -58,14 +58,14 @@ class BlockFormat:
 
     @property
     def bits_per_element(self) -> float:
-        """Storage for one element, its share of the scale included."""
+        """Bits of storage for one element, its share of the scale included."""
         return self.element.bits + self.scale.bits / self.size
 
     def __str__(self) -> str:
         return f"{self.element}/{self.size}/{self.scale}"
 
     def scale_of(self, block: Sequence[float]) -> float:
-        """The shared scale for a block, a value of the scale's format; NaN if the block holds NaN or infinity."""
+        """Return the shared scale of a block, a value of the scale's format; NaN if the block holds NaN or infinity."""
         largest = max(map(abs, block), default=0.0)
         if not all(map(math.isfinite, block)):
             return math.nan
@@ -78,13 +78,19 @@ class BlockFormat:
     def encode(
         self, block: Sequence[float], rounding: Rounding = "nearest", *, uniforms: Sequence[float] | None = None
     ) -> tuple[int, list[int]]:
-        """(code of the scale, codes of the elements) of one block of at most `size` elements, saturating."""
+        """Return the code of the scale and those of the elements, for a block of at most `size` elements.
+
+        Args:
+            block: values; elements beyond the range saturate.
+            rounding: as for `Format.round`.
+            uniforms: a draw from [0, 1) for each element, for stochastic rounding.
+        """
         if len(block) > self.size:
             raise InvalidValue(
                 sentence("a block", f"an array of {len(block)} elements", f"at most {self.size} elements")
             )
         scale = self.scale_of(block)
-        if math.isnan(scale):  # the scale carries the NaN: element formats of 4 and 6 bits have none
+        if math.isnan(scale):  # only the scale can be NaN: element formats of 4 and 6 bits have none
             return self.scale.encode(scale), [0] * len(block)
         if uniforms is None and rounding == "stochastic":
             raise InvalidValue(f"stochastic rounding needs uniforms=, {len(block)} draws from [0, 1).")
@@ -96,12 +102,12 @@ class BlockFormat:
         return self.scale.encode(scale), [self.element.encode(x) for x in rounded]
 
     def decode(self, scale: int, codes: Sequence[int]) -> list[float]:
-        """The values of a block."""
+        """Return the values of a block from the code of its scale and those of its elements."""
         factor = self.scale.decode(scale)
         return [factor * self.element.decode(code) for code in codes]
 
     def round(
         self, block: Sequence[float], rounding: Rounding = "nearest", *, uniforms: Sequence[float] | None = None
     ) -> list[float]:
-        """The values that one block is rounded to: `decode` of `encode`."""
+        """Return the values that a block is rounded to, which is `decode(*encode(...))`."""
         return self.decode(*self.encode(block, rounding, uniforms=uniforms))

@@ -1,4 +1,4 @@
-"""The formats that have a name, and the text form of all of them: `parse_format(str(f)) == f`."""
+"""Formats with a name, and the text form of every format: `parse_format(str(f)) == f`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ CATALOGUE: dict[str, AnyFormat] = {
 }
 
 LONGEST = 100
+"""The most characters of a text that is parsed."""
 _FLOAT = re.compile(r"(?P<sign>[01])-(?P<exponent>\d{1,2})-(?P<mantissa>\d{1,2})(?P<options>(:[a-z]+(=-?\d{1,6})?)*)")
 _INT = re.compile(r"(?P<unsigned>u?)int(?P<bits>\d{1,2})(?P<symmetric>:symmetric)?")
 _IDEAL = re.compile(r"ideal-(\d{1,2})-(\d{1,2})")
 
 
 def parse_format(text: str) -> AnyFormat:
-    """The format that a text names: "1-4-1", "int4", "1-4-3:fn", "1-2-1/32/e8m0", or a name of the catalogue.
+    """Return the format of a text: "1-4-1", "int4", "1-4-3:fn", "1-2-1/32/e8m0", or a name of the catalogue.
 
     >>> parse_format("1-4-1") == FloatFormat(exponent=4, mantissa=1)
     True

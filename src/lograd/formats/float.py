@@ -1,4 +1,4 @@
-"""Floating point formats: sign, exponent and mantissa bits, and what the top and bottom codes are spent on."""
+"""Floating point formats: sign, exponent and mantissa bits, and the meaning of the lowest and highest codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Specials = Literal["none", "ieee", "fn", "fnuz"]
 @final
 @dataclass(frozen=True)
 class FloatFormat(Format):
-    r"""A float of 1 sign bit, `exponent` bits and `mantissa` bits, written 1-exponent-mantissa.
+    r"""A float of 1 sign bit, `exponent` bits and `mantissa` bits, written "1-exponent-mantissa".
 
     With E the exponent field, m the mantissa field, M = `mantissa` and b = `bias`, a code stands for
 
@@ -39,8 +39,8 @@ class FloatFormat(Format):
         subnormals: False makes codes with E = 0, but for zero itself, normal numbers 2^(-b) (1 + m / 2^M).
         zero: False gives the all-zero code to the smallest normal number, as in E8M0.
 
-    >>> FloatFormat(exponent=3, mantissa=0).values()[-7:]
-    array([0.25, 0.5 , 1.  , 2.  , 4.  , 8.  , 16. ])
+    >>> FloatFormat(exponent=3, mantissa=0).values()[-7:].tolist()
+    [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     """
 
     exponent: int
@@ -64,7 +64,7 @@ class FloatFormat(Format):
             )
         if not self.zero and self.subnormals:
             raise InvalidValue("zero=False needs subnormals=False: zero is the first of the subnormal codes.")
-        if not self.mantissa and self.zero:  # E = 0 holds nothing but zero: one spelling for one value set
+        if not self.mantissa and self.zero:  # both settings mean the same, so that equal formats compare equal
             object.__setattr__(self, "subnormals", True)
         if self._top_code < 1:
             raise InvalidValue(f"{self} has no finite value but zero; give it more bits or fewer special codes.")
@@ -73,20 +73,22 @@ class FloatFormat(Format):
 
     @property
     def default_bias(self) -> int:
+        """The bias of IEEE 754 for this width of the exponent, 2**(exponent - 1) - 1."""
         return int(2 ** (self.exponent - 1) - 1)
 
     @property
     def bits(self) -> int:
+        """The width of a code, sign included."""
         return int(self.signed) + self.exponent + self.mantissa
 
     @property
     def emin(self) -> int:
-        """Exponent of the smallest normal number."""
+        """The exponent of the smallest normal number."""
         return int(self.subnormals) - self._bias
 
     @property
     def emax(self) -> int:
-        """Exponent of the largest finite number."""
+        """The exponent of the largest finite number."""
         return (self._top_code >> self.mantissa) - self._bias
 
     @property
@@ -183,15 +185,15 @@ class FloatFormat(Format):
         return math.copysign(rounded, x) if has_sign else rounded
 
     def _round_magnitude(self, x: float, rounding: Rounding, uniform: float) -> float:
-        """x >= 0 on the grid of its binade, as if there were no largest value."""
+        """Round x >= 0 to the grid of its binade, as if there were no largest value."""
         if x < self.min_positive and not self.subnormals:
-            # A gap without grid lines: from zero, or from nothing, straight to the smallest value.
+            # No values lie between zero, if the format has it, and the smallest value.
             return self.min_positive * (
                 round_steps(x / self.min_positive, False, rounding, uniform) if self.zero else 1
             )
         exponent = max(math.frexp(x)[1] - 1, self.emin) if x else self.emin
         steps = math.ldexp(x, self.mantissa - exponent)
         whole = math.floor(steps)
-        # Odd code, not odd significand: without mantissa bits every significand is 1, and the exponent field decides.
+        # Ties depend on the code and not on the significand, which is always 1 without mantissa bits.
         odd = whole % 2 == 1 if self.mantissa else whole == 1 and (exponent + self._bias) % 2 == 1
         return math.ldexp(round_steps(steps, odd, rounding, uniform), exponent - self.mantissa)

@@ -1,4 +1,4 @@
-"""The quantizer that Eq. 2 of the lognormal paper writes down, which no code of N bits can hold."""
+"""The idealised quantizer of Eq. 2 in the lognormal paper, which has more values than N bits can encode."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DETERMINISTIC = ("nearest", "nearest_away", "toward_zero")
 @final
 @dataclass(frozen=True)
 class IdealFormat(Format):
-    """Eq. 2 of [chmiel2021], taken at its word.
+    """The quantizer of Eq. 2 of [chmiel2021], exactly as it is printed.
 
     With L = log2 x and E_max = 2^(exponent - 1): zero for L < -E_max, 2^E_max for L >= E_max, and in between the
-    mantissa rounded to multiples of 2^-mantissa.  That is 2^exponent + 1 binades, one and a bit more than the exponent
-    bits can count, and a hard drop to zero instead of rounding.  It serves to check the paper against itself; an
-    honest N-bit format is a `FloatFormat`.
+    mantissa rounded to multiples of 2^-mantissa.  That is 2^exponent + 1 binades, more than the exponent bits can
+    encode, and small values are dropped to zero instead of rounded.  It serves to check the paper against itself; a
+    format that N bits can encode is a `FloatFormat`.
     """
 
     exponent: int
@@ -36,11 +36,12 @@ class IdealFormat(Format):
 
     @property
     def emax(self) -> int:
+        """The exponent of the largest value."""
         return int(2 ** (self.exponent - 1))
 
     @property
     def bits(self) -> int:
-        """The width that the paper counts; the value set needs a little more."""
+        """The width that the paper counts; the values need a little more."""
         return 1 + self.exponent + self.mantissa
 
     @property

@@ -35,6 +35,7 @@ class IntFormat(Format):
 
     @property
     def min(self) -> float:
+        """The smallest value."""
         return float(-(2 ** (self.bits - 1)) + self.symmetric) if self.signed else 0.0
 
     @property

@@ -1,6 +1,6 @@
-"""What every element format shares: a finite set of values, and the cells that rounding cuts the real line into.
+"""The base class of element formats: a finite set of values, and the cells into which rounding cuts the real line.
 
-A format is a frozen value.  The theory needs nothing of it but its cells; the kernels nothing but its bits.
+The theory needs only the cells of a format, and the kernels only its bits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ Rounding = Literal["nearest", "nearest_away", "toward_zero", "stochastic"]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 MAX_LISTED_BITS = 16
-"""Formats up to this width can list their values; wider ones still round, encode and decode."""
+"""The widest formats whose values can be listed; wider ones still round, encode and decode."""
 
 
 def check_rounding(rounding: str, valid: tuple[str, ...] = ROUNDINGS) -> None:
+    """Refuse a rounding that is not one of the valid ones."""
     if rounding not in valid:
         raise InvalidValue(sentence("rounding", rounding, "one of " + ", ".join(map(repr, valid))))
 
 
 def check_width(what: str, width: Any, low: int, high: int) -> int:
-    """`width` as an int; NumPy's integers will do, a bool or a float will not."""
+    """Return `width` as an int from `low` to `high`; NumPy's integers are accepted, bools and floats are refused."""
     expected = f"a whole number from {low} to {high}"
-    try:  # torch.compile makes a constant of what operator.index is asked for
+    try:  # under torch.compile, operator.index makes the number a constant
         whole = None if isinstance(width, bool) else operator.index(width)
     except TypeError:
         whole = None
@@ -44,7 +45,7 @@ def check_width(what: str, width: Any, low: int, high: int) -> int:
 
 
 def check_uniform(rounding: str, uniform: float | None) -> float:
-    """The random draw, which stochastic rounding must be given: a silent 0 would always truncate."""
+    """Return the random draw, without which stochastic rounding is refused: a default of 0 would always truncate."""
     if rounding != "stochastic":
         return 0.0
     if uniform is None or not 0 <= uniform < 1:
@@ -53,7 +54,12 @@ def check_uniform(rounding: str, uniform: float | None) -> float:
 
 
 def round_steps(steps: float, odd: bool, rounding: str, uniform: float) -> int:
-    """A non-negative count of grid steps, made whole; `odd` says whether the code just below it is odd."""
+    """Round a non-negative number of grid steps to a whole number.
+
+    Args:
+        odd: the code just below is odd, so ties go up.
+        uniform: a draw from [0, 1), for stochastic rounding.
+    """
     whole = math.floor(steps)
     fraction = steps - whole
     away = {
@@ -67,7 +73,7 @@ def round_steps(steps: float, odd: bool, rounding: str, uniform: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Magnitudes in [edges[i], edges[i + 1]) are rounded to points[i]; the last edge is infinity."""
+    """Cells of rounding: magnitudes in [edges[i], edges[i + 1]) become points[i]; the last edge is infinity."""
 
     edges: NDArray[np.float64]
     points: NDArray[np.float64]
@@ -76,35 +82,37 @@ class Cells:
 class Format(ABC):
     """A number format for single elements: 2**bits codes, some of which stand for the same value or for none."""
 
-    if TYPE_CHECKING:  # a field in one class and a property in another, so it cannot be declared at run time
+    if TYPE_CHECKING:  # a field in one subclass and a property in another
 
         @property
         def bits(self) -> int:
-            """Width of a code."""
+            """The width of a code."""
 
     @abstractmethod
     def decode(self, code: int) -> float:
-        """The value that a code stands for (NaN and infinities included)."""
+        """Return the value of a code, which may be NaN or infinite."""
 
     @abstractmethod
     def encode(self, value: float) -> int:
-        """The code of a representable value; `decode(encode(v)) == v`."""
+        """Return the code of a value of the format, so that `decode(encode(v)) == v`; refuse other values."""
 
     @abstractmethod
     def round(
         self, x: float, rounding: Rounding = "nearest", *, saturate: bool = True, uniform: float | None = None
     ) -> float:
-        """x rounded to a representable value.
+        """Return x rounded to a value of the format; NaN stays NaN.
 
-        `rounding`: "nearest" (ties to the even code), "nearest_away" (ties away from zero), "toward_zero", or
-        "stochastic", which needs `uniform`, a draw from [0, 1), and moves away from zero where the fraction of the step
-        that was passed plus the draw reaches 1.
-        Values beyond the largest become the largest; with `saturate=False` they become infinity, or NaN where the
-        format has no infinity.  NaN stays NaN.
+        Args:
+            rounding: "nearest" (ties to the even code), "nearest_away" (ties away from zero), "toward_zero" or
+                "stochastic".
+            saturate: numbers beyond the largest value become the largest; with False they become infinity, or NaN where
+                the format has no infinity.
+            uniform: a draw from [0, 1) for stochastic rounding, which rounds away from zero where the position inside
+                the step plus the draw reaches 1.
         """
 
     def values(self) -> NDArray[np.float64]:
-        """Every finite value, ascending, zero once."""
+        """Return every finite value, ascending, with zero once."""
         if self.bits > MAX_LISTED_BITS:
             raise InvalidValue(f"{self} has 2**{self.bits} codes; values() lists formats of at most 16 bits.")
         decoded = np.array([self.decode(code) for code in range(2**self.bits)])
@@ -122,9 +130,9 @@ class Format(ABC):
         return float(values[values > 0][0])
 
     def cells(self, rounding: Rounding = "nearest") -> tuple[Cells, ...]:
-        """The cells of positive inputs and, where they differ, those of negative inputs.
+        """Return the cells of positive inputs and, where they differ, those of negative inputs.
 
-        Stochastic rounding goes to either end of [points[i], points[i + 1]], so its cells are those of "toward_zero".
+        Stochastic rounding goes to either end of [points[i], points[i + 1]]; its cells are those of "toward_zero".
         """
         check_rounding(rounding)
         values = self.values()

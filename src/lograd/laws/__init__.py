@@ -1,7 +1,7 @@
 """Laws of |g|, the magnitude of a neural gradient's nonzero elements.
 
-A law answers three questions, and everything else in lograd is asked through them: `cdf`, `quantile` and
-`partial_moment(order, t)`.  NumPy and SciPy in float64; tensors are accepted by `fit`, torch is not needed.
+A law has three central methods, from which everything else in lograd follows: `cdf`, `quantile` and
+`partial_moment(order, t)`.  All is NumPy and SciPy in float64.  `fit` accepts tensors, but torch is not needed.
 """
 
 from .bell import Exponential, HalfCauchy, HalfNormal

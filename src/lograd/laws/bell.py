@@ -1,6 +1,6 @@
 """Laws of the magnitudes of bell-shaped gradients: half-normal, exponential (of a Laplace), half-Cauchy.
 
-They are what earlier methods assumed.  Their density at zero is positive, so E[1/x ; x <= t] does not exist.
+Earlier methods assumed them.  Their density at zero is positive, so E[1/x ; x <= t] does not exist.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEAVY_TAIL = "its tail falls as 1/x^2, so the integral grows without bound"
 
 @dataclass(frozen=True, eq=False)
 class ScaleLaw(Law):
-    """A law with one parameter, its unit of length."""
+    """Base class of laws with one parameter, by which all magnitudes are scaled."""
 
     scale: Any
     parameters: ClassVar[tuple[str, ...]] = ("scale",)
@@ -44,7 +44,7 @@ class ScaleLaw(Law):
 @final
 @dataclass(frozen=True, eq=False)
 class HalfNormal(ScaleLaw):
-    """x = |g| of a normal g with mean 0 and standard deviation `scale`.
+    """The law of x = |g| for a normal g with mean 0 and standard deviation `scale`.
 
     With z = x^2 / (2 scale^2): cdf erf(sqrt z), and the moments are incomplete gamma functions of z.
     """
@@ -81,7 +81,7 @@ class HalfNormal(ScaleLaw):
 @final
 @dataclass(frozen=True, eq=False)
 class Exponential(ScaleLaw):
-    """x = |g| of a Laplace g: density exp(-x / scale) / scale."""
+    """The law of x = |g| for a Laplace g: density exp(-x / scale) / scale."""
 
     @property
     def log_mean(self) -> Values:
@@ -116,7 +116,7 @@ class Exponential(ScaleLaw):
 @final
 @dataclass(frozen=True, eq=False)
 class HalfCauchy(ScaleLaw):
-    """x = |g| of a Cauchy g: cdf (2 / pi) atan(x / scale).  Mean and variance do not exist."""
+    """The law of x = |g| for a Cauchy g: cdf (2 / pi) atan(x / scale).  Mean and variance do not exist."""
 
     @property
     def log_mean(self) -> Values:
@@ -157,28 +157,28 @@ class HalfCauchy(ScaleLaw):
 
     @classmethod
     def fit(cls, x: Any) -> HalfCauchy:
-        """The median, which for this law is the scale."""
+        """Return the law whose scale is the median, as it is for this law."""
         nonzero, zeros = magnitudes(x, "fitting HalfCauchy")
         return cls(float(np.median(nonzero)), count=nonzero.size, zeros=zeros)
 
 
 def _root_mean_square(x: Values) -> float:
-    largest = float(x.max())  # in units of the largest, so that squares neither overflow nor vanish
+    largest = float(x.max())  # the unit in which squares neither overflow nor vanish
     return largest * float(np.sqrt(np.mean((x / largest) ** 2)))
 
 
 def _gamma_between(a: float, u: Values, v: Values) -> Values:
-    """P(a, v) - P(a, u) of the regularised incomplete gamma function, from the side where it is small."""
+    """Return P(a, v) - P(a, u) of the regularised incomplete gamma function, from the side where it is small."""
     return np.asarray(np.where(u > a, gammaincc(a, u) - gammaincc(a, v), gammainc(a, v) - gammainc(a, u)))
 
 
 def _exp1_between(u: Values, v: Values) -> Values:
-    """The integral of exp(-z) / z from u to v."""
+    """Return the integral of exp(-z) / z from u to v."""
     return values(np.where(v > u, exp1(np.maximum(u, 5e-324)) - exp1(np.maximum(v, 5e-324)), 0.0))
 
 
 def _log_hypot(x: Values) -> Values:
-    """ln sqrt(1 + x^2), without the square where it would overflow."""
+    """Return ln sqrt(1 + x^2), without the square where it would overflow."""
     return np.where(x < 1, np.log1p(np.minimum(x, 1.0) ** 2) / 2, np.log(np.hypot(1.0, x)))
 
 

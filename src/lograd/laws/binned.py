@@ -1,6 +1,6 @@
-"""Every family fitted to a histogram instead of the data: what a profile keeps of a gradient is its `Empirical` law.
+"""Fits of every family to a histogram instead of the data, since a profile keeps only the `Empirical` law.
 
-Fits and distances cost microseconds, whatever the number of elements, and can be taken long after the tensor is gone.
+Fits and distances take microseconds for any number of elements, and are possible when the tensor is long gone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FITS: dict[type[Law], Callable[[Empirical], Law]] = {
 
 
 def fit_binned(family: type[Law], law: Empirical) -> Law:
-    """The law of a family for the data that a histogram has counted; it takes the estimator of `family.fit`.
+    """Return the law of a family fitted to the data that a histogram has counted, by the estimator of `family.fit`.
 
-    **Error.** A magnitude moves inside its bin only, so a parameter of length is off by at most 1/16 of itself and mu
-    and sigma of a logarithm by at most ln(33/32) = 0.0308; for a smooth density by a hundredth of that.
+    A magnitude is known up to its bin.  So a scale parameter is off by at most 1/16 of itself, and mu and sigma of a
+    logarithm by at most ln(33/32) = 0.0308; for a smooth density by a hundredth of that.
     """
     if family not in _FITS:
         raise InvalidValue(sentence("family", family.__name__, "one of " + ", ".join(f.__name__ for f in FAMILIES)))
@@ -51,21 +51,21 @@ def fit_binned(family: type[Law], law: Empirical) -> Law:
 
 
 def ks_binned(law: Law, data: Empirical) -> float:
-    """The largest gap between a law's cdf and that of the counted data, at the edges of bins.
+    """Return the largest gap between a law's cdf and that of the counted data at the edges of bins.
 
     The data's cdf is exact there.  Between two edges the gap of `ks_distance` can be larger by the share of that bin at
-    most, and for a smooth density is not.
+    most; for a smooth density it is not.
     """
     return float(np.max(np.abs(law.cdf(data.edges) - data.cdf(data.edges))))
 
 
 def rank_binned(data: Empirical) -> list[Fit]:
-    """All families fitted to a histogram, the best first; `rank_laws` for data that is no longer there."""
+    """Return all families fitted to a histogram, the best first, as `rank_laws` does for data."""
     return sorted((try_binned(family, data) for family in FAMILIES), key=lambda fit: (fit.law is None, fit.ks))
 
 
 def try_binned(family: type[Law], data: Empirical) -> Fit:
-    """One family, with its distance, or with the reason why it cannot be fitted."""
+    """Return the fit of one family with its distance, or with the reason why it cannot be fitted."""
     try:
         law = fit_binned(family, data)
     except InvalidValue as error:

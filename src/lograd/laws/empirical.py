@@ -1,4 +1,4 @@
-"""The law that a gradient really has: a histogram of log2 magnitude, cheap to take and exact to merge."""
+"""The empirical law of a gradient: a histogram of its magnitudes, cheap to take and exact to merge."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ BINS_PER_OCTAVE = native.BINS_PER_OCTAVE
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Empirical(Law):
-    """Counts of magnitudes in bins of the exponent and the four leading mantissa bits, evenly spread inside a bin.
+    """A histogram of magnitudes, binned by exponent and the four leading mantissa bits, uniform inside a bin.
 
-    Counts are whole numbers, so `a + b` is exact, associative and commutative: steps, layers and ranks add up to the
-    same law in any order.
+    Counts are whole numbers, so `a + b` is exact, associative and commutative: steps, layers and ranks can be added in
+    any order.
 
-    **Error.** Let w = 1/16, the relative width of a bin.  Against the data that was counted, the cdf is exact at bin
-    edges (as P(x < edge)) and off by at most the share of one bin elsewhere; M_k at an edge is off by a factor of at
-    most (1 + w)^|k|, as each value moves inside its bin only.  `error_bound` computes the bound for any order and t.
-    These are worst cases, reached by data on single points; for a smooth density the error is of order w^2.
+    Let w = 1/16 be the relative width of a bin.  Compared with the counted data, the cdf is exact at bin edges (as
+    P(x < edge)) and off by at most the share of one bin elsewhere; M_k at an edge is off by a factor of at most
+    (1 + w)^|k|.  `error_bound` computes the bound for any order and t.  These are worst cases, reached by data on
+    single points; for a smooth density the error is of order w^2.
 
     Args:
-        counts: occupied bins from the lowest to the highest; a second leading axis stacks layers.
+        counts: occupied bins from the lowest to the highest; a leading axis stacks layers.
         first: the index of the first bin.
+
+    >>> law = Empirical.fit([0.0, -1.0, 1.5, 4.0])
+    >>> int(law.count), int(law.zeros)
+    (3, 1)
     """
 
     counts: Any
@@ -74,7 +78,7 @@ class Empirical(Law):
         if table is not None and not table[0][-2:].any() and table[0][:-3].any():
             counts, lowest = table
             return cls(counts[:-3], lowest * BINS_PER_OCTAVE, zeros=int(counts[-3]))
-        nonzero, zeros = magnitudes(x, "fitting Empirical")  # the readable definition, and the one that complains
+        nonzero, zeros = magnitudes(x, "fitting Empirical")  # the definition in NumPy, which also raises errors
         bins = bin_of(nonzero)
         return cls(np.bincount(bins - bins.min()), int(bins.min()), zeros=zeros)
 
@@ -88,7 +92,7 @@ class Empirical(Law):
 
     @classmethod
     def merge(cls, laws: Iterable[Empirical]) -> Empirical:
-        """The law of all the data that several laws have counted."""
+        """Return the law of all data that several laws have counted."""
         return reduce(add, laws)
 
     @classmethod
@@ -110,12 +114,12 @@ class Empirical(Law):
 
     @cached_property
     def edges(self) -> Values:
-        """Bin edges, one more than bins."""
+        """The edges of all bins, one more than there are bins."""
         return bin_edge(self.first + np.arange(np.shape(self.counts)[-1] + 1))
 
     @cached_property
     def totals(self) -> NDArray[np.int64]:
-        """Elements counted in each layer, with an axis for the bins."""
+        """The number of counted elements in each layer, with a last axis of length one."""
         return np.asarray(np.sum(self.counts, axis=-1, keepdims=True))
 
     @cached_property
@@ -161,12 +165,12 @@ class Empirical(Law):
     def interval_moment(self, order: Order, low: ArrayLike, high: ArrayLike) -> Values:
         low, high = check_interval(order, low, high)
         value = self._primitive(order, high)
-        if order < 0 or np.any(low > 0):  # from below, sums start at 0
+        if order < 0 or np.any(low > 0):  # for other orders the antiderivative is 0 at 0
             value = value - self._primitive(order, low)
         return finite(self, order, np.maximum(value, 0.0))
 
     def error_bound(self, order: Order, t: ArrayLike) -> Values:
-        """How far `partial_moment(order, t)` can be from that of the counted data: a bound, not an estimate."""
+        """Return a bound on the distance of `partial_moment(order, t)` from that of the counted data."""
         edges = self.edges
         u, v = edges[:-1], edges[1:]
         means = _bin_moment(order, u, v, v)
@@ -175,7 +179,7 @@ class Empirical(Law):
         t = real("t", t)
         index = self._index(t)
         inside = (t >= edges[index]) & (t < edges[index + 1])
-        # In the bin that t cuts, anything from none to all of the mass may lie below t.
+        # In the bin that contains t, anything from none to all of the elements may lie below t.
         ours = _bin_moment(order, edges[index], edges[index + 1], t)
         most = np.maximum(edges[index] ** order, np.clip(t, edges[index], edges[index + 1]) ** order)
         cut = self._share(index) * np.maximum(ours, most - ours)
@@ -183,9 +187,9 @@ class Empirical(Law):
         return values(whole + np.where(inside, cut, 0.0))
 
     def _primitive(self, order: Order, t: Values) -> Values:
-        """An antiderivative of x^order dF at t.
+        """Return an antiderivative of x^order dF at t.
 
-        Summed from the end where x^order is small, so that an interval there is not a difference of large numbers.
+        It is summed from the end where x^order is small, so that a small interval there is no difference of large sums.
         """
         table = self._tables[order]
         u, v = self.edges[:-1], self.edges[1:]
@@ -200,13 +204,13 @@ class Empirical(Law):
         return _Tables(self)
 
     def _index(self, t: Values) -> NDArray[np.int64]:
-        """The bin of each t, counted from `first`, clipped to the occupied ones."""
+        """Return the bin of each t, counted from `first` and clipped to the occupied ones."""
         last = np.shape(self.counts)[-1] - 1
         smallest, largest = bin_edge(self.first), bin_edge(self.first + last)
         return np.clip(bin_of(np.clip(t, smallest, largest)) - self.first, 0, last)
 
     def _pick(self, table: NDArray[Any], index: NDArray[np.int64]) -> Values:
-        """table[..., index], layer by layer for a stack."""
+        """Return table[..., index], layer by layer for a stack."""
         return np.asarray(table[np.arange(self.shape[0]), index] if self.shape else table[index])
 
     def _share(self, index: NDArray[np.int64]) -> Values:
@@ -224,7 +228,7 @@ class Empirical(Law):
 
 
 class _Tables(dict[Order, Values]):
-    """Cumulative moments at the bin edges for each order, made when first asked for."""
+    """Cumulative moments at the bin edges for each order, computed on first use."""
 
     def __init__(self, law: Empirical) -> None:
         super().__init__()
@@ -249,7 +253,7 @@ class _Tables(dict[Order, Values]):
 
 
 def bin_of(x: Values) -> NDArray[np.int64]:
-    """The bin of each positive finite magnitude."""
+    """Return the bin of each positive finite magnitude."""
     fraction, exponent = np.frexp(x)
     leading = np.floor((2 * fraction - 1) * BINS_PER_OCTAVE).astype(np.int64)
     bins: NDArray[np.int64] = (exponent.astype(np.int64) - 1) * BINS_PER_OCTAVE + leading
@@ -257,7 +261,11 @@ def bin_of(x: Values) -> NDArray[np.int64]:
 
 
 def bin_edge(index: ArrayLike) -> Values:
-    """The lower edge of each bin."""
+    """Return the lower edge of each bin.
+
+    >>> bin_edge([0, 8, 16])
+    array([1. , 1.5, 2. ])
+    """
     exponent, leading = np.divmod(np.asarray(index, dtype=np.int64), BINS_PER_OCTAVE)
     with np.errstate(over="ignore"):
         edge = np.ldexp((BINS_PER_OCTAVE + leading) / BINS_PER_OCTAVE, exponent)
@@ -265,17 +273,17 @@ def bin_edge(index: ArrayLike) -> Values:
 
 
 def _bin_moment(order: Order, u: Values, v: Values, t: Values, above: bool = False) -> Values:
-    """E[x^order ; x <= t] (or x > t) for x uniform on [u, v)."""
+    """Return E[x^order ; x <= t], or x > t with `above`, for x uniform on [u, v)."""
     cut = np.clip(t, u, v)
     low, high = (cut, v) if above else (u, cut)
-    # Among float64 subnormals a bin can have equal edges: then it is a point.
+    # Among float64 subnormals both edges of a bin can be equal; such a bin is a point.
     share = np.where(v > u, (high - low) / np.where(v > u, v - u, 1.0), (t < u) if above else (t >= u))
     with np.errstate(invalid="ignore"):
         return values(np.where(share > 0, share * power_mean(order, low, high), 0.0))
 
 
 def _align(laws: Sequence[Empirical]) -> tuple[NDArray[np.int64], int]:
-    """The counts of several laws in rows over one range of bins."""
+    """Return the counts of several laws as rows over one range of bins, and the first bin."""
     first = min(law.first for law in laws)
     last = max(law.first + np.shape(law.counts)[-1] for law in laws)
     rows = np.zeros((len(laws), *laws[0].shape, last - first), dtype=np.int64)
@@ -285,9 +293,12 @@ def _align(laws: Sequence[Empirical]) -> tuple[NDArray[np.int64], int]:
 
 
 def _native_table(x: Any) -> tuple[NDArray[np.int64], int] | None:
-    """(counts with zeros, NaN and infinities behind, lowest exponent) by the native kernel, where it serves."""
+    """Return the counts, followed by those of zeros, NaN and infinities, and the lowest exponent.
+
+    They come from the native kernel; None where it cannot count x.
+    """
     try:
-        # A tensor whose type the kernel knows is counted where it lies; bfloat16 has no array.
+        # Tensors are counted without a detour over NumPy, which has no bfloat16.
         served = hasattr(x, "detach") and native.type_name(x) in native.TYPES
         data = x.detach().cpu().contiguous() if served else np.ascontiguousarray(to_numpy(x))
         counts = native.log_histogram(data)

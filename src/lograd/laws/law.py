@@ -1,8 +1,8 @@
 """The interface of a law of x = |g|, the magnitude of a nonzero gradient element: cdf, quantile and partial moments.
 
 Everything that the theory computes follows from M_k(t) = E[x^k ; x <= t].  A law is a small final class that knows
-these integrals.  Parameters may be arrays, one entry per layer: then every method broadcasts over them, so that a
-thousand layers cost one call.
+these integrals.  Parameters may be arrays with one entry per layer; every method then broadcasts over them, so that one
+call serves a thousand layers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Values = NDArray[np.float64]
 Order = Literal[-1, 0, 1, 2]
 SomeLaw = TypeVar("SomeLaw", bound="Law")
 MOST_DRAWN = 2**32
-"""Draws along one axis of a sample: 32 GB."""
+"""The most draws along one axis of a sample; they take 32 GB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Law(ABC):
-    """A law of positive magnitudes.
+    """Base class of laws of positive magnitudes.
 
-    `count` and `zeros` say what a fitted law was fitted to: nonzero elements used, and exact zeros left out.  Both are
-    0 for a law that was built from its parameters, and arrays for a stack.  They describe the data and not the law, so
-    they take no part in comparison (but for `Empirical`, which is its data).
+    A fitted law has the number of nonzero elements that it was fitted to as `count`, and that of exact zeros, which
+    were left out, as `zeros`.  Both are 0 for a law that was built from its parameters, and arrays for a stack.
+    Comparison ignores them, except for that of `Empirical` laws.
     """
 
     count: Any = field(default=0, kw_only=True)
@@ -38,7 +38,7 @@ class Law(ABC):
     parameters: ClassVar[tuple[str, ...]]
     """Names of the fields that define the law, all broadcastable against each other."""
     family: ClassVar[Any]
-    """Laws of one family can be stacked: the class, and for a law that wraps another also that one's family."""
+    """A tuple that is equal for laws that can be stacked: the class, followed by the family of a wrapped law."""
 
     def __init_subclass__(cls) -> None:
         if "family" not in vars(cls):
@@ -46,28 +46,29 @@ class Law(ABC):
 
     @abstractmethod
     def cdf(self, t: ArrayLike) -> Values:
-        """F(t) = P(x <= t)."""
+        """Return F(t) = P(x <= t)."""
 
     @abstractmethod
     def quantile(self, p: ArrayLike) -> Values:
-        """The inverse of `cdf`."""
+        """Return the magnitude t with F(t) = p, the inverse of `cdf`."""
 
     @abstractmethod
     def interval_moment(self, order: Order, low: ArrayLike, high: ArrayLike) -> Values:
-        """E[x^order ; low < x <= high], without the cancellation of a difference of two partial moments.
+        """Return E[x^order ; low < x <= high] for order -1, 0, 1 or 2.
 
-        It is the primitive of every law: E[1/x] on an interval away from zero exists where M_{-1} does not.
+        Each law computes this directly and not as a difference of two partial moments, which would lose digits; and
+        E[1/x] on an interval away from zero exists also where M_{-1} does not.
         """
 
     @classmethod
     @abstractmethod
     def fit(cls: type[SomeLaw], x: Any) -> SomeLaw:
-        """The law of this family for the nonzero magnitudes of an array or tensor."""
+        """Return the law of this family fitted to the nonzero magnitudes of an array or tensor."""
 
     @property
     @abstractmethod
     def log_mean(self) -> Values:
-        """E[ln x]."""
+        """The mean of ln x."""
 
     @property
     @abstractmethod
@@ -75,25 +76,25 @@ class Law(ABC):
         """The standard deviation of ln x."""
 
     def partial_moment(self, order: Order, t: ArrayLike) -> Values:
-        """M_order(t) = E[x^order ; x <= t] for order -1, 0, 1, 2; `t` may be infinite."""
+        """Return M_order(t) = E[x^order ; x <= t] for order -1, 0, 1 or 2; `t` may be infinite."""
         return self.interval_moment(order, 0.0, t)
 
     def moment(self, order: Order) -> Values:
-        """E[x^order]."""
+        """Return E[x^order]."""
         return self.interval_moment(order, 0.0, np.inf)
 
     @property
     def maximum(self) -> Values:
-        """The largest magnitude that the law allows; infinite for most."""
+        """The largest magnitude that the law allows; infinity for most laws."""
         return values(np.broadcast_to(np.inf, self.shape))
 
     def expected_max(self, count: ArrayLike) -> Values:
-        """The level where the largest of `count` independent elements is to be expected: the quantile n / (n + 1)."""
+        """Return the expected size of the largest of n = `count` independent elements: the quantile n / (n + 1)."""
         n = elements(count)
         return self.quantile(n / (n + 1))  # the mean rank of the largest of n
 
     def sample(self, size: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> Values:
-        """Independent magnitudes, by inversion of the cdf; one column per entry of an array-valued law."""
+        """Return independent magnitudes, by inversion of the cdf; a column for each entry of an array-valued law."""
         wanted: Any = size if isinstance(size, tuple | list) else (size,)
         if not all(_is_whole(one) and 0 <= one <= MOST_DRAWN for one in wanted):
             raise InvalidValue(sentence("size", size, f"a whole number from 0 to {MOST_DRAWN:,}, or a tuple of them"))
@@ -112,12 +113,12 @@ class Law(ABC):
 
     @property
     def zero_share(self) -> Values:
-        """Exact zeros as a share of the elements that were fitted; 0 for a law built from its parameters."""
+        """The share of exact zeros in the fitted data; 0 for a law built from its parameters."""
         return values(np.divide(self.zeros, np.maximum(np.add(self.zeros, self.count), 1)))
 
     @classmethod
     def stack(cls: type[SomeLaw], laws: Sequence[SomeLaw]) -> SomeLaw:
-        """One law with array parameters from many scalar laws of this family."""
+        """Return one law with array parameters from many scalar laws of this family."""
         columns = {name: np.array([getattr(law, name) for law in laws]) for name in (*cls.parameters, "count", "zeros")}
         return cls(**cast(Any, columns))
 
@@ -148,13 +149,18 @@ class Law(ABC):
 
 
 def values(x: Any) -> Values:
-    """Float64 for the caller: an array, or a NumPy scalar where nothing was an array."""
+    """Return float64: an array, or a NumPy scalar for a single number."""
     result: Values = np.asarray(x, dtype=np.float64)[()]
     return result
 
 
 def parameter(what: str, value: Any, *, low: float = -np.inf, inclusive: bool = False) -> Any:
-    """A finite law parameter above `low`: a float, or a read-only float64 array with one entry per layer."""
+    """Return a checked law parameter: a float, or a read-only float64 array with one entry per layer.
+
+    Args:
+        what: its name in a message.
+        value: must be finite and above `low`, or equal to it with `inclusive`.
+    """
     array = real(what, value).copy()
     inside = (array >= low) if inclusive else (array > low)
     if not np.all(np.isfinite(array) & inside):
@@ -167,7 +173,7 @@ def parameter(what: str, value: Any, *, low: float = -np.inf, inclusive: bool = 
 
 
 def real(what: str, value: Any) -> Values:
-    """Numbers as a float64 array; text, truth values, complex numbers and None are none."""
+    """Return numbers as a float64 array; text, truth values, complex numbers and None are refused."""
     try:
         array = to_numpy(value)
         if array.dtype.kind != "b":
@@ -182,7 +188,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def elements(count: ArrayLike) -> Values:
-    """Numbers of elements, at least one."""
+    """Return numbers of elements as float64; numbers below 1 become 1."""
     array = real("count", count)
     if not np.all(np.isfinite(array)):
         raise InvalidValue(sentence("count", count, "finite"))
@@ -190,11 +196,13 @@ def elements(count: ArrayLike) -> Values:
 
 
 def check_law(law: Any) -> None:
+    """Refuse anything that is no law."""
     if not isinstance(law, Law):
         raise InvalidType(sentence("law", law, "a Law such as LogNormal(0, 2)"))
 
 
 def probabilities(p: ArrayLike) -> Values:
+    """Return probabilities as float64; numbers outside 0 to 1 are refused."""
     array = real("a probability", p)
     if not np.all((array >= 0) & (array <= 1)):
         raise InvalidValue(sentence("a probability", p, "between 0 and 1"))
@@ -202,7 +210,7 @@ def probabilities(p: ArrayLike) -> Values:
 
 
 def check_interval(order: int, low: ArrayLike, high: ArrayLike) -> tuple[Values, Values]:
-    """Both ends as float64, the low one not below zero and not above the high one."""
+    """Return both ends as float64, clipped so that 0 <= low <= high."""
     if isinstance(order, bool) or np.ndim(order) or order not in (-1, 0, 1, 2):
         raise InvalidValue(sentence("order of a moment", order, "-1, 0, 1 or 2"))
     low_, high_ = real("the low end of an interval", low), real("the high end of an interval", high)
@@ -213,13 +221,13 @@ def check_interval(order: int, low: ArrayLike, high: ArrayLike) -> tuple[Values,
 
 
 def diverges(law: Law, order: int, where: np.bool_ | NDArray[np.bool_], reason: str) -> None:
-    """Raise if the moment does not exist anywhere in the request."""
+    """Raise MomentDoesNotExist if the moment diverges in any entry."""
     if np.any(where):
         raise MomentDoesNotExist(f"E[x^{order}] of {law} does not exist on this interval: {reason}.")
 
 
 def finite(law: Law, order: int, value: Values) -> Values:
-    """The value, unless it left the range of float64."""
+    """Return the value; raise MomentDoesNotExist if it is beyond the range of float64."""
     if not np.all(np.isfinite(value)):
         raise MomentDoesNotExist(
             f"E[x^{order}] of {law} is beyond the largest float64, {np.finfo(np.float64).max:.3g}; "
@@ -229,7 +237,7 @@ def finite(law: Law, order: int, value: Values) -> Values:
 
 
 def to_numpy(x: Any) -> NDArray[Any]:
-    """A real array from an array, a list or a tensor of any type and device."""
+    """Return a real NumPy array from an array, a list or a tensor of any type and device."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().resolve_neg()
         if not x.is_complex():
@@ -241,9 +249,12 @@ def to_numpy(x: Any) -> NDArray[Any]:
 
 
 def magnitudes(x: Any, purpose: str) -> tuple[Values, int]:
-    """The nonzero |x| as float64, flat, and the number of exact zeros, of an array or a tensor.
+    """Return the nonzero |x| of an array or tensor as flat float64, and the number of exact zeros.
 
-    Tensors are recognised by their methods, so that this layer needs no torch.
+    Tensors are recognised by their methods, so torch is not needed.
+
+    Args:
+        purpose: the beginning of a message, such as "fitting LogNormal".
     """
     try:
         array = np.abs(to_numpy(x)).ravel().astype(np.float64)
@@ -264,7 +275,7 @@ def magnitudes(x: Any, purpose: str) -> tuple[Values, int]:
 
 
 def power_mean(order: Order, low: Values, high: Values) -> Values:
-    """The mean of x^order over x uniform on [low, high], 0 <= low <= high."""
+    """Return the mean of x^order for x uniform on [low, high], with 0 <= low <= high."""
     if order == -1:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             return np.where(high > low, np.log1p((high - low) / low) / (high - low), 1 / low)
@@ -273,7 +284,7 @@ def power_mean(order: Order, low: Values, high: Values) -> Values:
 
 
 def spread(what: str, value: float, magnitudes: Values) -> float:
-    """A fitted width; the message for data without any."""
+    """Return a fitted width; refuse 0, which data of one magnitude has."""
     if not value > 0:
         raise InvalidValue(
             f"cannot fit {what}: all {magnitudes.size} nonzero magnitudes equal {magnitudes[0]:.6g}, so the law has no "

@@ -1,4 +1,4 @@
-"""The log-Laplace law: as the lognormal, with heavier tails on both sides."""
+"""The log-Laplace law, which is like the lognormal law with heavier tails on both sides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .law import (
 @final
 @dataclass(frozen=True, eq=False)
 class LogLaplace(Law):
-    """ln x is Laplace with median mu and mean absolute deviation b, in natural log.
+    """The law of x where ln x is Laplace with median mu and mean absolute deviation b (natural logarithm).
 
     With y = ln x - mu, E[x^k] integrates e^(k mu) e^(k y - |y| / b) / (2 b).  Upwards it exists for k b < 1 only,
     downwards for -k b < 1 only; on an interval away from 0 and infinity it always does.
@@ -72,7 +72,7 @@ class LogLaplace(Law):
 
     @classmethod
     def fit(cls, x: Any) -> LogLaplace:
-        """The median of ln x and the mean distance from it."""
+        """Return the law with the median of ln x and the mean distance from it."""
         nonzero, zeros = magnitudes(x, "fitting LogLaplace")
         logs = np.log(nonzero)
         mu = float(np.median(logs))
@@ -85,7 +85,10 @@ class LogLaplace(Law):
 
 
 def _exponential_integral(rate: Any, low: Values, high: Values) -> Values:
-    """The integral of e^(rate y) from low to high <= 0; smooth through rate = 0, low may be -infinity if rate > 0."""
+    """Return the integral of e^(rate y) from low to high <= 0; low may be -infinity if rate > 0.
+
+    The formula has no pole at rate = 0.
+    """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         length = high - low
         # From the top end down: e^(rate high) * length * (1 - e^(-rate length)) / (rate length).

@@ -30,12 +30,12 @@ LN2 = float(np.log(2.0))
 @final
 @dataclass(frozen=True, eq=False)
 class LogNormal(Law):
-    r"""ln x is normal with mean mu and standard deviation sigma, both in NATURAL log.
+    r"""The law of x where ln x is normal with mean mu and standard deviation sigma, both in NATURAL log.
 
         M_k(t) = exp(k mu + k^2 sigma^2 / 2) Phi((ln t - mu) / sigma - k sigma)
 
-    The papers' format tables speak of the standard deviation of log2 x.  That number is `sigma_log2` = sigma / ln 2,
-    and `LogNormal.from_log2` builds the law from it.  The two are never mixed.
+    The papers' format tables give the standard deviation of log2 x instead, which is `sigma_log2` = sigma / ln 2 here;
+    `LogNormal.from_log2` builds the law from it.
 
     >>> LogNormal.from_log2(0.0, 3.0).sigma
     2.0794415416798357
@@ -58,7 +58,7 @@ class LogNormal(Law):
 
     @classmethod
     def from_log2(cls, mu_log2: ArrayLike, sigma_log2: ArrayLike) -> LogNormal:
-        """The law whose log2 has this mean and standard deviation."""
+        """Return the law for which log2 x has this mean and standard deviation."""
         return cls(
             parameter("mu_log2", mu_log2) * LN2,
             parameter("sigma_log2", sigma_log2, low=0.0) * LN2,
@@ -66,10 +66,12 @@ class LogNormal(Law):
 
     @property
     def mu_log2(self) -> Any:
+        """The mean of log2 x."""
         return self.mu / LN2
 
     @property
     def sigma_log2(self) -> Any:
+        """The standard deviation of log2 x."""
         return self.sigma / LN2
 
     @property
@@ -100,7 +102,10 @@ class LogNormal(Law):
             return finite(self, order, np.exp(order * self.mu + shift**2 / 2 + log_ndtr(self._z(t) - shift)))
 
     def expected_max(self, count: ArrayLike) -> Values:
-        """exp(mu + sigma sqrt(2 ln n)): the asymptote of the largest of n, which bounds its expected log from above."""
+        """Return exp(mu + sigma sqrt(2 ln n)), the asymptote of the largest of n = `count` elements.
+
+        Its logarithm is an upper bound of the expected logarithm.
+        """
         n = elements(count)
         return values(np.exp(self.mu + self.sigma * np.sqrt(2 * np.log(n))))
 
@@ -117,7 +122,7 @@ class LogNormal(Law):
 
 
 def _log_ndtr_between(a: Values, b: Values) -> Values:
-    """ln(Phi(b) - Phi(a)) for a <= b, mirrored into the left tail where Phi keeps its digits."""
+    """Return ln(Phi(b) - Phi(a)) for a <= b, mirrored into the left tail, where Phi keeps its digits."""
     right = a > 0
     a, b = np.where(right, -b, a), np.where(right, -a, b)
     upper, lower = log_ndtr(b), log_ndtr(a)

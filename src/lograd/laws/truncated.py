@@ -1,4 +1,4 @@
-"""A law without its far tail: real gradients end before a lognormal does."""
+"""Truncated laws, which end at a limit as real gradients do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .law import Law, Order, Values, check_interval, magnitudes, parameter, prob
 @final
 @dataclass(frozen=True, eq=False)
 class Truncated(Law):
-    """`law` on the condition that x <= `limit`.
+    """The law of x on the condition that x <= `limit`.
 
     The released code of [chmiel2021] cuts the lognormal at the observed 1 - 1/300 quantile before it computes cosines;
-    at sigma 2 and 90 % sparsity that moves the cosine from 0.98 to 0.86.  All moments exist if those of `law` near
-    zero do, so it is also what makes the half-Cauchy law usable.
+    at sigma 2 and 90 % sparsity that moves the cosine from 0.98 to 0.86.  Moments exist if those of `law` near zero do,
+    so a truncated half-Cauchy law has a mean.
     """
 
     law: Law
@@ -45,6 +45,7 @@ class Truncated(Law):
 
     @property
     def family(self) -> Any:
+        """The class, followed by the family of the law that is cut."""
         return (Truncated, *self.law.family)
 
     @property
@@ -72,12 +73,12 @@ class Truncated(Law):
 
     @classmethod
     def fit(cls, x: Any) -> Truncated:
-        """Not defined without a family; fit the law first: `Truncated.at_quantile(LogNormal.fit(x), x)`."""
+        """Raise InvalidType: a law must be fitted first, as in `Truncated.at_quantile(LogNormal.fit(x), x)`."""
         raise InvalidType("Truncated has no family of its own to fit; use Truncated.at_quantile(LogNormal.fit(x), x).")
 
     @classmethod
     def at_quantile(cls, law: Law, x: Any, share: float = 1 - 1 / 300) -> Truncated:
-        """`law` cut at the observed quantile of the data."""
+        """Return `law` cut at the quantile `share` of the data."""
         nonzero, zeros = magnitudes(x, "truncating a law")
         return cls(law, float(np.quantile(nonzero, share)), count=nonzero.size, zeros=zeros)
 
@@ -88,7 +89,7 @@ class Truncated(Law):
         return cls(type(inner[0]).stack(inner), **cast(Any, columns))
 
     def _log_moments(self) -> tuple[Values, Values]:
-        """Mean and deviation of ln x by the midpoint rule over the quantiles: smooth, and never near a pole."""
+        """Return the mean and the standard deviation of ln x, by the midpoint rule over the quantiles."""
         p = (np.arange(4096) + 0.5).reshape((-1,) + (1,) * len(self.shape)) / 4096
         logs = np.log(self.quantile(p))
         return values(logs.mean(axis=0)), values(logs.std(axis=0))

@@ -30,7 +30,7 @@ from .law import (
 @final
 @dataclass(frozen=True, eq=False)
 class Uniform(Law):
-    """Density 1 / (high - low) on [low, high], with 0 <= low < high."""
+    """The law with density 1 / (high - low) on [low, high], where 0 <= low < high."""
 
     low: Any
     high: Any
@@ -73,7 +73,7 @@ class Uniform(Law):
 
     @classmethod
     def fit(cls, x: Any) -> Uniform:
-        """The smallest and the largest magnitude."""
+        """Return the law from the smallest to the largest magnitude."""
         nonzero, zeros = magnitudes(x, "fitting Uniform")
         low, high = float(nonzero.min()), float(nonzero.max())
         spread("Uniform", high - low, nonzero)

@@ -16,9 +16,9 @@ from typing import Any, Literal, final
 
 from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, plural, sentence
 from ..files import strict_json
+from ..files.atomic import read_file, replace_file
 from ..files.checks import check_text
 from ..files.seals import checksum_of_json
-from ..files.whole import read_file, replace_file
 from ..formats import Format
 from ..report import TextTable
 from ..treatments import BACKWARD, Statistics, recipe

@@ -1,12 +1,13 @@
-"""Profiles: what the gradients of a model look like, observed without changing the model.
+"""Profiles: histograms of a model's gradients, observed without changing the model.
 
-Hooks count (`observer`), records keep (`records`), and everything else reads the records: tables, the file, the page,
-and plans (`planning`).
+Hooks count (`observer`, `profiler`) and `records` keep the counts.  All else is made from the records: the file
+(`file`), the table, the page with its charts, predictions for more zeros and fewer bits (`sparsity`, `precision`), and
+plans (`planner`).  `noise` measures how noise travels between layers, and `work` counts a whole training step.
 """
 
-from .observer import Observer
-from .profiles import Profile
+from .model_profile import Profile
+from .observer import Observer, observe
+from .profiler import profile
 from .records import LayerProfile, Record
-from .running import observe, profile
 
 __all__ = ["LayerProfile", "Observer", "Profile", "Record", "observe", "profile"]

@@ -1,7 +1,7 @@
-"""The observer: hooks on a model's layers that count gradients as they pass, and leave nothing behind.
+"""`lograd.observe`: hooks on a model's layers that count gradients, and that are removed without a trace.
 
-A forward hook finds the layer's output and puts a hook on that tensor.  That happens before an in-place ReLU changes
-the tensor, so it receives the gradient with respect to the layer's own output.
+A forward hook puts a hook on the layer's output tensor.  It does so before an in-place ReLU changes the tensor, so it
+receives the gradient with respect to the layer's own output.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.library import dense, flat
-from .modules import (
+from .layers import (
     FilterFunction,
     Flops,
     convolution_of,
     countable,
     flops_of,
-    is_product,
+    is_layer,
     named_modules,
     on_gradient,
     weight_of,
 )
-from .profiles import MOST_STEPS, Profile
+from .model_profile import MOST_STEPS, Profile
 from .records import LayerProfile, Record
-from .work import Layer, WorkCounter
+from .work import LayerWork, WorkCounter
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass
 class _Pending:
-    """One layer in the step that is being observed; tables stay on their device until the step is over."""
+    """Counts of one layer in the current step; they stay on their device until the step is over."""
 
     gradient: Tensor | None = None
     weight: Tensor | None = None
@@ -57,7 +57,13 @@ class _Pending:
 
 
 class Observer:
-    """A context that fills a profile: `with lograd.observe(model) as profile: ...`; see there."""
+    """A context that fills a profile: `with lograd.observe(model) as profile: ...`.
+
+    Args:
+        own_step: the caller runs the steps itself, enters `work` around the first one, and tells of broken gradients.
+
+    The other arguments are those of `lograd.observe`.
+    """
 
     def __init__(
         self,
@@ -74,7 +80,7 @@ class Observer:
             raise InvalidType(sentence("filter_fn", filter_fn, "a function of a module and its name, or None"))
         if not isinstance(weight_gradients, bool):
             raise InvalidType(sentence("weight_gradients", weight_gradients, "True or False"))
-        chosen = filter_fn or (lambda module, name: is_product(module))
+        chosen = filter_fn or (lambda module, name: is_layer(module))
         modules = list(named_modules(model))
         self._model, self._own_step = model, own_step
         self._layers = {name: module for name, module in modules if chosen(module, name)}
@@ -93,7 +99,7 @@ class Observer:
         layers = f"{plural(len(self._layers), 'layer')} of {self._name}"
         return f"Observer({layers}, one of {plural(self._asked, 'step')}{', at work' if self._active else ''})"
 
-    # -- from the first to the last --
+    # -- entering, leaving, steps --
 
     def __enter__(self) -> Profile:
         if self._active:
@@ -112,9 +118,9 @@ class Observer:
                 self._hooks.append(on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
         self.work = WorkCounter(self._model, self._own_step)
-        """Counts the first step; the caller who asked for `own_step` enters it there."""
+        """Counts the operations of the first step; with `own_step` the caller enters it."""
         self.work.start()
-        self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would pass our hooks by
+        self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would not call our hooks
         return self.result
 
     def __exit__(
@@ -153,10 +159,10 @@ class Observer:
         self._every = profile.thin(MOST_STEPS)
 
     def _close_work(self) -> None:
-        """The work of the first step; a layer that first runs later has no share in it, so then there is none."""
+        """Store the work of the first step; discard it if a layer turns up later that had no part in that step."""
         profile, counted = self.result, self.work
         layers = {
-            name: Layer(flops.forward, (flops.input or 0) + (flops.weight or 0))
+            name: LayerWork(flops.forward, (flops.input or 0) + (flops.weight or 0))
             for name, pending in self._pending.items()
             if pending.gradient is not None and (flops := pending.flops).forward is not None
         }
@@ -184,8 +190,8 @@ class Observer:
     # -- forward --
 
     def _layer_ran(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        # A layer that runs outside a backward after a gradient has come begins the next step.  One that runs inside is
-        # being recomputed by a checkpoint.
+        # A forward outside a backward, after a gradient has arrived, begins the next step.  A forward inside a backward
+        # is one that gradient checkpointing repeats.
         if self._delivered and torch._C._current_graph_task_id() == -1:
             self._close_step()
             self._delivered = False
@@ -206,7 +212,7 @@ class Observer:
         on_gradient(output, partial(self._gradient_arrived, name, flops))
 
     def _norm_ran(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A BatchNorm whose input is the very tensor that a layer returned tells that layer how much ReLU masked."""
+        """Count the zeros behind a BatchNorm whose input is a layer's output tensor: elements that a ReLU masked."""
         name = self._outputs.get(args[0]) if self._due and args else None
         if name is not None and isinstance(output, Tensor) and output.requires_grad:
             on_gradient(output, partial(self._masked_arrived, name))
@@ -228,7 +234,7 @@ class Observer:
         gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
-        # Counted here and not in forward, which a checkpoint runs twice.
+        # Counted here and not in the forward, which gradient checkpointing runs twice.
         pending.flops = pending.flops.plus(flops)
         if self._sample:
             pending.sample = _spread(gradient, self._sample)
@@ -249,9 +255,9 @@ def _plus(sum: Any, more: Any) -> Any:
 
 
 def _spread(gradient: Tensor, count: int) -> Tensor:
-    """`count` elements, one from each of as many equal parts of memory, at a place that differs from part to part.
+    """Return `count` elements, one from each of `count` equal parts of memory, at a varying place inside its part.
 
-    A constant stride would meet the same channels again and again.
+    A constant stride could hit the same channel every time.
     """
     values = flat(dense(gradient))
     if values.numel() <= count:
@@ -268,10 +274,50 @@ def _record(step: int, table: Tensor, masked: Tensor | None) -> Record:
     law = None
     if occupied.size:
         first, end = int(occupied[0]), int(occupied[-1]) + 1
-        # The copy is all that stays of the table, which is some ten times as long.
+        # A copy of the occupied bins, so that the whole table, some ten times as long, can be freed.
         law = Empirical(counts[first:end].copy(), first + LOWEST * BINS_PER_OCTAVE, zeros=zeros)
     share = None
     if masked is not None:
         other = masked.cpu().numpy()
         share = float(other[BINS] / other.sum())
     return Record(step, law, zeros, nan, infinities, share)
+
+
+def observe(
+    model: nn.Module,
+    every: int = 50,
+    *,
+    filter_fn: FilterFunction | None = None,
+    weight_gradients: bool = True,
+    sample: int = 8192,
+) -> Observer:
+    """Return a context in which the gradients of a model are counted while the user's own loop trains it.
+
+    Each backward is a step.  The first and then every `every`-th step is observed; it is in the profile when the next
+    forward begins or the context ends.  A profile keeps at most 256 steps: when there are more, every second one is
+    dropped and `every` doubles.
+
+    Training is not changed, but compiled code runs eagerly inside the context, since it would not call hooks.  Under a
+    GradScaler gradients are counted with the loss scale in them.  The operations of the first step are counted as well
+    (`Profile.work`), unless it runs inside compiled code, a transform or another dispatch mode.  A LogradWarning tells
+    of NaN and infinite gradients when the context ends.
+
+    With a plan attached, a layer's gradient is counted as it arrives: after the treatments of later layers and before
+    its own.  The gradient of its weight is counted after its own treatment.
+
+    Args:
+        model: any module; wrappers of DistributedDataParallel and `torch.compile` are looked through.
+        every: observe one of so many steps.
+        filter_fn: `filter_fn(module, name)` returns True for modules to observe; by default every Linear, convolution
+            and transposed convolution.
+        weight_gradients: count the gradients of their weights as well.
+        sample: elements of each gradient to keep from the last observed step, for Q-Q plots and measured errors.
+
+    ```python
+    with lograd.observe(model) as profile:
+        for images, labels in loader:
+            ...  # forward, backward, optimizer step
+    profile.to_html("gradients.html")
+    ```
+    """
+    return Observer(model, every, filter_fn, weight_gradients, sample)

@@ -11,14 +11,14 @@ from ..laws import HalfNormal, Law, LogNormal
 from ..plan import StepWork, percent
 from ..report import Page
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
-from . import whatif
-from .drawing import format_charts, layer_charts, overview_charts, quantile_of
+from . import precision
+from .charts import format_charts, layer_charts, overview_charts, quantile_of
 from .noise import Contributions
+from .precision import FormatTrial
 from .records import LayerProfile
-from .sparsity import together, zeros_of_all
-from .tables import work_lines, work_share
-from .whatif import Error
-from .zeros_page import add_zeros, zeros_in_words, zeros_tile
+from .sparsity import joint_outlook, pruning_outlooks
+from .sparsity_page import add_sparsity, sparsity_in_words, sparsity_tile
+from .table import work_lines, work_share
 
 FOOTER = "Made by lograd: Profile.to_html"
 LAW_COLUMNS = (
@@ -26,10 +26,10 @@ LAW_COLUMNS = (
     "nearest law",
 )  # fmt: skip
 FORMAT_COLUMNS = (
-    "#", "layer", *(f"FP{bits}" for bits in whatif.WIDTHS), "recommended", "relative error", "measured", "cosine",
+    "#", "layer", *(f"FP{bits}" for bits in precision.WIDTHS), "recommended", "relative error", "measured", "cosine",
     "measured",
 )  # fmt: skip
-WHAT_IF_COLUMNS = (
+TRIAL_COLUMNS = (
     "width", "format", "relative error predicted", "measured", "cosine predicted", "measured", "zeros predicted",
     "measured",
 )  # fmt: skip
@@ -45,21 +45,51 @@ def build(
     broken: str | None = None,
     noise: Contributions | None = None,
 ) -> Page:
-    """The page; the numbers of every layer are computed here, which takes some milliseconds each."""
+    """Return the page of a profile.
+
+    Errors of all formats are computed here, which takes some milliseconds for each layer.
+
+    Args:
+        layers: the observed layers, in order of execution.
+        missed: layers without a gradient, each with the reason.
+        steps: backward passes, observed or not.
+        title: the title of the page.
+        work: operations of the whole step; None where they were not counted, and `uncounted` says why.
+        broken: a sentence on NaN and infinite gradients; None where all were finite.
+        noise: how noise travels between layers, where that was measured.
+    """
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     page = Page(title, f"{plural(len(layers), 'layer')}, {observed:,} of {steps:,} backward passes observed.", FOOTER)
     if broken is not None:
         page.note(f"{broken} No plan follows from such gradients. Laws below are of the finite elements alone.")
     if not layers:
         return _missed(page.note("No layer was observed."), missed)
-    found = {name: whatif.errors(layer) for name, layer in layers.items()}
+    found = {name: precision.format_trials(layer) for name, layer in layers.items()}
     ordered = list(layers.values())
-    zeros = zeros_of_all(layers, noise)
-    tile = zeros_tile(zeros)
+    zeros = pruning_outlooks(layers, noise)
+    tile = sparsity_tile(zeros)
     page.metrics([*([] if tile is None else [tile]), *_tiles(ordered, found)])
     if zeros:
         numbers = {name: number for number, name in enumerate(layers, start=1)}
-        add_zeros(page, zeros, numbers, together(zeros, noise))
+        add_sparsity(page, zeros, numbers, joint_outlook(zeros, noise))
+    _laws(page, ordered)
+    _missed(page, missed)
+    _work(page, layers, work, uncounted)
+    _formats(page, found)
+    page.heading("Layer by layer")
+    page.text("Open a layer to see its magnitudes, the laws fitted to them, and what each format would do to it.")
+    for number, layer in enumerate(ordered, start=1):
+        part = _details(layer, found[layer.name])
+        for one in (one for one in zeros if one.name == layer.name):
+            part.text(sparsity_in_words(one))
+        page.fold(_summary(number, layer), part)
+    return page.note(
+        "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
+        "memory; it shows what such hardware would compute."
+    )
+
+
+def _laws(page: Page, layers: Sequence[LayerProfile]) -> None:
     page.heading("Laws over depth and time")
     page.text(
         "The neural gradient of a layer is the gradient of the loss with respect to its output. Layers are numbered in "
@@ -67,11 +97,12 @@ def build(
         "is the largest gap between the distribution of |g| and a fitted law. Masked are the zeros in the gradient at "
         "the output of the BatchNorm behind a layer, which its backward refills with small values."
     )
-    page.charts(*overview_charts(ordered))
-    rows = [_law_row(number, layer) for number, layer in enumerate(ordered, start=1)]
+    page.charts(*overview_charts(layers))
+    rows = [_law_row(number, layer) for number, layer in enumerate(layers, start=1)]
     page.table(LAW_COLUMNS, rows, "Laws of all layers; means over the observed steps", "rllrrrrrrrl")
-    _missed(page, missed)
-    _work(page, layers, work, uncounted)
+
+
+def _formats(page: Page, found: Mapping[str, list[FormatTrial]]) -> None:
     page.heading("Formats")
     page.text(
         f"Recommended is the float of the fewest bits whose predicted cosine is {GOOD_COSINE:g} or more, in the "
@@ -80,29 +111,18 @@ def build(
         f"step. Cosines are {VERDICTS_IN_WORDS}. {LARGE_RELATIVE_ERROR}"
     )
     page.charts(*format_charts(list(found.values())))
-    rows = [_format_row(number, name, errors) for number, (name, errors) in enumerate(found.items(), start=1)]
+    rows = [_format_row(number, name, trials) for number, (name, trials) in enumerate(found.items(), start=1)]
     page.table(FORMAT_COLUMNS, rows, "The best split of each width, and the recommended format", "rlllllllrrrr")
-    page.heading("Layer by layer")
-    page.text("Open a layer to see its magnitudes, the laws fitted to them, and what each format would do to it.")
-    for number, layer in enumerate(ordered, start=1):
-        part = _details(layer, found[layer.name])
-        for one in (one for one in zeros if one.name == layer.name):
-            part.text(zeros_in_words(one))
-        page.fold(_summary(number, layer), part)
-    return page.note(
-        "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
-        "memory; it shows what such hardware would compute."
-    )
 
 
-def _tiles(layers: Sequence[LayerProfile], found: Mapping[str, list[Error]]) -> list[tuple[str, str, str]]:
+def _tiles(layers: Sequence[LayerProfile], found: Mapping[str, list[FormatTrial]]) -> list[tuple[str, str, str]]:
     def median(family: type[Law]) -> float:
         return quantile_of(layer.ks(family) for layer in layers)
 
     low, middle, high = (quantile_of((layer.sigma for layer in layers), share) for share in (0.0, 0.5, 1.0))
     elements = np.array([layer.elements for layer in layers])
     zeros = float(elements @ [layer.zero_share for layer in layers] / max(elements.sum(), 1))
-    gaps = [_gap(error) for errors in found.values() for error in errors if error.name == "FP6" and error.measured]
+    gaps = [_gap(trial) for trials in found.values() for trial in trials if trial.name == "FP6" and trial.measured]
     broken = sum(record.nan + record.infinities for layer in layers for record in layer.records)
     tiles = [
         (_tile(median(LogNormal)), "KS distance to lognormal", f"median; normal {_tile(median(HalfNormal))}"),
@@ -116,9 +136,10 @@ def _tiles(layers: Sequence[LayerProfile], found: Mapping[str, list[Error]]) -> 
     return tiles
 
 
-def _gap(error: Error) -> float:
-    measured = error.measured.relative_error if error.measured else 0.0
-    return abs(error.predicted.relative_error / measured - 1) if measured else 0.0
+def _gap(trial: FormatTrial) -> float:
+    """Return the distance of the predicted relative error from the measured one, as a share of the latter."""
+    measured = trial.measured.relative_error if trial.measured else 0.0
+    return abs(trial.predicted.relative_error / measured - 1) if measured else 0.0
 
 
 def _law_row(number: int, layer: LayerProfile) -> list[object]:
@@ -138,13 +159,13 @@ def _law_row(number: int, layer: LayerProfile) -> list[object]:
     ]
 
 
-def _format_row(number: int, name: str, found: list[Error]) -> list[object]:
-    best = whatif.recommended(found)
-    splits = {error.name: str(error.format) for error in found}
-    row: list[object] = [number, name, *(splits.get(f"FP{bits}") for bits in whatif.WIDTHS)]
+def _format_row(number: int, name: str, found: list[FormatTrial]) -> list[object]:
+    best = precision.recommended(found)
+    splits = {trial.name: str(trial.format) for trial in found}
+    row: list[object] = [number, name, *(splits.get(f"FP{bits}") for bits in precision.WIDTHS)]
     if best is None:
         return [*row, "more than 8 bits" if found else None, None, None, None, None]
-    _, _, relative, relative_measured, cosine, cosine_measured, *_ = _what_if_row(best)
+    _, _, relative, relative_measured, cosine, cosine_measured, *_ = _trial_row(best)
     return [*row, f"{best.name}, {best.format}", relative, relative_measured, cosine, cosine_measured]
 
 
@@ -153,7 +174,7 @@ def _summary(number: int, layer: LayerProfile) -> str:
     return f"{number}. `{layer.name}` {layer.kind}{shape}: σ {_tile(layer.sigma)}, {layer.zero_share:.1%} zeros"
 
 
-def _details(layer: LayerProfile, found: list[Error]) -> Page:
+def _details(layer: LayerProfile, found: list[FormatTrial]) -> Page:
     part = Page(layer.name)
     if not found:
         zero = all(record.zeros == record.elements for record in layer.records)
@@ -163,21 +184,21 @@ def _details(layer: LayerProfile, found: list[Error]) -> Page:
     ranking = ", ".join(f"{fit.family} {fit.ks:.3f}" for fit in layer.last.fits if fit.law)
     if ranking:
         part.text(f"KS distance to each law at step {layer.last.step}: {ranking}.")
-    best = whatif.recommended(found)
-    rows = [_what_if_row(error) for error in found]
-    chosen = [(row, column) for row, error in enumerate(found) if error is best for column in (0, 1)]
+    best = precision.recommended(found)
+    rows = [_trial_row(trial) for trial in found]
+    chosen = [(row, column) for row, trial in enumerate(found) if trial is best for column in (0, 1)]
     caption = (
         f"What if: stochastic rounding, largest magnitude at the top of the range; measured on {layer.sample.size:,} "
         f"values of step {layer.last.step}"
     )
-    return part.table(WHAT_IF_COLUMNS, rows, caption, "llrrrrrr", chosen)
+    return part.table(TRIAL_COLUMNS, rows, caption, "llrrrrrr", chosen)
 
 
-def _what_if_row(error: Error) -> list[object]:
-    predicted, measured = error.predicted, error.measured
+def _trial_row(trial: FormatTrial) -> list[object]:
+    predicted, measured = trial.predicted, trial.measured
     return [
-        error.name,
-        str(error.format),
+        trial.name,
+        str(trial.format),
         _digits(predicted.relative_error, 4),
         _digits(measured.relative_error, 4) if measured else None,
         f"{predicted.cosine:.4f} {verdict(predicted.cosine)}",
@@ -194,7 +215,7 @@ def _missed(page: Page, missed: Mapping[str, str]) -> Page:
 
 
 def _work(page: Page, layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> None:
-    """Where the multiply-adds of a step are, in layers and elsewhere."""
+    """Add a table of where the operations of a step are, in layers and elsewhere."""
     page.heading("Work of a step")
     for line in work_lines(layers, work, uncounted)[:2]:
         page.text(line)

@@ -1,6 +1,7 @@
-"""What a profile keeps: per layer and observed step one histogram, from which everything else is computed when asked.
+"""The contents of a profile: one histogram for each layer and observed step.
 
-No torch here: a record is a value that outlives the tensor, the process and the machine.
+Everything else (spread, fitted laws, distances) is computed from the histograms when somebody asks.  Records need no
+torch, so they can be read without the tensor, the process or the machine that they came from.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ from ..laws.binned import rank_binned, try_binned
 
 Sample = NDArray[np.float32]
 MOST_SHOWN = 60
-"""Steps over which distances are averaged and lines are drawn."""
+"""The most steps over which distances are averaged and lines are drawn."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One gradient tensor at one observed step; a module that ran several times in the step has them all in here."""
+    """The gradient of one layer at one observed step; calls of the same module in that step are counted together."""
 
     step: int
     law: Empirical | None
-    """The histogram of the finite nonzero magnitudes; None where there was none."""
+    """The histogram of the magnitudes that are finite and not zero; None where there are none."""
     zeros: int
     nan: int = 0
     infinities: int = 0
     masked: float | None = None
-    """The share of zeros in the gradient at the output of the BatchNorm behind the layer; None without one."""
+    """The share of zeros in the gradient at the output of the BatchNorm that follows the layer; None without one."""
 
     @property
     def elements(self) -> int:
+        """The number of elements, zeros, NaN and infinities included."""
         return (int(self.law.count) if self.law else 0) + self.zeros + self.nan + self.infinities
 
     @property
     def zero_share(self) -> float:
+        """The share of exact zeros."""
         return self.zeros / self.elements if self.elements else 0.0
 
     @property
@@ -64,11 +67,11 @@ class Record:
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """Every family of `lograd.laws`, the best first by Kolmogorov-Smirnov distance; made when first asked for."""
+        """All families of `lograd.laws` fitted to the histogram, the best first by Kolmogorov-Smirnov distance."""
         return rank_binned(self.law) if self.law else []
 
     def ks(self, family: type[Law]) -> float:
-        """The Kolmogorov-Smirnov distance to the fitted law of a family, such as LogNormal; NaN without one."""
+        """Return the Kolmogorov-Smirnov distance to the fitted law of a family; NaN where it cannot be fitted."""
         if family not in self._distances:
             fit = try_binned(family, self.law) if self.law else None
             self._distances[family] = fit.ks if fit and fit.law else np.nan
@@ -79,7 +82,7 @@ class Record:
         return {}
 
     def __add__(self, other: Record) -> Record:
-        """Both tensors counted together; of two steps, the earlier."""
+        """Return the record of both tensors counted together; its step is the earlier one."""
         laws = [record.law for record in (self, other) if record.law is not None]
         known = [(record.elements, record.masked) for record in (self, other) if record.masked is not None]
         elements = sum(count for count, _ in known)
@@ -94,7 +97,7 @@ class Record:
 
 
 def sum_of(records: Sequence[Record]) -> Record:
-    """All records counted together."""
+    """Return the record of all tensors counted together."""
     if not records:
         raise InvalidValue("a sum of records needs at least one; got none.")
     result = records[0]
@@ -104,99 +107,100 @@ def sum_of(records: Sequence[Record]) -> Record:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """At most some sixty records, evenly spread, the first and the last among them."""
+    """Return at most `MOST_SHOWN` records, evenly spaced, with the first and the last."""
     if len(records) <= MOST_SHOWN:
         return list(records)
     return [records[index] for index in np.linspace(0, len(records) - 1, MOST_SHOWN).round().astype(int)]
 
 
 def mean_over(records: Sequence[Record], value: Callable[[Record], float | None]) -> float:
-    """The mean of a number over the records that have it; NaN where none has."""
+    """Return the mean of a number over the records that have it; NaN where none has."""
     known = [number for record in records if (number := value(record)) is not None and not np.isnan(number)]
     return float(np.mean(known)) if known else np.nan
 
 
 @dataclass(eq=False, repr=False)
 class LayerProfile:
-    """What was observed of one layer; an observer adds to it while it runs."""
+    """The observations of one layer; an observer adds to them while it runs."""
 
     name: str
     kind: str
     """The class of the module, such as "Conv2d"."""
     weight_shape: tuple[int, ...] | None = None
-    """None without a weight, or with one that is computed, as under spectral_norm."""
+    """None for a module without a weight, or with one that is computed, as under spectral_norm."""
     flops_input: int | None = None
     """Operations of the product for dX in the first observed step, two for each multiply-add; 0 where the input needs
-    no gradient, and None for a module that is no product."""
+    no gradient, and None for a module that is no layer."""
     flops_weight: int | None = None
-    """The same of the product for dW."""
+    """Operations of the product for dW, counted in the same way."""
     records: list[Record] = field(default_factory=list)
-    """The neural gradient, one record for each observed step."""
+    """The neural gradient, a record for each observed step."""
     weight_records: list[Record] = field(default_factory=list)
-    """The gradient of the weight at the same steps, where it has one."""
+    """The gradient of the weight at the same steps; empty where there is none."""
     sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """Values of the neural gradient at the last observed step, spread evenly over the tensor."""
+    """Elements of the neural gradient at the last observed step, spread evenly over the tensor."""
     flops_forward: int | None = None
-    """The same as `flops_input` of the product of the forward; None in profiles that did not count it."""
+    """Operations of the forward product; None in old profiles, which did not count them."""
     groups: int = 1
-    """Of a convolution; a depthwise one has as many as channels."""
+    """Groups of a convolution; a depthwise one has as many groups as channels."""
     transposed: bool = False
-    """Whether it is a transposed convolution."""
+    """True for a transposed convolution."""
 
     @property
     def last(self) -> Record:
-        """The last observed step, and if all of its gradient was zero, the last one where it was not.
+        """The record of the last observed step at which the gradient was not all zeros.
 
-        Formats, thresholds and predictions follow from this record alone.  A treatment meets the gradient of one step,
-        and over many steps the scale drifts, so that all of them together would look wider than any one is.
+        Formats, thresholds and predictions follow from this record alone.  The scale of gradients drifts over many
+        steps, so a histogram of all of them would be wider than the one step that a treatment works on.
         """
         return next((record for record in reversed(self.records) if record.law is not None), self.records[-1])
 
     @property
     def law(self) -> Empirical | None:
-        """The law of |g| at the last observed step; None if no element was ever finite and other than zero."""
+        """The law of |g| at the last observed step; None if every finite element of every step was zero."""
         return self.last.law
 
     @property
     def sigma(self) -> float:
-        """The mean over the steps of the standard deviation of ln|g|."""
+        """The standard deviation of ln|g|, mean over the steps."""
         return mean_over(self.records, lambda record: record.sigma)
 
     @property
     def weight_sigma(self) -> float:
-        """The same of the weight gradient."""
+        """The standard deviation of the logarithms of the weight gradient, mean over the steps."""
         return mean_over(self.weight_records, lambda record: record.sigma)
 
     @property
     def zero_share(self) -> float:
+        """The share of exact zeros, mean over the steps."""
         return mean_over(self.records, lambda record: record.zero_share)
 
     @property
     def masked(self) -> float | None:
-        """The mean share of zeros behind the BatchNorm that the layer feeds; None without one."""
+        """The share of zeros behind the BatchNorm that follows the layer, mean over the steps; None without one."""
         share = mean_over(self.records, lambda record: record.masked)
         return None if np.isnan(share) else share
 
     def ks(self, family: type[Law]) -> float:
-        """The mean Kolmogorov-Smirnov distance to the law of a family fitted at each step."""
+        """Return the Kolmogorov-Smirnov distance to the law of a family fitted at each step, mean over the steps."""
         return mean_over(thinned(self.records), lambda record: record.ks(family))
 
     @property
     def nearest_law(self) -> str | None:
-        """The family that fits best at the last observed step."""
+        """The name of the family that fits best at the last observed step; None where none can be fitted."""
         return next((fit.family for fit in self.last.fits if fit.law is not None), None)
 
     @property
     def elements(self) -> int:
-        """Elements of the gradient in one step."""
+        """The number of elements of the gradient in one step."""
         return self.last.elements
 
     def thin(self, every: int) -> None:
-        """Keep the steps that are multiples of `every`, or the last one where none is."""
+        """Keep the steps that are multiples of `every`, or the last step where there is no such step."""
         last = self.records[-1:]
         self.records = [record for record in self.records if record.step % every == 0] or last
         self.weight_records = [record for record in self.weight_records if record.step % every == 0]
-        if self.records[-1:] != last:  # NaN in the sample would be of a step that nothing else tells of
+        if self.records[-1:] != last:  # drop NaN of a step whose counts are gone
             self.sample = self.sample[np.isfinite(self.sample)]
 
     def __eq__(self, other: object) -> bool:

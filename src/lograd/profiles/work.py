@@ -1,7 +1,7 @@
-"""The multiply-adds of one whole training step, counted as its operators run and told apart by module.
+"""Counts the operations of one whole training step, module by module, while its operators run.
 
-A dispatch mode sees every operator of the forward and the backward.  Hooks on the modules say in which one the forward
-is.  In the backward the running autograd node tells: nodes are numbered in the order in which the forward made them.
+A dispatch mode sees every operator of the forward and the backward.  In the forward, hooks tell which module is
+running.  In the backward the number of the running autograd node tells it: the forward numbers nodes as it makes them.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..attachment.untreated import FUNCTION, PARAMETER, known_parts, reason_of
 from ..engine.layers import kind_of, plain_name, unwrapped
 from ..plan import StepWork, Untreated
-from .modules import named_modules
-from .products import operands, operations
+from .layers import named_modules
+from .work_formulas import operands, operations
 
 WHOLE = "(model)"
-"""The name that the outermost module, which has none, is shown by."""
+"""Shown in place of the name of the outermost module, which is empty."""
 _DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 OUTSIDE = Untreated("(outside the model)", "function", "products of the loss, or around the model")
 
 
-class Layer(NamedTuple):
-    """Operations of one observed layer in the counted step."""
+class LayerWork(NamedTuple):
+    """Operations of one observed layer in the counted step: of its forward, and of dX and dW together."""
 
     forward: int
     backward: int
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts one forward and the backward that follows.
+    """Counts the operations of one forward and of the backward that follows.
 
-    `start` puts hooks on the modules, `result` gives the counts, and `stop` takes everything away.  With `own_step` the
-    caller enters the mode around the step.  Without, it begins at the first forward that needs gradients, in somebody
-    else's loop, and ends when the next one begins.  Then it must not begin or end where others set the thread's state
-    back afterwards: inside another dispatch mode, compiled code or a transform.  It then counts nothing, and `problem`
-    says why.
+    `start` puts hooks on the modules, `result` returns the counts, and `stop` removes everything.
+
+    With `own_step` the caller enters the mode around the step.  Without it, counting begins at the first forward that
+    needs gradients, in the user's own loop, and ends when the next one begins.  A mode must not be entered or left
+    inside another dispatch mode, compiled code or a transform, which restore the state of the dispatcher afterwards.
+    Nothing is counted there, and `problem` says why.
     """
 
     supports_higher_order_operators = True
@@ -53,7 +54,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.problem: str | None = None
         self.differentiable = False
-        """Whether the backward records as well (create_graph=True); whoever sees it first says so."""
+        """True if the backward records a graph as well (create_graph=True); the observer sets it."""
         self._model, self._own_step = model, own_step
         self._modules = dict(named_modules(model))
         named = unwrapped(model).named_parameters()
@@ -61,12 +62,12 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks: list[Any] = []
         self._pushed = self._stopped = self._backward_began = False
         self._inside: list[str | None] = []
-        """The modules whose forward is running, the innermost last; None for one that runs without gradients."""
+        """Names of the modules whose forward is running, the innermost last; None for one that needs no gradient."""
         self._times: list[int] = []
         self._places: list[str | None] = []
-        """From each of these numbers of nodes on, the innermost module."""
+        """`_places[i]` is the innermost module for autograd nodes numbered from `_times[i]` on."""
         self._owners: dict[int, Untreated] = {}
-        """By number of node, whose product it is."""
+        """The owner of a product, by the number of the autograd node that the forward made for it."""
         self._forward: dict[Untreated, int] = {}
         self._backward: dict[Untreated, int] = {}
         self._recomputed = 0
@@ -74,13 +75,14 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- from the first hook to the last --
 
     def start(self) -> None:
+        """Put hooks on all modules, which tell whose operators run."""
         for name, module in self._modules.items():
-            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks; its parent has its products
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks: its products count as its parent's
                 self._hooks.append(module.register_forward_pre_hook(partial(self._entered, name)))
                 self._hooks.append(module.register_forward_hook(self._left, always_call=True))
 
     def stop(self) -> None:
-        """Take hooks and mode away.  Where the mode cannot be taken away now, it stays idle until the next `stop`."""
+        """Remove the hooks and leave the mode; where it cannot be left now, it stays idle until the next `stop`."""
         self._stopped = True
         for hook in self._hooks:
             hook.remove()
@@ -117,7 +119,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._times.append(torch._C._autograd._get_sequence_nr())
         self._places.append(self._inside[-1] if self._inside else None)
 
-    # -- every operator --
+    # -- for every operator --
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -151,11 +153,14 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._backward[owner] = self._backward.get(owner, 0) + count
 
     def _computes_again(self) -> bool:
-        """Whether a checkpoint runs a forward here: it records, and so does no other backward of a first derivative."""
+        """Return True inside a forward that gradient checkpointing repeats in the backward.
+
+        It records a graph, which the backward of a first derivative otherwise never does.
+        """
         return torch.is_grad_enabled() and not self.differentiable
 
     def _follow_cast(self, operator: Any, args: tuple[Any, ...], output: Any) -> None:
-        """A parameter that autocast casts is still that parameter."""
+        """Remember that a copy made by autocast stands for the parameter it was cast from."""
         if operator is torch.ops.aten._to_copy.default and isinstance(output, Tensor):
             name = self._source(args[0])
             if name is not None:
@@ -168,7 +173,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: str | None = name
         return found
 
-    # -- whose product it is --
+    # -- the owner of a product --
 
     def _owner(self, operator: Any, args: tuple[Any, ...]) -> Untreated:
         name = self._inside[-1] if self._inside else None
@@ -198,12 +203,12 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- the result --
 
-    def result(self, observed: Mapping[str, Layer], missed: Mapping[str, str]) -> StepWork | None:
-        """The work of the step; None where nothing was counted, or not all.
+    def result(self, observed: Mapping[str, LayerWork], missed: Mapping[str, str]) -> StepWork | None:
+        """Return the work of the step; None where it was not counted completely.
 
         Args:
-            observed: operations of the layers that the profile saw in this step, which are not listed as untreated.
-            missed: why it did not see the others.
+            observed: operations of the layers that the profile observed in this step; a plan can treat these.
+            missed: for other layers, the reason why they were not observed.
         """
         if self.problem is not None or not (self._forward or observed):
             return None
@@ -213,7 +218,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reason = owner.reason
             name = "" if owner.name == WHOLE else owner.name
             if not reason:
-                seen = observed.get(name, Layer(0, 0))
+                seen = observed.get(name, LayerWork(0, 0))
                 forward, backward = max(forward - seen.forward, 0), max(backward - seen.backward, 0)
                 reason = missed.get(name, "it was not chosen")
                 if name in observed:
@@ -235,7 +240,10 @@ def _in_backward() -> bool:
 
 
 def _obstacle() -> str | None:
-    """Why a dispatch mode may neither begin nor end here: somebody restores the state of the dispatcher afterwards."""
+    """Return the reason why a dispatch mode may not be entered or left here; None where it may.
+
+    The code that runs around us restores the state of the dispatcher afterwards.
+    """
     if _in_backward():
         return "a module first ran inside a backward"
     if torch._C._functorch.peek_interpreter_stack() is not None:

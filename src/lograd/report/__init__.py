@@ -1,10 +1,11 @@
-"""What is shown: tables for the terminal, and one self-contained HTML file with charts drawn as SVG.
+"""Output for people: tables for the terminal, and self-contained HTML pages with charts drawn as SVG.
 
-No plotting library, no script, no network.
+Pages need no plotting library, no script and no network.
 """
 
-from ..files.whole import CannotWrite, check_folder
-from .chart import Band, Bars, Chart, Histogram, Line, Mark, Points, Rule
+from ..files.atomic import CannotWrite, check_folder
+from .chart import Chart
+from .marks import Band, Bars, Histogram, Line, Mark, Points, Rule
 from .page import Page, Tile
 from .text import TextTable, text_table
 

@@ -1,6 +1,6 @@
-"""One HTML file that needs nothing else: styles and drawings inside, no script, no font, no network.
+"""A page as one self-contained HTML file: styles and drawings inside, no script, no font, no network.
 
-A `Page` is filled from top to bottom and saved whole or not at all. All text is escaped.
+A `Page` is filled from top to bottom.  All text is escaped.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import InvalidValue, sentence
-from ..files.whole import replace_file
-from .chart import CHART_CSS, Chart, escape, number, text_width
+from ..files.atomic import replace_file
+from .chart import Chart
+from .svg import escape, number, text_width
+from .theme import CHART_CSS
 
 _PAGE_CSS = """
 :root{--page:#f5f7f9;--tint:#e3f0f9;--code:#eef1f4;--shade:rgb(20 40 60/.32);color-scheme:light dark}
@@ -72,17 +74,16 @@ h2{break-after:avoid} .charts{grid-template-columns:1fr 1fr} .tile b{font-size:1
 th,td{white-space:normal;padding:4px 7px} table{font-size:9pt} pre{white-space:pre-wrap}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
-_PHONE = 380  # pixels: text keeps its size on a phone because the chart is drawn again, narrow
-
-
+_PHONE = 380
+"""Pixels of the width of charts for phones, which are drawn again so that their text keeps its size."""
 LONG = 48
-"""Characters of a cell beyond which its text is wrapped."""
+"""Characters beyond which the text of a cell is wrapped."""
 _WIDTHS = {"h2": 1120, "h1": 640, "h0": 330}
-"""Pixels beyond which a table does not fit a screen, a small window, a phone."""
+"""Pixels beyond which a table does not fit a screen, a small window or a phone, by CSS class of the hint."""
 
 
 def _scroll_hint(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A line above a table that will not fit, on the screens where it will not: pages have no script to ask."""
+    """Return a line above a table that says to scroll, shown by CSS on screens that are estimated to be too narrow."""
     lines = [[escape(name) for name in columns], *rows]
     pixels = sum(28 + max(text_width(cell[:LONG], 14.5) for cell in column) for column in zip(*lines, strict=True))
     kind = next((kind for kind, room in _WIDTHS.items() if pixels > room), None)
@@ -90,7 +91,7 @@ def _scroll_hint(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name of layers may be broken behind its dots and underscores, where a phone has no room for it."""
+    """Allow line breaks behind the dots and underscores of a layer's name, for phones."""
     return re.sub(r"([._/])(?=\w)", r"\1<wbr/>", name) if "&" not in name and "<" not in name else name
 
 
@@ -116,7 +117,7 @@ def _cell(cell: object) -> str:
 
 
 class Tile(NamedTuple):
-    """A big number; `tone` colours it, "good" or "bad" for whoever reads it, and the label says so in words."""
+    """A big number with a label and a hint; `tone` colours it as good or bad."""
 
     value: str
     label: str
@@ -126,9 +127,14 @@ class Tile(NamedTuple):
 
 @dataclass
 class Page:
-    """A page under construction; every method adds one block and returns the page.
+    """A page under construction; every method that adds a block returns the page.
 
-    `footer` is small print for the end: versions, and the command that made the page.
+    Args:
+        footer: small print at the end, such as versions and the command that made the page.
+
+    >>> page = Page("Results").heading("Speed").text("Measured on `cpu0`.")
+    >>> "<h2>Speed</h2>" in page.html()
+    True
     """
 
     title: str
@@ -141,21 +147,23 @@ class Page:
         return self
 
     def heading(self, text: str) -> Page:
+        """Add the heading of a section."""
         return self._add(f"<h2>{escape(text)}</h2>")
 
     def text(self, text: str) -> Page:
-        """A paragraph; words between backticks are set as code."""
+        """Add a paragraph; words between backticks are set as code."""
         return self._add(f"<p>{_prose(text)}</p>")
 
     def note(self, text: str) -> Page:
-        """A paragraph set apart: a limit, a caveat, how to read what follows."""
+        """Add a paragraph that stands out, for limits and caveats."""
         return self._add(f'<p class="note">{_prose(text)}</p>')
 
     def code(self, text: str) -> Page:
+        """Add a block of code."""
         return self._add(f"<pre>{escape(text)}</pre>")
 
     def metrics(self, tiles: Sequence[tuple[str, str, str] | Tile]) -> Page:
-        """Big numbers: (value, label, hint) for each tile, or a `Tile`; the hint may be empty."""
+        """Add a row of big numbers: a `Tile` or (value, label, hint) for each; the hint may be empty."""
         inner = "".join(
             f'<div class="tile {tile.tone}"><b>{escape(tile.value)}</b><span>{escape(tile.label)}</span>'
             f"<small>{_prose(tile.hint)}</small></div>"
@@ -164,14 +172,15 @@ class Page:
         return self._add(f'<div class="tiles">{inner}</div>')
 
     def fold(self, summary: str, part: Page) -> Page:
-        """The blocks of another page under a line that opens them: detail that most readers skip."""
+        """Add the blocks of another page, folded away under a line that opens them."""
         blocks = "".join(part._blocks)
         return self._add(f'<details class="card"><summary>{_prose(summary)}</summary>{blocks}</details>')
 
     def charts(self, *charts: Chart, phone: bool = True) -> Page:
-        """Charts side by side where the screen has room.
+        """Add charts, side by side where the screen has room.
 
-        Each is drawn again for phones; `phone=False` leaves that out, for pages with hundreds of charts.
+        Args:
+            phone: draw each chart again for phones; False keeps pages with hundreds of charts small.
         """
         inner = []
         for chart in charts:
@@ -191,10 +200,14 @@ class Page:
         align: str = "",
         highlight: Callable[[int, int], bool] | Collection[tuple[int, int]] = (),
     ) -> Page:
-        """A table that scrolls inside its own card.
+        """Add a table that scrolls inside its own card.
 
-        `align` has a letter `l`, `c` or `r` for each column; by default numbers go right. Floats are shown with
-        four digits, `None` as a dash. `highlight` says which (row, column) cells, counted from zero, stand out.
+        Args:
+            rows: cells of any type; floats are shown with four digits, None as a dash.
+            caption: stands above the table.
+            align: a letter `l`, `c` or `r` for each column; by default numbers go right.
+            highlight: the (row, column) cells that stand out, counted from zero, or a function that returns True for
+                them.
         """
         if any(len(row) != len(columns) for row in rows):
             raise InvalidValue(sentence(f"rows of the table {caption!r}", rows, f"of {len(columns)} cells each"))
@@ -203,7 +216,7 @@ class Page:
         if len(align) != len(columns) or set(align) - set("lcr"):
             raise InvalidValue(sentence("align", align, f"a letter l, c or r for each of {len(columns)} columns"))
         hit = highlight if callable(highlight) else lambda row, column: (row, column) in highlight
-        named = max(align.find("l"), 0)  # stays in sight while the others scroll: the first column of texts
+        named = max(align.find("l"), 0)  # the first column of texts, which stays in sight while the others scroll
         stays = [" s" * (place == named) for place in range(len(columns))]
         head = "".join(
             f'<th scope="col" class="{align[j]}{stays[j]}">{escape(name)}</th>' for j, name in enumerate(columns)
@@ -225,6 +238,7 @@ class Page:
         return self._add(f'<figure>{title}{hint}<div class="card scroll" tabindex="0">{table}</div></figure>')
 
     def html(self) -> str:
+        """Return the whole page as text."""
         subtitle = f"<p>{_prose(self.subtitle)}</p>" if self.subtitle else ""
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
@@ -234,5 +248,5 @@ class Page:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page whole or not at all."""
+        """Write the page to a file; a failure leaves an existing file as it was."""
         return replace_file(path, self.html().encode())

@@ -1,6 +1,7 @@
-"""Signs of life on standard error while something takes long: a bar on a terminal, plain lines for a command's log.
+"""Progress on standard error while something takes long: a bar on a terminal, plain lines in the log of a command.
 
-A library is silent where nobody looks, so lines are printed only inside `as_lines`, which the commands enter.
+A library should be silent where standard error is no terminal, so lines are printed only inside `as_lines`, which the
+commands enter.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from ..errors import plural
 
 T = TypeVar("T")
 PATIENCE = 2.0
-"""Seconds before anything appears."""
+"""Seconds before anything is shown."""
 INTERVAL = 10.0
-"""Seconds between two lines; later a tenth of the time so far, so that a long run does not fill its log."""
+"""Least seconds between two lines.  In long runs a tenth of the time so far, so that they do not fill the log."""
 
 Advance = Callable[[int], None]
-"""Told how much has been done since it was last called."""
+"""A function to be called with the number of steps that are done since its last call."""
 _lines: ContextVar[bool] = ContextVar("lines", default=False)
 
 
 @contextmanager
 def as_lines(wanted: bool = True) -> Iterator[None]:
-    """Inside, progress is also shown where standard error is no terminal: a plain line every ten seconds."""
+    """Also show progress where standard error is no terminal, as a plain line every ten seconds."""
     before = _lines.set(wanted)
     try:
         yield
@@ -42,7 +43,14 @@ def as_lines(wanted: bool = True) -> Iterator[None]:
 def progress(
     what: str, total: int, unit: str = "step", clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Advance]:
-    """A function to be told of each step; it shows how far the whole is, if that takes longer than two seconds."""
+    """Yield a function to call after each step; it shows progress if the whole takes longer than two seconds.
+
+    Args:
+        what: shown beside the bar, such as "observing gradients".
+        total: the number of steps.
+        unit: the name of one step.
+        clock: returns seconds; for tests.
+    """
     with ExitStack() as stack:
         meter = _Bar(what, total, stack, clock) if sys.stderr.isatty() else _Lines(what, total, unit, clock)
         yield meter.advance
@@ -50,7 +58,7 @@ def progress(
 
 
 def tracked(items: Iterable[T], total: int, what: str, unit: str = "step") -> Iterator[T]:
-    """The items, with progress as each one is done."""
+    """Yield the items and show progress; `total` is their number."""
     with progress(what, total, unit) as advance:
         for item in items:
             yield item
@@ -74,7 +82,7 @@ class _Bar:
             self.bar.update(self.bar.task_ids[0], completed=self.done)
 
     def end(self) -> None:
-        """The bar goes with the stack."""
+        """Do nothing: the bar is removed when its stack ends."""
 
 
 @final

@@ -1,7 +1,7 @@
-"""Tables for the terminal: strings, as wide as they need; rich and notebooks draw them, and narrow terminals get less.
+"""Tables for the terminal, which are strings; rich and notebooks draw them in their own way.
 
-A table that does not fit first loses the columns that matter least, then wraps its texts.  The names in its first
-column are broken only where a name alone is wider than the screen.
+A table that does not fit a terminal first loses the least important columns, then wraps its texts.  A name in the first
+column is broken only where it alone is wider than the terminal.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from .chart import escape
+from .svg import escape
 
 READABLE = 100
-"""Columns to which titles and captions are wrapped, if the table itself is narrower."""
+"""Characters at which titles and captions are wrapped, unless the table is wider."""
 GAP = "  "
-"""Between two cells, and at the beginning of a line."""
+"""Stands between two cells, and at the beginning of a line."""
 WRAPPED = 24
-"""Columns to which a text may be wrapped before a column is left out."""
+"""The least characters to which a text is wrapped; before it gets narrower, a column is left out."""
 STYLES = {"title": "bold", "header": "bold", "rule": "dim", "row": "", "caption": "dim"}
 
 
 @final
 @dataclass(frozen=True)
 class Layout:
-    """What a table holds, and how it is drawn into the room that there is.
+    """The contents of a table, and how it is drawn at a given width.
 
     Args:
-        columns: their names; the first column and those whose name begins with "<" are texts and go left, the others
-            are numbers and go right.
+        columns: the names.  The first column and those whose name begins with "<" hold texts and are aligned left, the
+            others hold numbers and are aligned right.
         droppable: names of columns to leave out where there is no room, the least important first.
+        header: False leaves out the line of names.
     """
 
     title: str
@@ -49,15 +50,15 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The columns that it takes when nothing is wrapped or left out."""
+        """The number of characters in a line when nothing is wrapped or left out."""
         return sum(self._widths()) + len(GAP) * len(self.columns)
 
     def text(self, room: int | None = None) -> str:
-        """Plain text in so many columns; None gives it all that it needs."""
+        """Return plain text of at most `room` characters a line; None gives it all the room that it needs."""
         return "\n".join(line for _, line in self.lines(room or max(self.width, READABLE)))
 
     def lines(self, room: int) -> Iterator[tuple[str, str]]:
-        """Each line with what it is: one of STYLES."""
+        """Yield each line with its kind, a key of `STYLES`."""
         fitted = self._fitted(room)
         widths = fitted._shrunk(room)
         readable = min(room, max(READABLE, fitted.width))
@@ -72,7 +73,7 @@ class Layout:
             yield from (("caption", line) for line in ("", *_wrapped(fitted.caption, readable)))
 
     def html(self) -> str:
-        """For notebooks."""
+        """Return the table as HTML, for notebooks."""
         head = "".join(f"<th>{escape(name)}</th>" for name in self._names) if self.header else ""
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
         return (
@@ -97,7 +98,7 @@ class Layout:
         return [max((cell_len(part) for cell in column for part in cell.split("\n")), default=0) for column in cells]
 
     def _fitted(self, room: int) -> Layout:
-        """The same without the columns that find no room; the caption names them."""
+        """Return the table without the columns that have no room, which its caption names."""
         found, gone = self, list[str]()
         others = [name for name in reversed(self.columns[1:]) if name not in self.droppable]
         for name in (*self.droppable, *others):
@@ -118,14 +119,14 @@ class Layout:
         return replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
 
     def _narrow(self) -> list[int]:
-        """Widths with texts, but not names, wrapped to a few words."""
+        """Return the least widths: texts are wrapped to a few words, names and numbers are not."""
         widths = self._widths()
         return [min(width, WRAPPED) if i and self._is_text(i) else width for i, width in enumerate(widths)]
 
     def _shrunk(self, room: int) -> list[int]:
-        """Widths that fit the room, if texts can make up for what is missing: the widest text gives first."""
+        """Return widths that fit the room, if texts can be narrowed enough; the widest text is narrowed first."""
         widths, least = self._widths(), self._narrow()
-        least[0] = min(least[0], WRAPPED // 2)  # last of all, where a name alone is wider than the screen
+        least[0] = min(least[0], WRAPPED // 2)  # used last, where a name alone is wider than the screen
         while sum(widths) + len(GAP) * len(widths) > room:
             texts = [place for place in range(1, len(widths)) if widths[place] > least[place]]
             widest = max(texts, key=lambda place: widths[place]) if texts else 0
@@ -147,7 +148,7 @@ class Layout:
 
 @final
 class TextTable(str):
-    """A table as a string, as wide as it needs; where it is printed on a terminal, it fits the terminal."""
+    """A table as a string of its full width; `print` on a terminal fits it to the terminal."""
 
     layout: Layout
 
@@ -181,19 +182,24 @@ def text_table(
     droppable: Sequence[str] = (),
     header: bool = True,
 ) -> TextTable:
-    """A table of texts and numbers; see `Layout`."""
+    """Return a table; the arguments are those of `Layout`.
+
+    >>> table = text_table("Layers", ["layer", "zeros"], [["conv1", "12 %"], ["fc", "3 %"]])
+    >>> print(table.splitlines()[2])
+      layer  zeros
+    """
     cells = tuple(tuple(map(_printable, row)) for row in rows)
     names = tuple(map(_printable, columns))
     return TextTable(Layout(_printable(title), names, cells, _printable(caption), tuple(droppable), header))
 
 
 def show(table: TextTable, console: Console) -> None:
-    """Print a table in colours: as wide as the terminal, or whole where a file or a pipe has all the room."""
+    """Print a table in colours, fitted to a terminal; a file or a pipe gets its full width."""
     console.print(table, width=None if console.is_terminal else max(console.width, table.layout.width))
 
 
 def _printable(text: str) -> str:
-    """A name may hold anything; what would move the cursor or ring the bell becomes U+FFFD."""
+    """Replace control characters, which a layer's name may hold and a terminal would obey, by U+FFFD."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
@@ -202,7 +208,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _terminal() -> int | None:
-    """The width of the terminal that standard output is; None where it is none."""
+    """Return the width of the terminal; None where standard output is none."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (AttributeError, OSError, ValueError):  # a file, a pipe, a notebook, a closed stream

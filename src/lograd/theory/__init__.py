@@ -1,6 +1,7 @@
-"""From a law and a format to numbers: sparsity, threshold, cosine, error, scale, allocation, variance.
+"""Theory: sparsity, threshold, cosine, error, scale, allocation and variance, computed from a law and a format.
 
-Identities in partial moments only; no function here names a law, but for Eq. 4, which is the lognormal's own.
+Everything is an identity in partial moments and holds for any law, except for Eq. 4 of the paper, which is about the
+lognormal law.
 """
 
 from .allocation import allocate, thresholds_for

@@ -1,8 +1,8 @@
-"""How to split a budget of sparsity over layers.
+"""Splits a budget of sparsity over layers.
 
-The budget is a weighted sum: sum_l n_l S_l = S sum_l n_l, with n_l the elements of a layer, or the operations that they
-cost.  The same sparsity hurts a layer with narrow magnitudes far more than one with a wide spread, so the budget is
-better spent where the cosine stays high, or where noise does the least harm.
+The budget is a weighted sum: sum_l n_l S_l = S sum_l n_l, where n_l are the elements of a layer, or the operations that
+they cost.  The same sparsity hurts a layer with narrow magnitudes far more than one with a wide spread, so the budget
+is better spent where the cosine stays high, or where noise does the least harm.
 """
 
 from __future__ import annotations
@@ -41,48 +41,41 @@ def allocate(
     zero_share: ArrayLike | None = None,
     max_sparsity: float = 1.0,
 ) -> Values:
-    """One sparsity per layer, zeros before pruning included, that together keep the budget.
+    """Return one sparsity per layer, existing zeros included, that together keep the budget.
 
     "uniform" gives every layer the same: `sparsity`, or a little less where other layers have more zeros already.
-    "floors" is the heterogeneous rule of [chmiel2021]: a layer with a floor gives up sparsity until its cosine reaches
+    "floors" is the heterogeneous rule of [chmiel2021]: a layer with a floor is pruned less, until its cosine reaches
     the floor, and the layers whose floor is None make up for it, all alike.  (In the released code the count of zeros
-    already produced stays 0; here it is kept.)  "cosine" is the optimum that needs no hand-set floors: the largest
-    cosine that ALL layers can share within the budget, which maximises the smallest one.
+    already produced stays 0; here it is kept.)  "cosine" needs no floors: it finds the largest cosine that ALL layers
+    can share within the budget, which maximises the smallest cosine.
 
-    "noise" minimises sum_l c_l NSR_l, the noise that arrives where it counts, with NSR_l = (a M_1(a) - M_2(a)) / E[x^2]
-    the noise-to-signal ratio of the pruned gradient and c_l what a unit of it costs.  As d NSR / da = M_1 / E[x^2] and
-    dS / da = M_1 / a^2 have the same factor, the thresholds are known up to one number for all layers:
+    "noise" minimises sum_l c_l NSR_l, where NSR_l = (a M_1(a) - M_2(a)) / E[x^2] is the noise-to-signal ratio of the
+    pruned gradient and c_l the cost of a unit of it.  As d NSR / da = M_1 / E[x^2] and dS / da = M_1 / a^2 have the
+    same factor, the thresholds are known up to one number for all layers:
 
-        a_l = sqrt(lambda n_l (1 - z_l) E_l[x^2] / c_l)       with z_l the zeros that are there.
+        a_l = sqrt(lambda n_l (1 - z_l) E_l[x^2] / c_l)       with z_l the share of existing zeros.
 
     Args:
         laws: the law of |g| in each layer.
-        counts: elements in each layer, or what the budget is to count: operations.
-        sparsity: the share of zeros asked for over all elements.
+        counts: the weight of each layer in the budget: its elements, or its operations.
+        sparsity: the share of zeros over all elements.
         method: "uniform", "floors", "cosine" or "noise".
         floors: the smallest cosine of each layer, or None for a free layer; for "floors" only.
         costs: c_l of each layer, positive; for "noise" only.
-        zero_share: the share of exact zeros that each layer has anyway; by default what the laws were fitted to.
+        zero_share: the share of zeros that each layer has before pruning; by default that of the fitted data.
         max_sparsity: the most that any one layer is given, unless it has more zeros already.
 
-    Zeros that are there stay.  Where they alone exceed the budget, they are the result.  "floors" stays below the
-    budget where `max_sparsity` and the floors leave no layer to make up.
+    Existing zeros stay.  Where they alone exceed the budget, they are the result.  "floors" stays below the budget
+    where `max_sparsity` and the floors leave no layer to make up for the rest.
+
+    >>> from lograd.laws import LogNormal
+    >>> wide, narrow = allocate([LogNormal(0.0, 3.0), LogNormal(0.0, 1.0)], [1000, 1000], 0.8)
+    >>> bool(wide > 0.8 > narrow)
+    True
     """
-    layers = len(laws) if isinstance(laws, Sequence) else 0
-    if not layers or not all(isinstance(law, Law) for law in laws):
-        raise InvalidType(sentence("laws", laws, "a list of laws, one per layer"))
-    n = real("counts", counts)
-    if n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
-        raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
+    n, zeros = _checked_layers(laws, counts, zero_share)
     _check_method(method, floors, costs)
-    for what, given in (("sparsity", sparsity), ("max_sparsity", max_sparsity)):
-        if (number := real(what, given)).ndim or not 0 < number <= 1:
-            raise InvalidValue(sentence(what, given, "one number, above 0 and at most 1"))
-    target = float(check_sparsity(sparsity))
-    zeros = check_zero_share([law.zero_share for law in laws] if zero_share is None else zero_share)
-    if zeros.shape not in ((), (layers,)):
-        raise InvalidValue(sentence("zero_share", zero_share, f"one number, or {layers}, one per law"))
-    zeros = np.broadcast_to(zeros, n.shape)
+    target = _checked_target(sparsity, max_sparsity)
     ceiling = np.maximum(zeros, max_sparsity)
     if n @ ceiling < target * n.sum():
         raise InvalidValue(
@@ -99,6 +92,27 @@ def allocate(
     return _common_cosine(laws, n, target, zeros, ceiling)
 
 
+def _checked_layers(laws: Sequence[Law], counts: ArrayLike, zero_share: ArrayLike | None) -> tuple[Values, Values]:
+    """Return the weight and the share of existing zeros of each layer."""
+    layers = len(laws) if isinstance(laws, Sequence) else 0
+    if not layers or not all(isinstance(law, Law) for law in laws):
+        raise InvalidType(sentence("laws", laws, "a list of laws, one per layer"))
+    n = real("counts", counts)
+    if n.shape != (layers,) or not np.all((n > 0) & np.isfinite(n)):
+        raise InvalidValue(sentence("counts", counts, f"{layers} positive numbers, one per law"))
+    zeros = check_zero_share([law.zero_share for law in laws] if zero_share is None else zero_share)
+    if zeros.shape not in ((), (layers,)):
+        raise InvalidValue(sentence("zero_share", zero_share, f"one number, or {layers}, one per law"))
+    return n, np.broadcast_to(zeros, n.shape)
+
+
+def _checked_target(sparsity: float, max_sparsity: float) -> float:
+    for what, given in (("sparsity", sparsity), ("max_sparsity", max_sparsity)):
+        if (number := real(what, given)).ndim or not 0 < number <= 1:
+            raise InvalidValue(sentence(what, given, "one number, above 0 and at most 1"))
+    return float(check_sparsity(sparsity))
+
+
 def _check_method(method: Method, floors: object, costs: object) -> None:
     if method not in get_args(Method):
         raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
@@ -108,7 +122,7 @@ def _check_method(method: Method, floors: object, costs: object) -> None:
 
 
 def _one_level(n: Values, total: float, zeros: Values, ceiling: Values) -> Values:
-    """The same sparsity everywhere, within each layer's limits, with n @ result = total or as near as they allow."""
+    """Return one sparsity for all layers, clipped to their limits, with n @ result = total as far as these allow."""
 
     def excess(level: float) -> float:
         return float(n @ np.clip(level, zeros, ceiling) - total)
@@ -125,9 +139,9 @@ def _sparsity_at_noise(laws: Sequence[Law], noise: ArrayLike, zeros: Values, cei
 
 
 def _common_cosine(laws: Sequence[Law], n: Values, target: float, zeros: Values, ceiling: Values) -> Values:
-    """A search for one number, the noise-to-signal ratio that all layers share: sparsity grows with it.
+    """Search for the noise-to-signal ratio that all layers share within the budget; sparsity grows with it.
 
-    The ratio and not the cosine: for a wide law the cosine is 1 to the last digit at sparsities that matter.
+    The ratio is searched and not the cosine, which for a wide law equals 1 to the last digit up to high sparsities.
     """
 
     def layers(log_noise: float) -> Values:
@@ -139,12 +153,12 @@ def _common_cosine(laws: Sequence[Law], n: Values, target: float, zeros: Values,
 def _least_noise(
     laws: Sequence[Law], n: Values, target: float, costs: ArrayLike | None, zeros: Values, ceiling: Values
 ) -> Values:
-    """A search for the multiplier lambda, which all thresholds share."""
+    """Search for the multiplier lambda that all thresholds share."""
     c = real("costs", np.nan if costs is None else costs)
     if c.shape != n.shape or not np.all((c > 0) & np.isfinite(c)):
         raise InvalidValue(sentence("costs", costs, f"{len(laws)} positive numbers, one per law"))
     signal = np.array([float(law.moment(2)) for law in laws])
-    # In logarithms: energies of gradients may be far below the smallest float64 square.
+    # In logarithms, since the energy of a gradient may be below the range of float64.
     unit = 0.5 * (np.log(n / n.sum()) + np.log1p(-zeros) + np.log(signal) - np.log(c))
 
     def layers(log_factor: float) -> Values:
@@ -154,7 +168,7 @@ def _least_noise(
 
 
 def _within_budget(layers: Callable[[float], Values], n: Values, target: float) -> Values:
-    """The sparsities of the layers, which grow with a number, at the number that keeps the budget."""
+    """Return layers(number) at the number where the budget is kept; sparsities grow with the number."""
 
     def excess(number: float) -> float:
         return float(n @ layers(number) / n.sum() - target)
@@ -183,7 +197,7 @@ def _with_floors(
 
 
 def thresholds_for(laws: Sequence[Law], sparsities: ArrayLike, zero_share: ArrayLike | None = None) -> Values:
-    """The pruning threshold of each layer for an allocation; 0 where the zeros that are there suffice."""
+    """Return the pruning threshold of each layer for an allocation; 0 where the existing zeros suffice."""
     zeros = [law.zero_share for law in laws] if zero_share is None else zero_share
     pruned = np.broadcast_to(nonzero_sparsity(sparsities, zeros), (len(laws),))
     active = [index for index in range(len(laws)) if pruned[index] > 0]

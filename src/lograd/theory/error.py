@@ -1,4 +1,4 @@
-"""The error of rounding to a format, exactly, for any law; and Eq. 4, the paper's closed form for the lognormal law.
+"""The exact error of rounding to a format, for any law; and Eq. 4, the paper's closed form for the lognormal law.
 
 Rounding cuts the magnitudes into cells.  Over each cell the error is a polynomial in x and 1/x, so its mean needs only
 the moments of order -1 to 2 on the cell's interval, which every law knows.  A scale s rounds x to Q(s x) / s.
@@ -27,7 +27,7 @@ LN2 = float(np.log(2.0))
 
 
 def relative_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: Rounding = "nearest") -> Values:
-    """E|Q(x) - x| / x (Eq. 3 of [chmiel2021]) for the format's real value set.
+    """Return E|Q(x) - x| / x (Eq. 3 of [chmiel2021]) for the format's real value set.
 
     A cell [u, v) rounded to c contributes E|c/x - 1|, split at x = c; stochastic rounding between p < q contributes
     2 E[(x - p)(q - x) / x] / (q - p).
@@ -36,7 +36,7 @@ def relative_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: 
 
 
 def squared_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: Rounding = "nearest") -> Values:
-    """E(Q(x) - x)^2 for the format's real value set.
+    """Return E(Q(x) - x)^2 for the format's real value set.
 
     A cell rounded to c contributes c^2 dM_0 - 2 c dM_1 + dM_2; stochastic rounding between p < q contributes
     (p + q) dM_1 - dM_2 - p q dM_0.
@@ -45,14 +45,15 @@ def squared_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: R
 
 
 def lognormal_relative_error(exponent: int, mantissa: int, sigma_log2: ArrayLike, *, printed: bool = False) -> Values:
-    r"""Eq. 4 of [chmiel2021], corrected: the relative error of Eq. 2's quantizer when log2 x is N(0, sigma_log2^2).
+    r"""Return the relative error of Eq. 2's quantizer for log2 x ~ N(0, sigma_log2^2), by Eq. 4 of [chmiel2021].
 
     With s = sigma_log2, E = 2^(exponent - 1) and z = (s ln 2 + E / s) / sqrt 2:
 
         (2 Phi(E/s) - 1) / (8 ln 2 * 2^mantissa)  +  2 (1 - Phi(E/s))  -  erfcx(z) exp(-E^2 / (2 s^2)) / 2
 
-    The paper prints 2^mantissa - 1 where its own spacing gives 2^mantissa: `printed=True` returns that form, which is
-    infinite without mantissa bits.  The last term is the paper's, rewritten so that it neither over- nor underflows.
+    This is the corrected form: the paper prints 2^mantissa - 1 where its own spacing gives 2^mantissa.  `printed=True`
+    returns the form of the paper, which is infinite without mantissa bits.  The last term is the
+    paper's, rewritten so that it neither over- nor underflows.
     """
     check_width("exponent bits", exponent, 1, 10)
     check_width("mantissa bits", mantissa, 0, 52)
@@ -66,7 +67,11 @@ def lognormal_relative_error(exponent: int, mantissa: int, sigma_log2: ArrayLike
 
 
 def float_formats(bits: int) -> list[FloatFormat]:
-    """Every split of `bits` bits into sign, 1 to 8 exponent bits, and mantissa."""
+    """Return every split of `bits` bits into sign, 1 to 8 exponent bits, and mantissa.
+
+    >>> [str(format) for format in float_formats(4)]
+    ['1-1-2', '1-2-1', '1-3-0']
+    """
     check_width("bits", bits, 2, 16)
     return [FloatFormat(exponent, bits - 1 - exponent) for exponent in range(1, min(bits, 9))]
 
@@ -74,7 +79,7 @@ def float_formats(bits: int) -> list[FloatFormat]:
 def format_errors(
     law: Laws, formats: Sequence[Format], scale: str | ArrayLike = "mean", criterion: Criterion = "relative"
 ) -> Values:
-    """The error of each format (rows) on each law (columns), each format at the scale that the rule gives it."""
+    """Return the error of each format (rows) on each law (columns), at the scale that the rule gives."""
     if criterion not in ("relative", "squared"):
         raise InvalidValue(sentence("criterion", criterion, "'relative' or 'squared'"))
     if not isinstance(formats, Sequence) or not formats or not all(isinstance(one, Format) for one in formats):
@@ -101,9 +106,9 @@ def best_format(
     criterion: Criterion = "relative",
     candidates: Sequence[Format] | None = None,
 ) -> Format | list[Format] | list[FloatFormat]:
-    """The split of `bits` bits into exponent and mantissa with the least expected error; a list for many laws.
+    """Return the split of `bits` bits into exponent and mantissa with the least expected error; a list for many laws.
 
-    No root search: there are at most eight candidates, and the exact error of each is cheap.
+    At most eight candidates are compared by their exact errors.
 
     Args:
         law: one law, or one per layer (a list, or a stacked law).
@@ -164,13 +169,13 @@ def _relative(law: Law, edges: Values, points: Values, rounding: Rounding) -> Va
 
 
 def _inverse(law: Law, low: Values, high: Values, needed: Values) -> Values:
-    """E[1/x ; low < x <= high], not asked for where its factor is 0: it may diverge there."""
+    """Return E[1/x ; low < x <= high], or any number where its factor `needed` is 0, since it may diverge there."""
     off = needed == 0
     return law.interval_moment(-1, np.where(off, 1.0, low), np.where(off, 1.0, high))
 
 
 def _outside(kernel: Callable[[Law, Values, Values, Rounding], Values], law: Law, points: Values) -> Values:
-    """What lies beyond the largest value, or below the smallest of a format without zero: it has only one way to go."""
+    """Return the error of magnitudes outside the format's values, which are rounded to the nearest end."""
     error = kernel(law, np.stack([points[-1], np.full_like(points[-1], np.inf)]), points[-1:], "nearest")
     if np.any(points[0] > 0):
         error = error + kernel(law, np.stack([np.zeros_like(points[0]), points[0]]), points[:1], "nearest")

@@ -1,4 +1,4 @@
-"""One law or many: the theory is written for one law with array parameters, and this deals lists of laws to it."""
+"""Lists of laws: stacks the laws of each family into one law with array parameters, for which the theory is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Laws = Law | Sequence[Law]
 
 
 def over_layers(laws: Laws, compute: Callable[..., Values], *arguments: ArrayLike) -> Values:
-    """compute(law, *arguments), or one entry per layer for a list of laws, each family in one vectorised call."""
+    """Return compute(law, *arguments); for a list of laws an entry for each, with one vectorised call per family."""
     if isinstance(laws, Law):
         return compute(laws, *arguments)
     if not isinstance(laws, Sequence) or not all(issubclass(kind, Law) for kind in set(map(type, laws))):
@@ -42,7 +42,7 @@ def over_layers(laws: Laws, compute: Callable[..., Values], *arguments: ArrayLik
 
 
 def over_axis(values: ArrayLike, axes: int) -> Values:
-    """A list of values as a leading axis before `axes` layer axes, so that both broadcast."""
+    """Return values along a new first axis, followed by `axes` axes of length one that broadcast over layers."""
     array = np.asarray(values, dtype=np.float64)
     return array.reshape(array.shape + (1,) * axes)
 
@@ -50,9 +50,13 @@ def over_axis(values: ArrayLike, axes: int) -> Values:
 def solve_increasing(
     function: Callable[[Values], tuple[Values, Values]], target: Values, start: Values, tolerance: ArrayLike = 1e-14
 ) -> Values:
-    """The l where function(l) = (value, slope) reaches `target`, by Newton steps kept inside what is known of l.
+    """Solve value(l) = target for each entry by Newton steps that stay inside a bracket, and return l.
 
-    All entries at once.  `value` must not decrease, and should be nearly a line; `start` is any finite guess.
+    Args:
+        function: returns value and slope at l; the value must not decrease with l, and should be nearly a line.
+        target: the wanted value of each entry.
+        start: any finite guess.
+        tolerance: the allowed difference between value and target.
     """
     target, point = np.broadcast_arrays(target, start)
     shape, target, point = point.shape, np.atleast_1d(target), np.atleast_1d(point).astype(np.float64)
@@ -64,7 +68,7 @@ def solve_increasing(
         with np.errstate(divide="ignore", invalid="ignore"):
             done = (np.abs(value - target) <= tolerance) | (high - low <= 1e-15 * (1 + np.abs(point)))
             step = point + (target - value) / slope
-            # Where Newton leaves the bracket: halve it, or walk on with longer strides while a side is open.
+            # Where a Newton step leaves the bracket: halve it, or take a longer step while one side is open.
             middle = np.where(np.isinf(high), low + reach, np.where(np.isinf(low), high - reach, (low + high) / 2))
         if done.all():
             break

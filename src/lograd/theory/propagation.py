@@ -1,14 +1,14 @@
-"""Where the noise in the gradients of layers goes, and the sparsities that let the least of it arrive.
+"""How noise travels through a backward pass, and the sparsities for which the least noise arrives.
 
 The backward pass is linear in the gradients once the forward is done.  So noise that a treatment adds to the gradient
 of layer l reaches its own weight gradient, those of earlier layers, and the gradients of earlier layers, by factors
-that do not depend on how much of it there is.  With n_l the noise-to-signal ratio of the treatment, and all energies
+that do not depend on the strength of the noise.  With n_l the noise-to-signal ratio of the treatment, and all energies
 relative to those without noise:
 
     x_k = 1 + sum_l t_kl n_l x_l               the energy of the gradient that arrives at layer k
     N   = sum_l n_l x_l (own_l + passed_l)     the noise in the weight gradients, summed over the layers
 
-Independent noises add up.  x grows with depth: a layer that is pruned hands its noise to all that are pruned behind it.
+Independent noises add up.  x grows on the way back: noise of one layer passes through all layers before it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .allocation import allocate, thresholds_for
 from .pruning import noise_to_signal
 
 ROUNDS = 60
-"""Costs and sparsities follow from each other; so many rounds are more than enough for both to settle."""
+"""The most rounds in which costs and sparsities are computed from each other; far fewer are needed."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Propagation:
-    """Factors by which noise travels; a layer has one number in each, in the order of the layers.
+    """Factors by which noise travels between layers, with an entry for each layer.
 
     Args:
         own: the relative noise in the layer's own weight gradient, |error of dW|^2 / |dW|^2, for a noise-to-signal
             ratio of one in the gradient that its product takes.
-        passed: the same, summed over the weight gradients of all other layers, through the layer's dX.
+        passed: the relative noise that reaches the weight gradients of all other layers through the layer's dX, summed.
         transfer: in row k and column l, the noise in the gradient of layer k, relative to its energy, for a
             noise-to-signal ratio of one in that of layer l.
     """
@@ -67,11 +67,15 @@ class Propagation:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def growth(self, noise_input: ArrayLike) -> Values:
-        """x: by how much the treatments of dX multiply the energy of the gradient that arrives at each layer."""
+        """Return x, the factor by which noise multiplies the energy of the gradient that arrives at each layer.
+
+        Args:
+            noise_input: the noise-to-signal ratio of each layer's treatment in the product for dX.
+        """
         return self._carry(self.transfer * self._checked(noise_input), np.ones_like(self.own))
 
     def total(self, noise_input: ArrayLike, noise_weight: ArrayLike) -> float:
-        """N: the sum over layers of |error of dW|^2 / |dW|^2.
+        """Return N, the sum over layers of |error of dW|^2 / |dW|^2.
 
         Args:
             noise_input, noise_weight: the noise-to-signal ratio of each layer's treatment in the product for dX and for
@@ -81,15 +85,15 @@ class Propagation:
         return float(self.growth(noise_input) @ arrives)
 
     def costs(self, noise_input: ArrayLike, noise_weight: ArrayLike) -> tuple[Values, Values]:
-        """The derivatives of `total` by both arguments."""
+        """Return the derivatives of `total` by both arguments."""
         n = self._checked(noise_input)
         x = self.growth(n)
-        # What a unit of energy at each layer adds to the total, by all treatments that it meets from there on.
+        # The noise that a unit of energy at each layer adds to the total on its further way.
         value = self._carry((self.transfer * n).T, n * self.passed + self._checked(noise_weight) * self.own)
         return x * (self.passed + self.transfer.T @ value), x * self.own
 
     def _carry(self, step: Values, start: Values) -> Values:
-        """start + step start + step^2 start + ..., which ends, as gradients flow one way."""
+        """Return start + step start + step^2 start + ...; the sum is finite, as gradients flow in one direction."""
         result = term = start
         for _ in range(self.own.size - 1):
             term = step @ term
@@ -104,7 +108,7 @@ class Propagation:
 
 
 class Sparsities(NamedTuple):
-    """Of each layer's gradient in the product for dX and in the product for dW."""
+    """The sparsity of each layer's gradient in the product for dX and in the product for dW."""
 
     input: Values
     weight: Values
@@ -120,57 +124,82 @@ def allocate_by_noise(
     zero_share: ArrayLike | None = None,
     max_sparsity: float = 1.0,
 ) -> Sparsities:
-    """The sparsities that skip a share of the work and let the least noise arrive in the weight gradients.
+    """Return the sparsities that skip a share of the work with the least noise in the weight gradients.
 
-    `theory.allocate(method="noise")` with the derivatives of `Propagation.total` as costs, which follow from the
-    sparsities in turn: both are found in rounds.
+    This is `theory.allocate(method="noise")` with the derivatives of `Propagation.total` as costs.  The costs depend on
+    the sparsities in turn, so both are computed in rounds until they settle.
 
     Args:
         laws: the law of |g| in each layer.
-        work: operations of the product for dX, and of that for dW, in each layer.  A product without work is left
-            dense, and so is its noise.
+        work: operations of the product for dX, and of that for dW, in each layer.  A product without work is not
+            pruned and adds no noise.
         sparsity: the share of all this work that is to be skipped.
         propagation: where noise goes; `lograd.profile(noise=...)` measures it.
         split: give the two products of a layer different sparsity.  Then they are pruned independently.
         zero_share, max_sparsity: as for `allocate`.
     """
-    layers = len(laws)
-    if propagation.own.shape != (layers,):
-        raise InvalidValue(f"a propagation of {propagation.own.size} layers does not fit {layers} laws.")
-    both = np.stack([np.asarray(one, dtype=np.float64) for one in work])
-    if both.shape != (2, layers) or not np.all((both >= 0) & np.isfinite(both)) or not both.any():
-        raise InvalidValue(sentence("work", work, f"two times {layers} numbers, zero or positive, not all zero"))
-    zeros = np.broadcast_to([law.zero_share for law in laws] if zero_share is None else zero_share, (layers,))
-    # Rows are what is pruned as one: each product, or the two of a layer together.
-    owners = np.eye(2)[:, :, None] * np.ones(layers) if split else np.ones((1, 2, layers))
-    weights = np.einsum("rsl,sl->rl", owners, both)
-    rows, columns = np.nonzero(weights)
-    chosen, n, z = [laws[int(column)] for column in columns], weights[rows, columns], np.asarray(zeros)[columns]
-
-    def ratios(shares: Values) -> Values:
-        """The noise-to-signal ratio of each product; 0 where there is no work."""
-        table = np.zeros_like(weights)
-        table[rows, columns] = noise_to_signal(chosen, thresholds_for(chosen, shares, z))
-        spread: Values = np.einsum("rsl,rl->sl", owners, table)
-        return spread * (both > 0)
-
-    def costs(noise: Values) -> Values:
-        """Of each row; a cost of zero would ask for all of the layer, so none is quite."""
-        table = np.einsum("rsl,sl->rl", owners, np.stack(propagation.costs(*noise)) * (both > 0))
-        floored: Values = np.maximum(table[rows, columns], 1e-12 * table.max() or 1.0)
-        return floored
-
-    shares = allocate(chosen, n, sparsity, "uniform", zero_share=z, max_sparsity=max_sparsity)
-    noise = ratios(shares)
-    best, least, price = shares, propagation.total(*noise), costs(noise)
+    rows = _Rows(laws, work, propagation, split, zero_share)
+    shares = allocate(rows.laws, rows.work, sparsity, "uniform", zero_share=rows.zeros, max_sparsity=max_sparsity)
+    noise = rows.ratios(shares)
+    best, least, price = shares, propagation.total(*noise), rows.costs(noise)
     for _ in range(ROUNDS):
-        shares = allocate(chosen, n, sparsity, "noise", costs=price, zero_share=z, max_sparsity=max_sparsity)
-        noise = ratios(shares)
+        shares = allocate(
+            rows.laws, rows.work, sparsity, "noise", costs=price, zero_share=rows.zeros, max_sparsity=max_sparsity
+        )
+        noise = rows.ratios(shares)
         if (total := propagation.total(*noise)) < least:
             best, least = shares, total
-        before, price = price, np.sqrt(price * costs(noise))  # half a step, or the rounds may go to and fro
+        # The geometric mean is half a step: with whole steps the rounds may oscillate.
+        before, price = price, np.sqrt(price * rows.costs(noise))
         if np.allclose(before, price, rtol=1e-6):
             break
-    table = np.zeros_like(weights)
-    table[rows, columns] = best
-    return Sparsities(*(np.einsum("rsl,rl->sl", owners, table) * (both > 0)))
+    return Sparsities(*rows.by_product(best))
+
+
+class _Rows:
+    """The rows that are pruned to one sparsity each: a product of a layer, or both products of a layer together."""
+
+    def __init__(
+        self,
+        laws: Sequence[Law],
+        work: tuple[ArrayLike, ArrayLike],
+        propagation: Propagation,
+        split: bool,
+        zero_share: ArrayLike | None,
+    ) -> None:
+        layers = len(laws)
+        if propagation.own.shape != (layers,):
+            raise InvalidValue(f"a propagation of {propagation.own.size} layers does not fit {layers} laws.")
+        self.both = np.stack([np.asarray(one, dtype=np.float64) for one in work])
+        if (
+            self.both.shape != (2, layers)
+            or not np.all((self.both >= 0) & np.isfinite(self.both))
+            or not self.both.any()
+        ):
+            raise InvalidValue(sentence("work", work, f"two times {layers} numbers, zero or positive, not all zero"))
+        self.propagation = propagation
+        zeros = np.broadcast_to([law.zero_share for law in laws] if zero_share is None else zero_share, (layers,))
+        self.owners = np.eye(2)[:, :, None] * np.ones(layers) if split else np.ones((1, 2, layers))
+        """owners[r, s, l] is 1 if group r of layer l includes product s."""
+        self.weights = np.einsum("rsl,sl->rl", self.owners, self.both)
+        self.places = np.nonzero(self.weights)
+        columns = self.places[1]
+        self.laws = [laws[int(column)] for column in columns]
+        self.work, self.zeros = self.weights[self.places], np.asarray(zeros)[columns]
+
+    def by_product(self, numbers: Values) -> Values:
+        """Return a number of each row as an array over products and layers; 0 where there is no work."""
+        table = np.zeros_like(self.weights)
+        table[self.places] = numbers
+        spread: Values = np.einsum("rsl,rl->sl", self.owners, table)
+        return spread * (self.both > 0)
+
+    def ratios(self, shares: Values) -> Values:
+        """Return the noise-to-signal ratio of each product at these sparsities."""
+        return self.by_product(noise_to_signal(self.laws, thresholds_for(self.laws, shares, self.zeros)))
+
+    def costs(self, noise: Values) -> Values:
+        """Return the cost of noise in each row, kept above zero: a free layer would be pruned entirely."""
+        table = np.einsum("rsl,sl->rl", self.owners, np.stack(self.propagation.costs(*noise)) * (self.both > 0))
+        floored: Values = np.maximum(table[self.places], 1e-12 * table.max() or 1.0)
+        return floored

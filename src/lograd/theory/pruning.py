@@ -1,4 +1,4 @@
-"""Stochastic pruning: the sparsity that a threshold gives, the threshold that a sparsity needs, the angle it costs.
+"""Stochastic pruning: the sparsity of a threshold, the threshold for a sparsity, and the cosine and noise it costs.
 
 Stochastic pruning (Eq. 5 of [chmiel2021]) with threshold a keeps |x| > a and turns a smaller x into sign(x) a with
 probability |x| / a, else into 0, so that E[T(x)] = x.  For ANY law of x = |g|, with cdf F and M_k(t) = E[x^k ; x <= t]:
@@ -24,7 +24,7 @@ from .layers import Laws, over_layers, solve_increasing
 
 
 def sparsity(law: Laws, threshold: ArrayLike) -> Values:
-    """The share of nonzero elements that stochastic pruning with this threshold turns into zeros.
+    """Return the share of nonzero elements that stochastic pruning with this threshold turns into zeros.
 
     >>> from lograd.laws import LogNormal
     >>> round(float(sparsity(LogNormal(0.0, 2.0), 17.0)), 3)
@@ -34,7 +34,7 @@ def sparsity(law: Laws, threshold: ArrayLike) -> Values:
 
 
 def threshold(law: Laws, sparsity: ArrayLike) -> Values:
-    """The threshold that gives this sparsity: the inverse of `sparsity`, by Newton's method in ln a (dS/dl = M_1/a).
+    """Return the threshold that gives this sparsity: the inverse of `sparsity`, by Newton's method in ln a.
 
     >>> from lograd.laws import LogNormal
     >>> round(float(threshold(LogNormal(0.0, 2.0), 0.9)), 1)
@@ -44,19 +44,25 @@ def threshold(law: Laws, sparsity: ArrayLike) -> Values:
 
 
 def cosine(law: Laws, threshold: ArrayLike) -> Values:
-    """The cosine between a gradient and its pruned copy."""
+    """Return the cosine between a gradient and its pruned copy.
+
+    >>> from lograd.laws import LogNormal
+    >>> law = LogNormal(0.0, 2.0)
+    >>> round(float(cosine(law, threshold(law, 0.9))), 3)
+    0.982
+    """
     return 1 / np.sqrt(1 + noise_to_signal(law, threshold))
 
 
 def noise_to_signal(law: Laws, threshold: ArrayLike) -> Values:
-    """E[(T(x) - x)^2] / E[x^2] of stochastic pruning."""
+    """Return E[(T(x) - x)^2] / E[x^2] of stochastic pruning."""
     return over_layers(law, _noise_to_signal, _thresholds(threshold))
 
 
 def threshold_for_cosine(law: Laws, cosine: ArrayLike) -> Values:
-    """The threshold at which pruning leaves this cosine; 0 for a cosine of 1.
+    """Return the threshold at which pruning leaves this cosine; 0 for a cosine of 1.
 
-    Near 1 a cosine says little: float64 tells nothing between 1 - 1e-16 and 1.  `threshold_for_noise` has no such end.
+    Cosines near 1 are coarse: float64 has no number between 1 - 1e-16 and 1.  `threshold_for_noise` has no such limit.
     """
     c = real("cosine", cosine)
     if not np.all((c > 0) & (c <= 1)):
@@ -65,7 +71,7 @@ def threshold_for_cosine(law: Laws, cosine: ArrayLike) -> Values:
 
 
 def threshold_for_noise(law: Laws, noise: ArrayLike) -> Values:
-    """The threshold at which pruning adds this noise-to-signal ratio: the inverse of `noise_to_signal`."""
+    """Return the threshold at which pruning adds this noise-to-signal ratio: the inverse of `noise_to_signal`."""
     nsr = real("noise", noise)
     if not np.all((nsr >= 0) & np.isfinite(nsr)):
         raise InvalidValue(sentence("noise", noise, "finite and zero or positive"))
@@ -73,7 +79,7 @@ def threshold_for_noise(law: Laws, noise: ArrayLike) -> Values:
 
 
 def atp_sparsity(law: Laws, target: ArrayLike) -> Values:
-    """The sparsity that ATP's threshold really gives when it is asked for `target`.
+    """Return the sparsity that ATP's threshold really gives when `target` is asked for.
 
     ATP takes g as normal, estimates its deviation as sqrt(pi/2) E|g|, and puts the threshold at the `target` quantile
     of |g|.  That quantile is the share of candidates for pruning, not of zeros; stochastic pruning then keeps some.
@@ -96,14 +102,17 @@ def atp_sparsity(law: Laws, target: ArrayLike) -> Values:
 
 
 def topk_sparsity(law: Laws, target: ArrayLike) -> Values:
-    """The sparsity of "top-k, then stochastic": the `target` quantile of |g| as the threshold of stochastic pruning."""
+    """Return the sparsity of stochastic pruning with the `target` quantile of |g| as its threshold."""
     return over_layers(law, lambda one, p: _sparsity(one, one.quantile(p)), check_sparsity(target))
 
 
 def nonzero_sparsity(sparsity: ArrayLike, zero_share: ArrayLike) -> Values:
-    """What must be pruned among the nonzero elements so that the tensor ends with `sparsity`: (S - z) / (1 - z).
+    """Return the share of the nonzero elements to prune so that the tensor ends with `sparsity`: (S - z) / (1 - z).
 
-    0 where the zeros that are there suffice.
+    It is 0 where the existing zeros suffice.
+
+    >>> round(float(nonzero_sparsity(0.9, zero_share=0.5)), 3)
+    0.8
     """
     total, zeros = real("sparsity", sparsity), check_zero_share(zero_share)
     if not np.all((total >= 0) & (total <= 1)):
@@ -112,6 +121,7 @@ def nonzero_sparsity(sparsity: ArrayLike, zero_share: ArrayLike) -> Values:
 
 
 def check_zero_share(zero_share: ArrayLike) -> Values:
+    """Return shares of zeros as an array; refuse numbers below 0, or 1 and above."""
     array = real("zero_share", zero_share)
     if not np.all((array >= 0) & (array < 1)):
         raise InvalidValue(sentence("zero_share", zero_share, "at least 0 and below 1"))
@@ -119,6 +129,7 @@ def check_zero_share(zero_share: ArrayLike) -> Values:
 
 
 def check_sparsity(sparsity: ArrayLike) -> Values:
+    """Return sparsities as an array; refuse 0, 1 and numbers outside."""
     array = real("sparsity", sparsity)
     if not np.all((array > 0) & (array < 1)):
         raise InvalidValue(sentence("sparsity", sparsity, "above 0 and below 1, such as 0.85"))

@@ -1,7 +1,7 @@
-"""Where to put a gradient inside a format's range: a factor per layer, from the law alone.
+"""The factor that puts a gradient into a format's range, from the law alone.
 
-Relative error and cosine want opposite things.  Relative error counts every element alike and wants the middle of the
-magnitudes in the middle of the range; cosine follows the few largest elements and wants them below the top.
+Relative error and cosine want opposite things.  Relative error weighs all elements alike and is smallest with the
+middle of the magnitudes in the middle of the range.  Cosine depends on the few largest elements and wants them inside.
 """
 
 from __future__ import annotations
@@ -28,17 +28,22 @@ def scale(
     count: ArrayLike | None = None,
     maximum: ArrayLike | None = None,
 ) -> Values:
-    """The factor s with which a gradient is rounded as Q(s g) / s.
+    """Return the factor s with which a gradient is rounded as Q(s g) / s.
 
     Args:
         law: the law of |g|, or one per layer.
         format: the format, whose largest value is the target of the last three rules.
         rule: "mean" puts the mean of log2|g| at 0, the middle of Eq. 2's range and, with the default bias, near that of
             a float format; "mean-3" three octaves lower, as the released code of [chmiel2021] does, so that fewer of
-            the large elements saturate; "expected_max" puts the largest element that the law lets expect among `count`
-            at the top of the range; "max" puts `maximum` there; "quantile(0.999)" that quantile.
-        count: elements of the tensor, for "expected_max"; by default the number the law was fitted to.
-        maximum: largest magnitude, for "max"; by default the law's own, where it has one.
+            the large elements saturate; "expected_max" puts the largest of `count` elements that the law predicts at
+            the top of the range; "max" puts `maximum` there; "quantile(0.999)" that quantile.
+        count: elements of the tensor, for "expected_max"; by default the number that the law was fitted to.
+        maximum: the largest magnitude, for "max"; by default that of the law, if it has one.
+
+    >>> from lograd.formats import IntFormat
+    >>> from lograd.laws import Uniform
+    >>> float(scale(Uniform(0.0, 3.5), IntFormat(4), "max"))
+    2.0
     """
     if not isinstance(format, Format):
         raise InvalidType(sentence("format", format, "a FloatFormat, IntFormat or IdealFormat"))
@@ -69,7 +74,7 @@ def scale(
 
 
 def resolve_scale(law: Laws, format: Format, rule: str | ArrayLike) -> ArrayLike:
-    """A number as it is, a rule by `scale`."""
+    """Return a number as it is, and the number that `scale` gives for a rule."""
     return scale(law, format, rule) if isinstance(rule, str) else rule
 
 

@@ -21,7 +21,7 @@ from ..laws.law import Values, parameter, values
 
 
 def per_tensor_variance_bound(range_: ArrayLike, rows: ArrayLike, columns: ArrayLike, bits: int) -> Values:
-    """PTQ: one range R for the tensor.  N D R^2 / (4 B^2)."""
+    """Return the bound of PTQ, which has one range R for the tensor: N D R^2 / (4 B^2)."""
     r, n, d = (
         parameter(name, value, low=0.0) for name, value in (("range", range_), ("rows", rows), ("columns", columns))
     )
@@ -29,7 +29,7 @@ def per_tensor_variance_bound(range_: ArrayLike, rows: ArrayLike, columns: Array
 
 
 def per_sample_variance_bound(row_ranges: ArrayLike, columns: ArrayLike, bits: int) -> Values:
-    """PSQ: a range r_i for each row (last axis).  D / (4 B^2) sum_i r_i^2."""
+    """Return the bound of PSQ, which has a range r_i for each row (last axis): D / (4 B^2) sum_i r_i^2."""
     ranges = np.asarray(parameter("row ranges", row_ranges, low=0.0, inclusive=True))
     d = parameter("columns", columns, low=0.0)
     return values(d / (4 * _bins(bits) ** 2) * (ranges**2).sum(axis=-1))
@@ -38,13 +38,13 @@ def per_sample_variance_bound(row_ranges: ArrayLike, columns: ArrayLike, bits: i
 def block_householder_variance_bound(
     largest: ArrayLike, others: ArrayLike, size: ArrayLike, columns: ArrayLike, bits: int
 ) -> Values:
-    """BHQ, one group of `size` = n rows: one with range `largest`, the rest with at most `others`.
+    """Return the bound of BHQ for a group of n = `size` rows, one with range `largest`, the others at most `others`.
 
         D / (4 B^2) (largest^(2/3) n^(-1/3) + others^(2/3) n^(2/3))^3
 
-    Reconstructed: the form is recalled from the paper and agrees with its scales; simulation finds it respected.  A
-    Householder reflection spreads the large row evenly, so its range counts 1/sqrt n; the scales of the two kinds of
-    rows are those that minimise the bound.  Rows must be scaled so; a group of one row is PSQ.
+    The form is reconstructed: it agrees with the paper's scales, and simulations respect it.  A Householder reflection
+    spreads the large row evenly, so its range counts 1/sqrt n.  The bound holds for rows that are scaled so as to
+    minimise it.  A group of one row is PSQ.
     """
     first = parameter("largest", largest, low=0.0, inclusive=True)
     rest = parameter("others", others, low=0.0, inclusive=True)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .. import InvalidValue, LogradError
 from ..errors import sentence
+from ..files.atomic import CannotRead, read_file, replace_file
 from ..files.checks import check_number, check_object, check_whole
 from ..files.seals import check_seal, sealed
-from ..files.whole import CannotRead, read_file, replace_file
 from .measuring import Interval
 
 VERSION = 1

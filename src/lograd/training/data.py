@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import InvalidValue
 from ..errors import LogradWarning
-from ..files.whole import read_file
+from ..files.atomic import read_file
 
 Batch = tuple[Tensor, Tensor]
 ORDER, AUGMENTATION = range(2)

@@ -19,8 +19,8 @@ from typing import Any, final
 
 from .. import InvalidValue, LogradError, Plan
 from ..errors import LogradWarning
+from ..files.atomic import CannotRead, CannotWrite, read_file, replace_file
 from ..files.strict_json import LARGEST, parse
-from ..files.whole import CannotRead, CannotWrite, read_file, replace_file
 from .checking import check_record, check_summary
 
 VERSION = 1

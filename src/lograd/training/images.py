@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import InvalidValue
 from ..files.archives import read_arrays
-from ..files.whole import CannotRead
+from ..files.atomic import CannotRead
 from .data import AUGMENTATION, Batch, Dataset, fingerprint, warn_of_new_classes
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")

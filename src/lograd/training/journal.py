@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from .. import InvalidValue
+from ..files.atomic import CannotRead, CannotWrite, read_file
 from ..files.strict_json import parse
-from ..files.whole import CannotRead, CannotWrite, read_file
 from .checking import check_line
 
 Line = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from .. import InvalidValue, LogradError
-from ..files.whole import CannotRead
+from ..files.atomic import CannotRead
 from .config import Config
 from .folder import RunFolder
 from .journal import Line, read_lines

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import InvalidValue
-from ..files.whole import CannotRead, read_file
+from ..files.atomic import CannotRead, read_file
 from .data import Batch, Dataset, fingerprint, warn_of_new_classes
 
 CONTEXT = 64

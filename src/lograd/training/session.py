@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 
 from .. import Handle, InvalidValue, LogradError, Plan, attach
+from ..files.atomic import CannotRead
 from ..files.checks import check_whole
 from ..files.seals import checksum_of_json
-from ..files.whole import CannotRead
 from ..treatments import BACKWARD, Treatment
 from . import checkpoint
 from .measuring import Interval, treated

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .. import InvalidValue
-from ..files.whole import CannotRead, read_file
+from ..files.atomic import CannotRead, read_file
 from .data import AUGMENTATION, Batch, Dataset, fingerprint
 
 CONTEXT = 128

@@ -1,0 +1,246 @@
+"""`Profile`, the profile of a whole model: its records, and the table, page, plan and file that are made from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
+from ..files.archives import TooLarge
+from ..files.atomic import check_folder, read_file, replace_file
+from ..plan import Plan, StepWork
+from ..report import TextTable
+from ..treatments.prune import PruningLaw
+from . import file, page, planner, table
+from .noise import Contributions, mean_of
+from .nonfinite import NonFiniteLoss, nonfinite_words
+from .records import LayerProfile, Record, sum_of
+
+MOST_STEPS = 256
+"""The most observed steps that an observer keeps; when there are more, every second one is dropped."""
+
+
+@dataclass(repr=False)
+class Profile:
+    """Histograms of a model's gradients over some steps, layer by layer in the order of execution.
+
+    `lograd.profile` and `lograd.observe` make one.
+
+    Attributes:
+        layers: the observed layers, by name.
+        missed: layers without an observation, each with the reason.
+        steps: backward passes, observed or not.
+        every: one of so many steps was observed.
+        noise: how noise in each layer's gradient reaches the weight gradients; None where that was not measured.
+        work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
+        loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
+        uncounted: the reason why `work` is None.
+    """
+
+    layers: dict[str, LayerProfile] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    every: int = 1
+    noise: Contributions | None = None
+    work: StepWork | None = None
+    loss: NonFiniteLoss | None = None
+    uncounted: str = ""
+
+    @property
+    def broken(self) -> str | None:
+        """A sentence that names layers and steps of NaN and infinite gradients; None where all were finite."""
+        return nonfinite_words(self.layers, self.loss)
+
+    def __getitem__(self, name: str) -> LayerProfile:
+        if name not in self.layers:
+            known = list(self.layers)
+            shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+            reason = f" It was missed: {self.missed[name]}." if name in self.missed else nearest_name(name, known)
+            raise InvalidValue(f"the profile has no layer {name!r}; it has {shown or 'none'}.{reason}")
+        return self.layers[name]
+
+    def thin(self, most: int) -> int:
+        """Drop every second observed step while there are more than `most`, and return the resulting `every`.
+
+        An observer can thus run for weeks in bounded memory, and its steps stay evenly spaced.
+        """
+        while any(len(layer.records) > most for layer in self.layers.values()):
+            self.every *= 2
+            for layer in self.layers.values():
+                layer.thin(self.every)
+        return self.every
+
+    # -- file --
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the profile to an .npz file without pickle; a failure leaves an existing file as it was."""
+        return replace_file(
+            path,
+            file.pack(
+                self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss, self.uncounted
+            ),
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, limit: int = file.LIMIT) -> Profile:
+        """Return the profile that `save` wrote; InvalidValue says in one sentence what is wrong with a file.
+
+        Args:
+            limit: bytes that the profile may take in memory.  A file that claims more is refused before it is loaded.
+        """
+        content = read_file(path, limit)
+        try:
+            return cls(*file.unpack(content, limit))
+        except InvalidValue as error:
+            hint = " Profile.load(path, limit=...) allows more." if isinstance(error, TooLarge) else ""
+            raise InvalidValue(f"Cannot read the profile {path}: {error}{hint}") from None
+
+    @classmethod
+    def merge(cls, profiles: Sequence[Profile]) -> Profile:
+        """Return one profile from those of several ranks, which observed the same layers at the same steps.
+
+        The histograms of a step are added.  For the neural gradient this gives the histogram of the whole batch.  The
+        weight gradients are counted as the ranks have them, before they are averaged over the ranks.  Measured noise is
+        averaged, if all ranks have measured it.
+        """
+        profiles = list(profiles)
+        if not profiles or not all(isinstance(one, Profile) for one in profiles):
+            raise InvalidType(sentence("what is merged", profiles, "a list of at least one Profile"))
+        first = profiles[0]
+        for number, other in enumerate(profiles[1:], start=2):
+            _check_alike(first, other, number)
+        layers = {name: _merge_layers([one.layers[name] for one in profiles]) for name in first.layers}
+        measured = [one.noise for one in profiles if one.noise is not None]
+        alike = len(measured) == len(profiles) and len({one.layers for one in measured}) == 1
+        noise = mean_of(measured) if alike else None
+        works = [one.work for one in profiles if one.work is not None]
+        work = StepWork.sum(works) if len(works) == len(profiles) else None
+        loss = next((one.loss for one in profiles if one.loss is not None), None)
+        return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss)
+
+    # -- plan --
+
+    def plan(
+        self,
+        bits: planner.Bits | None = None,
+        sparsity: float | None = None,
+        *,
+        allocation: planner.Allocation | None = None,
+        floors: Mapping[str, float] | None = None,
+        law: PruningLaw = "empirical",
+        keep: str | Iterable[str] = ("last",),
+        scale: str = "max",
+        rounding: Literal["stochastic", "nearest"] = "stochastic",
+        products: str | Iterable[str] = ("input_gradient", "weight_gradient"),
+        split: bool = False,
+        everywhere: bool = False,
+    ) -> Plan:
+        """Return a plan for the gradient of each layer, with fewer bits or more zeros, from the last observed step.
+
+        Args:
+            bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
+                for the layer's histogram (`theory.best_format`).  "recommended" takes the fewest bits with a predicted
+                cosine of 0.98; a layer for which 8 bits are too few is left alone.
+            sparsity: prune stochastically so that this share of the work in the pruned products is skipped.  Pruning
+                comes before rounding.  Layers in which zeros save no time are not pruned: depthwise and transposed
+                convolutions, layers with fewer than 8 input channels, and small ones.
+            allocation: how the sparsity is split over layers.  "uniform" gives it to every layer.  The others reach it
+                over all pruned layers together, each weighted with its operations: "cosine" makes the smallest cosine
+                between a gradient and its pruned copy as large as possible; "noise" makes the noise that arrives in the
+                weight gradients as small as possible, by factors that `lograd.profile(noise=...)` measures; "floors" is
+                the heterogeneous rule of [chmiel2021], in which layers with a floor are pruned until their cosine falls
+                to it, and the others make up for the rest.  None means "noise" where it was measured, else "uniform".
+            floors: the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}, for "floors".
+            law: the law from which thresholds are computed, "empirical", "lognormal" or "normal" (`treatments.Prune`).
+                "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
+            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  By
+                default the last one: it is small and its gradient has a narrow law, so pruning it costs much accuracy
+                and gains little time.
+            scale: the rule of `theory.scale` that puts a gradient into the format's range.
+            rounding: "stochastic" or "nearest".
+            products: treat the gradient in the product for dX ("input_gradient"), for dW ("weight_gradient"), or in
+                both.
+            split: with allocation="noise", allow different sparsities in the two products of a layer.  Each then prunes
+                its own copy of the gradient.
+            everywhere: prune all layers, also those in which zeros save no time.
+
+        The plan holds the predicted growth of gradients by noise (`plan.growth`); a LogradWarning tells where it
+        explodes.
+        """
+        usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
+        chosen = usual if allocation is None else allocation
+        budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
+        made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
+        return replace(made, step=self.work)
+
+    # -- table and page --
+
+    def table(self) -> TextTable:
+        """Return a table for the terminal with one row for each layer."""
+        return table.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
+
+    def __repr__(self) -> str:
+        seen = "each" if self.every == 1 else f"one of {self.every}"
+        noise = "" if self.noise is None else ", with noise"
+        return f"Profile({plural(len(self.layers), 'layer')}, {plural(self.steps, 'step')}, {seen} observed{noise})"
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
+        """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
+        check_folder(path)  # fails before the page is computed
+        built = page.build(
+            self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken, self.noise
+        )
+        return built.save(path)
+
+
+def _check_alike(first: Profile, other: Profile, number: int) -> None:
+    what = f"profile {number} must look at the same layers and steps as profile 1"
+    for name in [*first.layers, *other.layers]:
+        here, there = first.layers.get(name), other.layers.get(name)
+        if here is None or there is None:
+            raise InvalidValue(f"{what}; layer {name!r} is only in profile {number if here is None else 1}.")
+        for side in ("records", "weight_records"):
+            steps = [[record.step for record in getattr(layer, side)] for layer in (here, there)]
+            if steps[0] != steps[1]:
+                raise InvalidValue(
+                    f"{what}; of layer {name!r} it has {plural(len(steps[1]), 'observed step')}, and profile 1 has "
+                    f"{len(steps[0])} or others."
+                )
+        if (here.kind, here.weight_shape) != (there.kind, there.weight_shape):
+            raise InvalidValue(f"{what}; layer {name!r} is {_what(there)} there and {_what(here)} in profile 1.")
+
+
+def _what(layer: LayerProfile) -> str:
+    return f"a {layer.kind} with a weight of shape {layer.weight_shape}"
+
+
+def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
+    def sums(name: str) -> int | None:
+        counts = [getattr(layer, name) for layer in layers]
+        return None if None in counts else sum(counts)
+
+    def add(side: str) -> list[Record]:
+        return [sum_of(column) for column in zip(*(getattr(layer, side) for layer in layers), strict=True)]
+
+    first = layers[0]
+    return LayerProfile(
+        first.name,
+        first.kind,
+        first.weight_shape,
+        sums("flops_input"),
+        sums("flops_weight"),
+        add("records"),
+        add("weight_records"),
+        np.concatenate([layer.sample for layer in layers])[:: len(layers)],
+        sums("flops_forward"),
+        first.groups,
+        first.transposed,
+    )

@@ -1,0 +1,91 @@
+"""The table of a profile for the terminal: one row for each layer, and sentences on what was not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..errors import plural
+from ..laws import HalfNormal, LogNormal
+from ..plan import StepWork, percent
+from ..report import TextTable, text_table
+from ..treatments.verdicts import VERDICTS_IN_WORDS
+from .records import LayerProfile
+from .sparsity import pruning_outlook
+
+COLUMNS = (
+    "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
+    "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
+    "good zeros", "fair zeros",
+)  # fmt: skip
+DROPPABLE = ("weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step")
+"""Columns that a narrow terminal does without, the least important first."""
+
+
+def profile_table(
+    layers: Mapping[str, LayerProfile],
+    missed: Mapping[str, str],
+    steps: int,
+    work: StepWork | None,
+    uncounted: str,
+    broken: str | None,
+) -> TextTable:
+    """Return the table of a profile; the arguments are the attributes of `Profile`."""
+    observed = max((len(layer.records) for layer in layers.values()), default=0)
+    title = f"Gradients of {plural(len(layers), 'layer')}, {observed:,} observed of {plural(steps, 'step')}"
+    meaning = f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."
+    lines = [*([] if broken is None else [broken]), *([meaning] if layers else [])]
+    lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
+    lines += work_lines(layers, work, uncounted)
+    return text_table(
+        title, COLUMNS, [_row(layer, work) for layer in layers.values()], "\n".join(lines), droppable=DROPPABLE
+    )
+
+
+def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> list[str]:
+    """Return sentences on what the column of work means, and on which part of the step no plan can treat."""
+    if work is None:
+        return [f"The multiply-adds of the whole training step were not counted{uncounted and f': {uncounted}'}."]
+    counts = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
+    return [
+        "Work is the share of the products for dX and dW in the multiply-adds of the whole training step.",
+        *work.lines(counts),
+    ]
+
+
+def work_share(layer: LayerProfile, work: StepWork | None) -> str | None:
+    """Return the share of a layer's products for dX and dW in the whole step; None where it was not counted."""
+    if work is None or layer.flops_weight is None:
+        return None
+    return percent(work.share((layer.flops_input or 0) + layer.flops_weight))
+
+
+def _row(layer: LayerProfile, work: StepWork | None) -> list[str]:
+    known = [record for record in layer.records if record.law is not None]
+    masked, zeros = layer.masked, pruning_outlook(layer)
+    return [
+        layer.name,
+        layer.kind,
+        "×".join(map(str, layer.weight_shape)) if layer.weight_shape else "–",
+        f"{layer.elements:,}",
+        work_share(layer, work) or "–",
+        f"{layer.zero_share:.1%}",
+        "–" if masked is None else f"{masked:.1%}",
+        _number(layer.sigma, ".2f"),
+        _octave(min((record.smallest for record in known), default=np.nan)),
+        _octave(max((record.largest for record in known), default=np.nan)),
+        _number(layer.ks(LogNormal), ".3f"),
+        _number(layer.ks(HalfNormal), ".3f"),
+        layer.nearest_law or "–",
+        _number(layer.weight_sigma, ".2f"),
+        *(["–", "–"] if zeros is None else [f"{zeros.good:.0%}", f"{zeros.fair:.0%}"]),
+    ]
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if np.isnan(value) else format(value, form)
+
+
+def _octave(value: float) -> str:
+    return "–" if np.isnan(value) else f"2^{np.log2(value):.1f}"

@@ -1,0 +1,214 @@
+"""Files that changed after they were saved: every flipped byte is noticed, and files of earlier versions are read."""
+
+import gzip
+import io
+import json
+import shutil
+import struct
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import training_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import mlp, vector_batches
+from refusals import REFUSED, attempt, flipped, flips, same
+from torch.nn.functional import cross_entropy
+
+import lograd
+from lograd import InvalidValue, Plan, Profile
+from lograd.engine.slots import all_counters
+from lograd.errors import LogradWarning
+from lograd.files.atomic import CannotRead
+from lograd.files.seals import check_seal, sealed
+from lograd.training import Config, checkpoint, resume
+from lograd.training.loop import load_work
+from lograd.training.session import Session
+
+FIRST = Path(__file__).parents[1] / "saved" / "first"
+"""Files as they were written before there were checksums."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return lograd.profile(mlp(), vector_batches(4), cross_entropy, steps=3, noise=1)
+
+
+@pytest.fixture(scope="module")
+def session(folder):
+    """A run with a state in each of its parts: momentum, statistics, a loss scale."""
+    data = training_files.images(folder / "images.npz", train=8, test=4, classes=2)
+    config = Config("resnet8", data, recipe="prune85+fp8-dynamic", width=1, batch=4, steps=5, threads=1)
+    made = Session(load_work(config), config.load_plan())
+    for _ in range(3):
+        made.step()
+    return made
+
+
+# -- flipped bytes --
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_flipped_byte_of_a_profile_is_noticed(folder, profile, data):
+    path = folder / "profile.npz"
+    content = profile.save(path).read_bytes()
+    path.write_bytes(flipped(content, data.draw(flips(len(content)))))
+    with pytest.raises(InvalidValue, match="Cannot read the profile"):
+        Profile.load(path)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_flipped_byte_of_an_unsealed_profile_is_refused_or_changes_nothing(folder, data):
+    """Without a checksum, those of the archive and what must hold of a profile are left."""
+    content = (FIRST / "profile.npz").read_bytes()
+    path = folder / "old.npz"
+    path.write_bytes(flipped(content, data.draw(flips(len(content)))))
+    loaded = attempt(lambda: Profile.load(path))
+    assert loaded is REFUSED or loaded == Profile.load(FIRST / "profile.npz")
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_flipped_byte_of_a_checkpoint_is_noticed(folder, session, data):
+    path = folder / "checkpoint.pt"
+    if not path.exists():
+        session.save(path, 0)
+    content = path.read_bytes()
+    other = folder / "flipped.pt"
+    other.write_bytes(flipped(content, data.draw(flips(len(content)))))
+    before = session.state_dict()
+    with pytest.raises(CannotRead, match="Cannot read the checkpoint"):
+        session.load(other)
+    assert same(before, session.state_dict())
+
+
+def test_data_of_an_unsealed_checkpoint_is_checked_too(folder):
+    """torch.load does not look at the sums of the archive."""
+    content = bytearray(gzip.decompress((FIRST / "run" / "checkpoint.pt.gz").read_bytes()))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+    name = struct.unpack("<HH", content[largest.header_offset + 26 : largest.header_offset + 30])
+    content[largest.header_offset + 30 + sum(name) + largest.file_size // 2] ^= 1
+    torch.load(io.BytesIO(content), weights_only=True)  # nothing happens
+    shutil.copytree(FIRST, folder / "damaged")
+    (folder / "damaged" / "run" / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(CannotRead, match=r"its part '.*' was changed or damaged after it was saved"):
+        resume(folder / "damaged" / "run", expected={"data": folder / "damaged" / "images.npz"})
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_flipped_byte_in_the_structure_of_an_unsealed_checkpoint_is_refused_or_changes_nothing(folder, data):
+    content = gzip.decompress((FIRST / "run" / "checkpoint.pt.gz").read_bytes())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        heads = [entry.header_offset for entry in archive.infolist()]
+        directory = archive.start_dir
+    # Where an archive has something to say beside its data: headers of its parts, and the directory at its end.
+    head = st.builds(lambda start, byte: start + byte, st.sampled_from(heads), st.integers(0, 60))
+    place = data.draw(head | st.integers(directory, len(content) - 1))
+    path = folder / "structure.pt"
+    path.write_bytes(content)
+    whole = checkpoint.read(path)
+    path.write_bytes(flipped(content, (place, data.draw(st.integers(1, 255)))))
+    found = attempt(lambda: checkpoint.read(path))
+    assert found is REFUSED or same(found, whole)
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_a_flipped_byte_of_a_plan_is_refused_or_warned_of(folder, profile, data):
+    plan = profile.plan(bits=6, sparsity=0.8)
+    path = folder / "plan.json"
+    content = plan.save(path).read_bytes()
+    path.write_bytes(flipped(content, data.draw(flips(len(content)))))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = attempt(lambda: Plan.load(path))
+    if loaded is not REFUSED and loaded != plan:
+        assert any("was changed after lograd saved it" in str(one.message) for one in caught)
+
+
+def test_a_plan_may_be_edited_and_saved_again(profile, tmp_path):
+    plan = profile.plan(bits=6, sparsity=0.8)
+    path = plan.save(tmp_path / "plan.json")
+    text = path.read_text().replace('"sparsity": 0.8, "law"', '"sparsity": 0.7, "law"')
+    path.write_text(text)
+    with pytest.warns(LogradWarning, match=r"changed after lograd saved it.*Plan.load\(path\).save\(path\)"):
+        edited = Plan.load(path)
+    assert edited.layers["0"].input_gradient.gradient[0].sparsity == 0.7
+    edited.save(path)
+    assert Plan.load(path) == edited  # and no warning, which would be an error here
+    data = json.loads(text)
+    del data["checksum"]
+    path.write_text(json.dumps(data))
+    assert Plan.load(path) == edited
+    path.write_text(json.dumps(json.loads(plan.save(path).read_text()), indent=8))  # laid out anew, not changed
+    assert Plan.load(path) == plan
+
+
+@pytest.mark.parametrize("length", [0, 1, 21, 22, 100, -1, -22, -78, -79])
+def test_a_cut_file_is_not_sealed(length, profile, tmp_path):
+    content = profile.save(tmp_path / "p.npz").read_bytes()
+    check_seal(content)
+    with pytest.raises(InvalidValue):
+        check_seal(content[:length])
+    with pytest.raises(InvalidValue, match="only a zip archive without a comment"):
+        sealed(content)
+
+
+def test_sealed_files_are_what_others_read(profile, session, tmp_path):
+    with zipfile.ZipFile(profile.save(tmp_path / "p.npz")) as archive:
+        assert archive.comment.startswith(b"lograd sha256 ")
+        assert archive.testzip() is None
+    session.save(tmp_path / "c.pt", 7)
+    assert torch.load(tmp_path / "c.pt", weights_only=True)["journal_bytes"] == 7
+
+
+# -- files of earlier versions --
+
+
+def test_files_without_checksums_are_read(tmp_path):
+    shutil.copytree(FIRST, tmp_path / "first")
+    profile = Profile.load(tmp_path / "first" / "profile.npz")
+    assert (list(profile.layers), profile.steps, profile.noise.layers) == (["0", "2"], 3, ("0", "2"))
+    plan = Plan.load(tmp_path / "first" / "plan.json")
+    assert plan.layers["0"].words() == "prune 0.8, then 1-3-2 scale max"
+    assert (plan.kept, plan.work["2"]) == ({"2": "the last layer"}, (768, 768))
+    model = mlp()
+    handle = lograd.attach(model, Plan.uniform("prune85+fp6/atp85"))
+    state = torch.load(io.BytesIO(gzip.decompress((FIRST / "state.pt.gz").read_bytes())), weights_only=True)
+    handle.load_state_dict(state)
+    assert (handle.steps, handle.seed) == (4, 3)
+    assert handle.counters().total.treated > 0
+    again, names = handle.state_dict(), {"input": "input_gradient.gradient", "weight": "weight_gradient.gradient"}
+    for name, tensors in state["layers"].items():
+        for key, tensor in tensors.items():
+            site, _, kind = key.rpartition(".")
+            found = again["layers"][name][f"{names.get(site, 'gradient')}.{'memory' if kind == 'state' else kind}"]
+            assert same(found, all_counters(tensor) if kind == "counters" else tensor)  # `pruned` was not counted yet
+    for name, values in state["statistics"].items():
+        assert same(again["statistics"][name]["gradient"], values)
+    plain = ("seed", "steps", "last_collected", "loss_scale", "cost")
+    assert all(same(again[name], state[name]) for name in plain)
+    handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore:the run was started with other versions", "ignore:noise of pruning explodes")
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path):
+    run = tmp_path / "first" / "run"
+    shutil.copytree(FIRST, tmp_path / "first")
+    (run / "checkpoint.pt").write_bytes(gzip.decompress((run / "checkpoint.pt.gz").read_bytes()))
+    data = tmp_path / "first" / "images.npz"
+    steps = []
+    assert resume(run, expected={"data": data}, progress=lambda status: steps.append(status.step)).status == "finished"
+    assert steps == [6, 7, 8]
