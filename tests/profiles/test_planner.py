@@ -86,7 +86,7 @@ def test_noise_brings_less_noise_than_uniform_and_a_split_less_still(profile):
 def test_the_two_products_of_a_split_plan_are_listed(profile):
     plan = profile.plan(sparsity=0.7, keep=(), allocation="noise", split=True)
     layer = plan.layers["3"]
-    assert layer.input_gradient.gradient[0].sparsity != layer.weight[0].sparsity
+    assert layer.input_gradient.gradient[0].sparsity != layer.weight_gradient.gradient[0].sparsity
     lines = [line.split() for line in str(plan).splitlines()]
     assert [line[1] for line in lines if line[:1] == ["3"]] == ["dX", "dW"]
 

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from ..errors import plural
 from ..report import TextTable, text_table
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prediction, Sentence, describe
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from .forecast import Forecast
 from .layer import LayerPlan
-from .work import percent
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .work import StepWork, percent
 
 COLUMNS = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
 
 
-def plan_table(plan: Plan) -> TextTable:
+class Planned(Protocol):
+    """The parts of a `Plan` that its table shows."""
+
+    @property
+    def layers(self) -> Mapping[str, LayerPlan]:
+        """The plan of each layer."""
+
+    @property
+    def every(self) -> LayerPlan | None:
+        """The plan of all other layers."""
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Why layers are left alone."""
+
+    @property
+    def unpruned(self) -> Mapping[str, str]:
+        """Why layers are rounded and not pruned."""
+
+    @property
+    def work(self) -> Mapping[str, tuple[int, int]]:
+        """Operations of the products for dX and dW."""
+
+    @property
+    def total_work(self) -> int:
+        """Their sum."""
+
+    @property
+    def step(self) -> StepWork | None:
+        """Operations of the whole training step."""
+
+    @property
+    def skipped(self) -> float:
+        """The share of the products for dX and dW that predicted zeros skip."""
+
+    @property
+    def skipped_of_step(self) -> float | None:
+        """The share of the whole training step that they skip."""
+
+    @property
+    def growth(self) -> Forecast | None:
+        """How noise is predicted to grow."""
+
+
+def plan_table(plan: Planned) -> TextTable:
     """Return a row for each treated site and each kept layer, with notes below."""
     title = f"Plan for {plural(len(plan.layers), 'layer')}" + (f", {len(plan.kept)} kept" if plan.kept else "")
     total = max(plan.total_work if plan.step is None else plan.step.total, 1)
@@ -61,7 +104,7 @@ def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[list[s
     return rows
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Planned) -> list[str]:
     """Return what the columns mean, and what holds of the plan as a whole."""
     notes = []
     expected = [found for layer in plan.layers.values() for name in BACKWARD if (found := layer.prediction(name))]
@@ -81,7 +124,7 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _work_lines(plan: Plan) -> list[str]:
+def _work_lines(plan: Planned) -> list[str]:
     """Return what the shares in the column "work" are shares of, and what is not treated."""
     if plan.step is None:
         text = (
