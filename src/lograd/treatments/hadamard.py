@@ -60,6 +60,10 @@ class Hadamard(Treatment):
         return self.inner.unbiased
 
     @property
+    def overflows(self) -> bool:
+        return self.inner.overflows
+
+    @property
     def element_bits(self) -> float | None:
         return self.inner.element_bits
 

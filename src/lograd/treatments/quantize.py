@@ -89,6 +89,10 @@ class Quantize(Treatment):
         return self.rounding == "stochastic" and self.scale == "max"
 
     @property
+    def overflows(self) -> bool:
+        return self.overflow == "infinity"
+
+    @property
     def element_bits(self) -> float:
         return self.format.bits
 

@@ -83,6 +83,11 @@ class Treatment(ABC):
         return False
 
     @property
+    def overflows(self) -> bool:
+        """Whether values beyond its range become infinite, which a dynamic loss scale has to react to."""
+        return False
+
+    @property
     def element_bits(self) -> float | None:
         """Bits of an element in the format that is simulated, a block's scale included; None if it keeps its type."""
         return None
