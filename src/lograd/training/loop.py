@@ -73,7 +73,7 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
     if plan is not None and not target.has_run:
         check_same(target.plan, plan, overwrite=overwrite)
     events = open_events(config, target)
-    with _torch_settings(config.threads):
+    with torch_settings(config.threads):
         work = load_work(config)
         session = Session(work, plan)  # a plan that does not fit the model is refused here
         _check_resumable(session, work.config)
@@ -107,7 +107,7 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
     plan = target.load_plan(record)
     _warn_of_versions(record["versions"])
     events = open_events(config, target)
-    with _torch_settings(record["threads"]):
+    with torch_settings(record["threads"]):
         work = load_work(config, record)
         work.check_unchanged(record["data"], target)
         session = Session(work, plan)
@@ -256,7 +256,7 @@ def _check_backend(config: Config, plan: Plan | None) -> None:
 
 
 @contextmanager
-def _torch_settings(threads: int | None) -> Iterator[None]:
+def torch_settings(threads: int | None) -> Iterator[None]:
     """The number of threads of a run, and random states of its own; all as before at the end."""
     before = torch.get_num_threads()
     with preserved():
