@@ -18,32 +18,39 @@ if TYPE_CHECKING:
     from ..papers.experiment import Experiment
 
 
+Name = Annotated[str | None, typer.Argument(help="A table, figure or experiment; all for the theory; none lists them.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
+]
+Preset = Annotated[str | None, typer.Option(help="Size of an experiment: smoke, cpu or paper.", show_default="cpu")]
+Data = Annotated[Path | None, typer.Option(help="The data of an experiment, such as an .npz of images.")]
+Runs = Annotated[Path, typer.Option(help="Finished cells and runs are kept in NAME inside this folder.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="by experiment")]
+Only = Annotated[str | None, typer.Option(help="Restrict an experiment to some of its cases.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Another option of it; repeat it.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the cells in the folder; finished ones are not made again.")
+]
+Tabulate = Annotated[bool, typer.Option("--tabulate", help="Only draw the tables of the finished cells.")]
+Results = Annotated[
+    Path | None, typer.Option(help="Write the tables of an experiment into this folder as .md and .json as well.")
+]
+
+
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A table, figure or experiment; all for the theory; none lists them.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Size of an experiment: smoke, cpu or paper.", show_default="cpu")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="The data of an experiment, such as an .npz of images.")] = None,
-    runs: Annotated[Path, typer.Option(help="Finished cells and runs are kept in NAME inside this folder.")] = Path(
-        "lograd-runs"
-    ),
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="by experiment")] = None,
-    only: Annotated[str | None, typer.Option(help="Restrict an experiment to some of its cases.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Another option of it; repeat it.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the cells in the folder; finished ones are not made again.")
-    ] = False,
-    tabulate: Annotated[bool, typer.Option("--tabulate", help="Only draw the tables of the finished cells.")] = False,
-    results: Annotated[
-        Path | None, typer.Option(help="Write the tables of an experiment into this folder as .md and .json as well.")
-    ] = None,
+    name: Name = None,
+    output: Output = None,
+    preset: Preset = None,
+    data: Data = None,
+    runs: Runs = Path("lograd-runs"),
+    seeds: Seeds = None,
+    only: Only = None,
+    setting: Settings = None,
+    resume: Resume = False,
+    tabulate: Tabulate = False,
+    results: Results = None,
     as_json: Json = False,
 ) -> None:
     """Compute a table or figure of the papers anew, the paper's value beside ours; or run an experiment.
@@ -79,16 +86,16 @@ def reproduce(
 
 def _list(as_json: bool) -> None:
     """All names, with what they are and the options that they take."""
-    from ..papers import EXPERIMENTS, THEORY, experiment
+    from ..papers import EXPERIMENTS, THEORY, experiment_of
 
     rows: list[dict[str, Any]] = [
         {"name": name, "what": (draw.__doc__ or "").split("\n")[0], "options": {}} for name, draw in THEORY.items()
     ]
     for name in EXPERIMENTS:
         options = {
-            option: None if value is None else str(value) for option, value in experiment(name).options().items()
+            option: None if value is None else str(value) for option, value in experiment_of(name).options().items()
         }
-        rows.append({"name": name, "what": experiment(name).words, "options": options})
+        rows.append({"name": name, "what": experiment_of(name).words, "options": options})
     if as_json:
         print_json(rows)
         return
@@ -119,16 +126,18 @@ def _experiment(
     *, resume: bool, tabulate: bool, quiet: bool,
 ) -> list[Result]:  # fmt: skip
     """Finish the cells of an experiment, and draw its tables."""
-    from ..papers import experiment
+    from ..papers import experiment_of
     from ..papers.cells import CellFolder
     from ..papers.experiment import carry_out
     from ..training import Interrupted
     from ..training.folder import make_folder
     from .progress import display
 
-    chosen = experiment(name).make(given, preset)
+    chosen = experiment_of(name).make(given, preset)
     folder = CellFolder(runs / chosen.label)
     if tabulate:
+        if not folder.names:
+            raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
         return _saved(chosen, folder, results)
     if folder.begun and not resume:
         raise InvalidValue(

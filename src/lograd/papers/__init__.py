@@ -35,10 +35,10 @@ EXPERIMENTS = {
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 
 
-def experiment(name: str) -> type[Experiment]:
+def experiment_of(name: str) -> type[Experiment]:
     """The class of an experiment, whose fields are its options."""
     found: type[Experiment] = getattr(import_module(f"{__name__}.{name}"), EXPERIMENTS[name])
     return found
 
 
-__all__ = ["EXPERIMENTS", "THEORY", "Result", "experiment"]
+__all__ = ["EXPERIMENTS", "THEORY", "Result", "experiment_of"]
