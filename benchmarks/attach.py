@@ -8,63 +8,51 @@ the model.  Writes benchmarks/results/attach.json and attach.md.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import typer
-from rich.progress import track
-from timing import machine, markdown, versions, write
-from torch import nn
+from torch import Tensor, nn
 
 import lograd
 from lograd.models import CifarResNet
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+from lograd.training import InMemory, Session, in_turns
+
+from .timing import versions, write
 
 WARM_UP = 100
 """Steps of the attached ways before the clock starts.  Statistics are taken in most of the first forty, and then less
 and less often: here in one step of five, later in one of ten."""
 
 
-def batches(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+Prepare = Callable[[nn.Module, ExitStack], object]
+"""Hooks something into a model, which goes with the stack."""
+
+
+def batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random images with random labels."""
     generator = torch.Generator().manual_seed(0)
     while True:
         yield torch.randn(size, 3, 32, 32, generator=generator), torch.randint(100, (size,), generator=generator)
 
 
-class Way:
-    """A model with its optimizer and what is attached to it."""
-
-    def __init__(self, name: str, model: nn.Module, prepare: Callable[[nn.Module, ExitStack], Any]) -> None:
-        self.name, self.model = name, copy.deepcopy(model)
-        self.milliseconds: list[float] = []
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.stack = ExitStack()
-        self.handle = prepare(self.model, self.stack)
-
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        start = perf_counter()
-        self.optimizer.zero_grad()
-        F.cross_entropy(self.model(images), labels).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        if isinstance(self.handle, lograd.Handle):
-            self.handle.step()
-        self.milliseconds.append(1e3 * (perf_counter() - start))
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """SGD as a ResNet is trained with."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def attached(plan: lograd.Plan, **options: Any) -> Callable[[nn.Module, ExitStack], Any]:
-    return lambda model, stack: stack.enter_context(lograd.attach(model, plan, backend="dense", **options))
-
-
-def observed(model: nn.Module, stack: ExitStack) -> Any:
+def observed(model: nn.Module, stack: ExitStack) -> object:
+    """Let the profiler look at the training."""
     return stack.enter_context(lograd.observe(model))
 
 
-def qpytorch(exponent: int, mantissa: int, rounding: str) -> Callable[[nn.Module, ExitStack], Any]:
+def qpytorch(exponent: int, mantissa: int, rounding: str) -> Prepare:
     """QPyTorch's own way: a module behind each layer that leaves the output alone and rounds its gradient."""
     from qtorch import FloatingPoint
     from qtorch.quant import Quantizer
@@ -79,21 +67,46 @@ def qpytorch(exponent: int, mantissa: int, rounding: str) -> Callable[[nn.Module
     return prepare
 
 
-def ways_of(model: nn.Module, size: int, quick: bool) -> dict[str, Callable[[nn.Module, ExitStack], Any]]:
+def ways_of(model: nn.Module, size: int, quick: bool) -> dict[str, lograd.Plan | Prepare | None]:
+    """What each way attaches to the model or hooks into it."""
     profile = lograd.profile(model, batches(size), F.cross_entropy, steps=2)
-    bits, zeros = profile.plan(bits=6), profile.plan(sparsity=0.85, everywhere=True)
-    ways = {
-        "plain": lambda model, stack: None,
+    ways: dict[str, lograd.Plan | Prepare | None] = {
+        "plain": None,
         "observed, 1 step in 50": observed,
-        "identity": attached(lograd.Plan.uniform("identity")),
-        "FP6 stochastic": attached(bits),
-        "85 % pruned": attached(zeros),
-        "85 % pruned, then FP6": attached(profile.plan(sparsity=0.85, bits=6, everywhere=True)),
+        "identity": lograd.Plan.uniform("identity"),
+        "FP6 stochastic": profile.plan(bits=6),
+        "85 % pruned": profile.plan(sparsity=0.85, everywhere=True),
+        "85 % pruned, then FP6": profile.plan(sparsity=0.85, bits=6, everywhere=True),
     }
     if not quick:
         for rounding in ("stochastic", "nearest"):
             ways[f"QPyTorch FP6 {rounding}"] = qpytorch(4, 1, rounding)
     return ways
+
+
+def measure(model: nn.Module, batch: int, steps: int, quick: bool) -> list[dict[str, Any]]:
+    """The milliseconds of a step of each way, with their ratios to the plain one."""
+    with ExitStack() as stack:
+        sessions = {}
+        for name, way in ways_of(model, batch, quick).items():
+            work = InMemory(
+                copy.deepcopy(model), batches(batch), F.cross_entropy, optimizer, WARM_UP + steps, backend="dense"
+            )
+            plan = way if isinstance(way, lograd.Plan) else None
+            sessions[name] = stack.enter_context(Session(work, plan))
+            if callable(way):
+                way(sessions[name].model, stack)
+            for _ in range(3 if plan is None else WARM_UP):
+                sessions[name].step()
+        times: dict[str, list[float]] = {name: [] for name in sessions}
+        for turn in in_turns(sessions, steps):
+            times[turn.name].append(1e3 * turn.session.times.step)
+    rows: list[dict[str, Any]] = [
+        {"way": name, "ms": median(taken), "mean ms": sum(taken) / steps} for name, taken in times.items()
+    ]
+    for row in rows:
+        row |= {"of plain": row["ms"] / rows[0]["ms"], "mean of plain": row["mean ms"] / rows[0]["mean ms"]}
+    return rows
 
 
 def main(
@@ -108,25 +121,7 @@ def main(
         torch.set_num_threads(threads)
     batch, steps = (16, 10) if quick else (batch, steps)
     torch.manual_seed(0)
-    model = CifarResNet(depth)
-    ways = [Way(name, model, prepare) for name, prepare in ways_of(model, batch, quick).items()]
-    data = batches(batch)
-    jobs: list[tuple[Way, ...]] = [
-        (way,) for way in ways for _ in range(WARM_UP if isinstance(way.handle, lograd.Handle) else 3)
-    ]
-    jobs += [tuple(ways)] * steps
-    for turn in track(jobs, "measuring") if sys.stdout.isatty() else jobs:
-        images, labels = next(data)
-        for way in turn:
-            way.step(images, labels)
-    rows: list[dict[str, Any]] = []
-    for way in ways:
-        way.stack.close()
-        measured = way.milliseconds[-steps:]
-        rows.append({"way": way.name, "ms": median(measured), "mean ms": sum(measured) / steps})
-    plain = rows[0]
-    for row in rows:
-        row |= {"of plain": row["ms"] / plain["ms"], "mean of plain": row["mean ms"] / plain["mean ms"]}
+    rows = measure(CifarResNet(depth), batch, steps, quick)
     shown = [
         {"way": row["way"], "ms a step": f"{row['ms']:.0f}", "of the plain step": f"{row['of plain']:.3f}",
          "of its mean": f"{row['mean of plain']:.3f}"}

@@ -19,19 +19,24 @@ from typing import Any
 
 import torch
 import typer
-from models import CASES as TIMED
-from models import Case, Encoder, Way, progress
-from timing import machine, markdown, versions, write
 from torch import nn
 
 from lograd.models import CifarResNet
 from lograd.ops.sparse_products import release_workspace
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+from lograd.training import Session
 from lograd.treatments import Backend
+
+from .models import CASES as TIMED
+from .models import Case, Encoder, session_of
+from .timing import progress, versions, write
 
 SPARSITY = 0.85
 
 
 def four_layers() -> nn.Module:
+    """Four layers of BERT-base, one after the other."""
     return nn.Sequential(*(Encoder() for _ in range(4)))
 
 
@@ -49,27 +54,27 @@ MEGABYTE = 2**20
 def measure(case: Case, backend: Backend | None, last: bool) -> dict[str, float]:
     """Megabytes of a settled step above the state before it, and of the step in which sparse products begin."""
     torch.manual_seed(0)
-    way = Way(case, case.build().train(), None if backend is None else SPARSITY, last, backend or "auto")
+    way = session_of(case, case.build().train(), None if backend is None else SPARSITY, last, backend or "auto")
     way.step()  # makes the optimizer's state, and takes the first statistics
     state = _state(way)
     beginning = _peak(way)
     return {"state": state / MEGABYTE, "beginning": (beginning - state) / MEGABYTE, "settled": _settled(way, state)}
 
 
-def _settled(way: Way, state: int) -> float:
-    """What the step before has left in workspaces is part of it."""
+def _settled(way: Session, state: int) -> float:
+    """Megabytes of a step above the state; what the step before has left in workspaces is part of it."""
     return (_peak(way) - state) / MEGABYTE
 
 
-def _peak(way: Way) -> int:
-    """Of one step, in bytes."""
+def _peak(way: Session) -> int:
+    """The peak of one step, in bytes."""
     way.optimizer.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")
     way.step()
     return _status("VmHWM")
 
 
-def _state(way: Way) -> int:
+def _state(way: Session) -> int:
     """Bytes in memory between steps, without what kernels keep."""
     way.optimizer.zero_grad()
     release_workspace()
@@ -84,14 +89,26 @@ def _status(field: str) -> int:
 
 
 def in_a_process(case: Case, way: str, last: bool, threads: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--one", f"{CASES.index(case)} {way}", "--threads", str(threads)]
+    """Measure one way in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.memory",
+        "--one",
+        f"{CASES.index(case)} {way}",
+        "--threads",
+        str(threads),
+    ]
     command += ["--channels-last" if last else "--no-channels-last"]
-    done = subprocess.run(command, env=os.environ | LIVE_BYTES_ONLY, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], env=os.environ | LIVE_BYTES_ONLY, stdout=subprocess.PIPE, check=True
+    )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Peaks as multiples of the dense one."""
     lines = []
     for row in rows:
         dense = row["ways"]["dense"]["settled"]

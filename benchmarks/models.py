@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import typer
-from rich.progress import track
-from timing import machine, markdown, versions, write
 from torch import Tensor, nn
 
 import lograd
+from lograd.engine.backends.choice import SPARSE
 from lograd.models import CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+from lograd.training import InMemory, Session, in_turns
 from lograd.treatments import Backend
+
+from .timing import progress, versions, write
 
 WARM_UP = 24
 """Statistics are taken in each of the first twenty steps."""
@@ -47,6 +51,8 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
+    """A model with the shape of its batch."""
+
     name: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -54,6 +60,7 @@ class Case:
     """The layer that is kept; none if empty."""
 
     def data(self) -> tuple[Tensor, Tensor]:
+        """One batch of random inputs and targets."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(self.shape, generator=generator)
         target = x.roll(1, 0) if not self.last else torch.randint(100, (self.shape[0],), generator=generator)
@@ -68,70 +75,72 @@ CASES = (
 )
 
 
-class Way:
-    """A model on its way."""
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """The squared error of a layer alone, or the cross-entropy of a classifier."""
+    return F.mse_loss(output, target) if output.dim() == 3 else F.cross_entropy(output, target)
 
-    def __init__(
-        self, case: Case, model: nn.Module, sparsity: float | None, last: bool, backend: Backend = "auto"
-    ) -> None:
-        x, self.target = case.data()
-        format = torch.channels_last if last and x.dim() == 4 else torch.contiguous_format
-        self.model, self.x = copy.deepcopy(model), x.contiguous(memory_format=format)
-        if last and x.dim() == 4:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
-        self.handle: lograd.Handle | None = None
-        if sparsity is not None:
-            every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
-            plan = lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
-            self.handle = lograd.attach(self.model, plan, refresh="epoch", backend=backend)
-        self.backward: list[float] = []
-        self.whole: list[float] = []
 
-    def step(self) -> None:
-        start = perf_counter()
-        self.optimizer.zero_grad()
-        y = self.model(self.x)
-        loss: Any = F.mse_loss(y, self.target) if y.dim() == 3 else F.cross_entropy(y, self.target)
-        middle = perf_counter()
-        loss.backward()
-        self.backward.append(1e3 * (perf_counter() - middle))
-        self.optimizer.step()
-        if self.handle is not None:
-            self.handle.step()
-        self.whole.append(1e3 * (perf_counter() - start))
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """SGD with a rate so small that the gradients stay alike."""
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+
+def session_of(case: Case, model: nn.Module, sparsity: float | None, last: bool, backend: Backend = "auto") -> Session:
+    """A copy of the model in training on one batch.
+
+    Args:
+        case: what the batch is made for.
+        model: it stays as it is.
+        sparsity: to which gradients are pruned; None trains dense.
+        last: images have their channels last in memory.
+        backend: of the products of pruned gradients.
+    """
+    x, target = case.data()
+    own = copy.deepcopy(model)
+    if last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+        own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plan = None
+    if sparsity is not None:
+        every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
+        plan = lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
+    return Session(InMemory(own, repeat((x, target)), loss, optimizer, 10**6, refresh="epoch", backend=backend), plan)
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
+    """Times of backward and step of each way, with the zeros and the products that each has."""
     torch.manual_seed(0)
     model = case.build().train()
-    ways = {"dense": Way(case, model, None, False), "dense, channels last": Way(case, model, None, True)}
-    ways |= {f"{sparsity:.0%}": Way(case, model, sparsity, True) for sparsity in SPARSITIES}
-    for way in ways.values():
-        for _ in range(WARM_UP if way.handle is not None else 2):
-            way.step()
-        way.backward, way.whole = [], []
-    before = {name: way.handle.counters().total for name, way in ways.items() if way.handle is not None}
-    for _ in range(repeats):
-        for way in ways.values():
-            way.step()
+    sessions = {
+        "dense": session_of(case, model, None, False),
+        "dense, channels last": session_of(case, model, None, True),
+    }
+    sessions |= {f"{sparsity:.0%}": session_of(case, model, sparsity, True) for sparsity in SPARSITIES}
+    for session in sessions.values():
+        for _ in range(WARM_UP if session.handle is not None else 2):
+            session.step()
+    pruned = {name: session.handle for name, session in sessions.items() if session.handle is not None}
+    before = {name: handle.counters().total for name, handle in pruned.items()}
+    times: dict[str, dict[str, list[float]]] = {part: {name: [] for name in sessions} for part in ("backward", "whole")}
+    for turn in in_turns(sessions, repeats):
+        times["backward"][turn.name].append(1e3 * turn.session.times.backward)
+        times["whole"][turn.name].append(1e3 * turn.session.times.step)
     row: dict[str, Any] = {"model": case.name, "threads": torch.get_num_threads()}
-    for part in ("backward", "whole"):
-        times = {name: getattr(way, part) for name, way in ways.items()}
-        row[part] = {name: {"min": min(one), "median": median(one)} for name, one in times.items()}
+    for part, taken in times.items():
+        row[part] = {name: {"min": min(one), "median": median(one)} for name, one in taken.items()}
     row["zeros"], row["sparse layers"] = {}, {}
-    for name, way in ways.items():
-        if way.handle is not None:
-            total, earlier = way.handle.counters().total, before[name]
-            row["zeros"][name] = (total.zeros_after - earlier.zeros_after) / (total.elements - earlier.elements)
-            choices = [one.choices["gradient"] for one in way.handle.layers.values()]
-            sparse = sum(one is not None and one.mode == lograd.engine.multiply.SPARSE for one in choices)
-            row["sparse layers"][name] = f"{sparse} of {len(choices)}"
-            way.handle.remove()
+    for name, handle in pruned.items():
+        total, earlier = handle.counters().total, before[name]
+        row["zeros"][name] = (total.zeros_after - earlier.zeros_after) / (total.elements - earlier.elements)
+        choices = [one.choices.get("gradient") for one in handle.layers.values()]
+        sparse = sum(one is not None and one.mode == SPARSE for one in choices)
+        row["sparse layers"][name] = f"{sparse} of {len(choices)}"
+        handle.remove()
     return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Speed-ups over the better dense layout."""
     lines = []
     for row in rows:
         for name in row["zeros"]:
@@ -179,10 +188,6 @@ def main(
     print(text)
     if save and not only:
         write("models", {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}, what, text)
-
-
-def progress(jobs: list[Any]) -> Iterable[Any]:
-    return track(jobs, "measuring") if sys.stdout.isatty() else jobs
 
 
 if __name__ == "__main__":

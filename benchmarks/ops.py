@@ -8,8 +8,7 @@ their interfaces demand, except that PyTorch reuses freed memory.  Writes benchm
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,12 +17,14 @@ import ml_dtypes
 import numpy as np
 import torch
 import typer
-from rich.progress import track
-from timing import machine, markdown, medians, versions, write
 from torch import Tensor
 
 from lograd import ops, theory
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+
+from .timing import medians, progress, versions, write
 
 SPARSITY = 0.9
 E4M3, E4M1, INT8, INT4 = FloatFormat(4, 3), FloatFormat(4, 1), IntFormat(8), IntFormat(4)
@@ -354,10 +355,6 @@ def main(
             "microseconds of a call on 64 elements": overhead, "rows": rows,
         }  # fmt: skip
         write("ops", result, what, text)
-
-
-def progress(jobs: list[Any]) -> Iterable[Any]:
-    return track(jobs, "measuring") if sys.stdout.isatty() else jobs
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ benchmarks/results/sparse.json, sparse.md and sparse.svg.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,12 +16,14 @@ from typing import Any, Protocol
 
 import torch
 import typer
-from rich.progress import track
-from timing import RESULTS, machine, markdown, turns, versions, write
 from torch import Tensor
 
 from lograd import ops, theory
 from lograd.report import Chart, Line, Points, Rule
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+
+from .timing import RESULTS, progress, turns, versions, write
 
 SPARSITIES = (0.2, 0.35, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.85, 0.9, 0.95)
@@ -99,7 +100,7 @@ class Convolution:
         return f"Conv {self.kernel}x{self.kernel}{'/2' * (self.stride == 2)} {channels}{layout}"
 
     @cached_property
-    def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    def geometry(self) -> Geometry:
         around = self.kernel // 2
         return (self.stride, self.stride), (around, around), (1, 1), 1
 
@@ -256,10 +257,6 @@ def main(
         result = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
         write("sparse", result, what, text + "\n\n![speed-up over sparsity](sparse.svg)")
         (RESULTS / "sparse.svg").write_text(drawing(rows))
-
-
-def progress(jobs: list[Any]) -> Iterable[Any]:
-    return track(jobs, "measuring") if sys.stdout.isatty() else jobs
 
 
 if __name__ == "__main__":

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
+
+from rich.progress import track
 
 import lograd
-from lograd import environment
+from lograd.report.environment import version_of
 
+T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -51,36 +53,18 @@ def _calls(case: Callable[[], object], shortest: float) -> int:
 
 
 def versions(*packages: str) -> dict[str, str]:
+    """The versions of lograd, Python and other packages."""
     ours = {"lograd": lograd.__version__, "python": platform.python_version()}
-    return ours | {package: _version(package) for package in packages}
+    return ours | {package: version_of(package) for package in packages}
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def machine() -> dict[str, Any]:
-    described = environment.describe()
-    return {
-        "cpu": described["machine"]["cpu"],
-        "cores": described["machine"]["usable cores"],
-        "instruction set": described["native module"]["instruction set"],
-        "date": date.today().isoformat(),
-    }
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """A table; the first column is text, the others are numbers."""
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += [f"| {' | '.join(str(row.get(column, '')) for column in columns)} |" for row in rows]
-    return "\n".join(lines)
+def progress(jobs: list[T]) -> Iterable[T]:
+    """The jobs, with a bar on a terminal."""
+    return track(jobs, "measuring") if sys.stdout.isatty() else jobs
 
 
 def write(name: str, result: Mapping[str, Any], introduction: str, table: str) -> None:
-    """results/NAME.json, and results/NAME.md with one paragraph before the table."""
+    """Write results/NAME.json, and results/NAME.md with one paragraph before the table."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(f"{introduction}\n\n{table}\n")

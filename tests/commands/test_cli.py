@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 import lograd
-from lograd.citation import citations
+from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE
-from lograd.papers import REPRODUCTIONS
-from lograd.papers.pruning import CUT
 
-COMMANDS = ["profile", "plan", "train", "compare", "demo", "formats", "reproduce", "env", "cite"]
+COMMANDS = ["demo", "profile", "plan", "train", "compare", "formats", "recipes", "reproduce", "env", "cite"]
 
 
 def run(*arguments, cwd=None):
@@ -112,40 +110,3 @@ def test_cite_prints_what_the_docstrings_carry():
     assert set(re.findall(r"\[([a-z]+\d{4})\]", source)) <= {entry.key for entry in found}  # no reference without entry
     assert all(len(entry.bibtex) > 80 for entry in found)
     assert "lograd.theory.pruning" in next(entry for entry in found if entry.key == "chmiel2021").used_by
-
-
-@pytest.mark.parametrize("name", REPRODUCTIONS)
-def test_reproduce_prints_and_plots(name, tmp_path):
-    done = run("reproduce", name, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / f"lograd-{name}.html").read_text()
-    assert "<svg" in page
-    assert REPRODUCTIONS[name]().title.split(":")[0] in done.stdout
-    data = json.loads(run("reproduce", name, "--json", cwd=tmp_path).stdout)
-    assert data[0]["rows"]
-
-
-def test_reproduced_table_2_equals_the_paper():
-    result = REPRODUCTIONS["table2"]()
-    assert len(result.rows) == 10
-    assert all(row[result.columns.index("equal")] == "yes" for row in result.rows)
-    literal = [row[-1] == row[result.columns.index("paper")] for row in result.rows]
-    assert sum(literal) < 10  # the printed Eq. 4 does not give the table
-
-
-def test_reproduced_figures_agree_with_simulation():
-    figure = REPRODUCTIONS["fig3a"]()
-    for row in figure.rows:
-        cells = dict(zip(figure.columns, row, strict=True))
-        assert abs(cells["simulated"] - cells["exact"]) <= cells["± 4 s.e."]
-    switches = REPRODUCTIONS["fig3b"]()
-    for row in switches.rows:
-        cells = dict(zip(switches.columns, row, strict=True))
-        assert abs(cells["Eq. 2 exact"] - cells["authors' code"]) < 0.5
-        assert cells["Eq. 4 with 2^n1"] == pytest.approx(cells["Eq. 2 exact"], rel=0.04)
-    pruning = REPRODUCTIONS["fig4"]()
-    for row in pruning.rows:
-        cells = dict(zip(pruning.columns, row, strict=True))
-        assert abs(cells["simulated"] - cells["sparsity asked"]) <= cells["± 4 s.e."]
-        if cells["threshold"] < np.exp(CUT * cells["sigma (ln)"]):
-            assert cells["cosine, truncated"] == pytest.approx(cells["released code"], rel=1e-9)

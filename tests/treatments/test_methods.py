@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import Plan
-from lograd.citation import citations
+from lograd.commands.cite import citations
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.ops.library import dense

@@ -69,3 +69,14 @@ def warnings_as_sentences() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a table: yes and no, lists with commas, a dash for what does not exist."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -7,68 +7,79 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ..errors import InvalidValue, nearest_name
 from .console import Json, out, print_json, show, warnings_as_sentences
+
+ProfilePath = Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")]
+Bits = Annotated[
+    str | None,
+    typer.Option(
+        metavar="INTEGER|recommended",
+        help="Round to the best float of so many bits; recommended: the fewest with a good cosine in each layer.",
+    ),
+]
+Sparsity = Annotated[float | None, typer.Option(help="Prune to skip this share of the work, such as 0.85.")]
+Allocation = Annotated[
+    str | None,
+    typer.Option(
+        help="uniform: the sparsity in each layer; cosine, noise or floors: over all, split by theory.",
+        show_default="noise, if the profile has it, else uniform",
+    ),
+]
+Floor = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN=COSINE", help="For floors: least cosine of layers; repeat it.")
+]
+LawName = Annotated[str, typer.Option(help="Of the threshold: empirical, lognormal or normal.")]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last"),
+]
+Scale = Annotated[
+    str | None, typer.Option(help="Rule by which a gradient is put into a format's range.", show_default="max")
+]
+Rounding = Annotated[str | None, typer.Option(help="stochastic or nearest.", show_default="stochastic")]
+Products = Annotated[
+    list[str] | None,
+    typer.Option(help="Treat the gradient for dX (input_gradient) or dW (weight_gradient) only.", show_default="both"),
+]
+Split = Annotated[
+    bool, typer.Option("--split", help="With --allocation noise: dX and dW of a layer get different sparsity.")
+]
+Everywhere = Annotated[
+    bool, typer.Option("--everywhere", help="Prune all layers, also those whose zeros save no time.")
+]
+Diff = Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another plan in that place.")]
 
 
 def plan(
-    profile: Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")],
-    bits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INTEGER|recommended",
-            help="Round to the best float of so many bits; recommended: the fewest with a good cosine in each layer.",
-        ),
-    ] = None,
-    sparsity: Annotated[float | None, typer.Option(help="Prune to skip this share of the work, such as 0.85.")] = None,
-    allocation: Annotated[
-        str | None,
-        typer.Option(
-            help="uniform: the sparsity in each layer; cosine, noise or floors: over all, split by theory.",
-            show_default="noise, if the profile has it, else uniform",
-        ),
-    ] = None,
-    floor: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN=COSINE", help="For floors: least cosine of layers; repeat it.")
-    ] = None,
-    law: Annotated[str, typer.Option(help="Of the threshold: empirical, lognormal or normal.")] = "empirical",
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last"),
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Rule by which a gradient is put into a format's range.", show_default="max")
-    ] = None,
-    rounding: Annotated[str | None, typer.Option(help="stochastic or nearest.", show_default="stochastic")] = None,
-    products: Annotated[
-        list[str] | None, typer.Option(help="Treat the gradient for dX (input), dW (weight).", show_default="both")
-    ] = None,
-    split: Annotated[
-        bool, typer.Option("--split", help="With --allocation noise: dX and dW of a layer get different sparsity.")
-    ] = False,
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Prune all layers, also those whose zeros save no time.")
-    ] = False,
-    diff: Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in that place.")] = False,
+    profile: ProfilePath,
+    bits: Bits = None,
+    sparsity: Sparsity = None,
+    allocation: Allocation = None,
+    floor: Floor = None,
+    law: LawName = "empirical",
+    keep: Keep = None,
+    scale: Scale = None,
+    rounding: Rounding = None,
+    products: Products = None,
+    split: Split = False,
+    everywhere: Everywhere = False,
+    diff: Diff = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Choose formats and sparsities for each layer of a profile, and save them as a plan."""
-    from .. import InvalidValue, Plan, Profile
+    from .. import Plan, Profile
     from ..files.atomic import check_folder
     from ..training.folder import check_same
     from ..treatments import Prune
 
-    if bits is None and sparsity is None:
-        raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
-    if sparsity is None and allocation is not None:
-        raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
-    if everywhere and sparsity is None:
-        raise InvalidValue("--everywhere says where to prune, so it needs --sparsity.")
-    if bits is None and (scale is not None or rounding is not None):
-        raise InvalidValue(f"--{'rounding' if scale is None else 'scale'} is of a format, so it needs --bits.")
+    _check(bits, sparsity, allocation, scale, rounding, everywhere=everywhere)
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
     source = profile / "profile.npz" if profile.is_dir() else profile
     target = check_folder(output if output is not None else source.parent / "plan.json")
@@ -100,10 +111,27 @@ def plan(
     out.print(f"\nThe plan: {target}")
 
 
-def _bits(text: str) -> Any:
-    from .. import InvalidValue
-    from ..errors import nearest_name
+def _check(
+    bits: str | None,
+    sparsity: float | None,
+    allocation: str | None,
+    scale: str | None,
+    rounding: str | None,
+    *,
+    everywhere: bool,
+) -> None:
+    """Refuse options that belong to others which are not given."""
+    if bits is None and sparsity is None:
+        raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
+    if sparsity is None and allocation is not None:
+        raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
+    if everywhere and sparsity is None:
+        raise InvalidValue("--everywhere says where to prune, so it needs --sparsity.")
+    if bits is None and (scale is not None or rounding is not None):
+        raise InvalidValue(f"--{'rounding' if scale is None else 'scale'} is of a format, so it needs --bits.")
 
+
+def _bits(text: str) -> Any:
     try:
         return text if text == "recommended" else int(text)
     except ValueError:
@@ -112,8 +140,6 @@ def _bits(text: str) -> Any:
 
 
 def _floor(text: str) -> tuple[str, float]:
-    from .. import InvalidValue
-
     pattern, _, cosine = text.rpartition("=")
     try:
         return pattern, float(cosine)

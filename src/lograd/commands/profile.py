@@ -9,32 +9,41 @@ import typer
 
 from .console import Json, out, print_json, show, warnings_as_sentences
 
+Make = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODULE:FUNCTION]",
+        help="A function that returns (model, batches, loss function); the last may be None.",
+    ),
+]
+Model = Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")]
+Data = Annotated[Path | None, typer.Option(help="The data of the built-in model.")]
+Batch = Annotated[int | None, typer.Option(help="Examples of a step of the built-in model.")]
+Width = Annotated[int | None, typer.Option(help="Width of the built-in model.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the built-in model and its data.", show_default="0")]
+After = Annotated[int | None, typer.Option(help="Train the built-in model for so many steps first.", show_default="0")]
+Steps = Annotated[int, typer.Option(help="Batches to run.")]
+Every = Annotated[int, typer.Option(help="Of so many steps one is observed.")]
+Noise = Annotated[
+    int, typer.Option(help="Disturb each layer so often, for lograd plan --allocation noise; 2 are enough.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")]
+
 
 def profile(
-    make: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODULE:FUNCTION]",
-            help="A function that returns (model, batches, loss function); the last may be None.",
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model instead, as lograd train starts it.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The data of the built-in model.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step of the built-in model.")] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the built-in model.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the built-in model and its data.", show_default="0")] = None,
-    after: Annotated[
-        int | None, typer.Option(help="Train the built-in model for so many steps first.", show_default="0")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
-    every: Annotated[int, typer.Option(help="Of so many steps one is observed.")] = 1,
-    noise: Annotated[
-        int, typer.Option(help="Disturb each layer so often, for lograd plan --allocation noise; 2 are enough.")
-    ] = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")
-    ] = Path("run"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")] = False,
+    make: Make = None,
+    model: Model = None,
+    data: Data = None,
+    batch: Batch = None,
+    width: Width = None,
+    seed: Seed = None,
+    after: After = None,
+    steps: Steps = 20,
+    every: Every = 1,
+    noise: Noise = 0,
+    output: Output = Path("run"),
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Look at the gradients of a model: their laws, zeros and formats, layer by layer.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import plural
+from ..errors import InvalidValue, plural
 from .console import Json, out, print_json, say, warnings_as_sentences
 
 SLOW = (
@@ -16,59 +16,80 @@ SLOW = (
 )
 
 
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; it is made.")]
+Make = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss) and more."),
+]
+Model = Annotated[
+    str | None, typer.Option(help="Built in instead: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Images: an .npz; charlm: a text file; bert-mini: a folder with train.tsv and dev.tsv."),
+]
+PlanFile = Annotated[Path | None, typer.Option(help="A plan from lograd plan.")]
+Recipe = Annotated[
+    str | None, typer.Option(help="One treatment for all layers, such as fp6 or prune85. Neither means dense.")
+]
+Seed = Annotated[int | None, typer.Option(help="Of weights, data order, augmentation and noise.", show_default="0")]
+Epochs = Annotated[int | None, typer.Option(help="Length of the run.", show_default="by model")]
+Steps = Annotated[int | None, typer.Option(help="Length of the run in steps instead.")]
+Batch = Annotated[int | None, typer.Option(help="Examples of a step.", show_default="by model")]
+Lr = Annotated[float | None, typer.Option(help="Largest learning rate.", show_default="by model")]
+OptimizerName = Annotated[
+    str | None, typer.Option(help="sgd (momentum 0.9) or adamw.", show_default="sgd; transformers adamw")
+]
+WeightDecay = Annotated[float | None, typer.Option(help="Of the optimizer.", show_default="1e-4; adamw 0.01")]
+Schedule = Annotated[str | None, typer.Option(help="cosine, step or constant.", show_default="cosine")]
+Warmup = Annotated[int | None, typer.Option(help="Steps over which the rate rises.", show_default="0")]
+Width = Annotated[int | None, typer.Option(help="Channels or width.", show_default="by model")]
+Augment = Annotated[
+    bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
+]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")]
+Backend = Annotated[
+    str | None,
+    typer.Option(help="Products of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
+]
+Products = Annotated[str | None, typer.Option(hidden=True)]
+Start = Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")]
+LogEvery = Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")]
+EvaluateEvery = Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")]
+Tensorboard = Annotated[bool | None, typer.Option("--tensorboard", help="Write events for TensorBoard as well.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
+
+
 def train(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; it is made.")],
-    make: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss) and more."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Built in instead: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Images: an .npz; charlm: a text file; bert-mini: a folder with train.tsv and dev.tsv."),
-    ] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan from lograd plan.")] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="One treatment for all layers, such as fp6 or prune85. Neither means dense.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of weights, data order, augmentation and noise.", show_default="0")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Length of the run.", show_default="by model")] = None,
-    steps: Annotated[int | None, typer.Option(help="Length of the run in steps instead.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step.", show_default="by model")] = None,
-    lr: Annotated[float | None, typer.Option(help="Largest learning rate.", show_default="by model")] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd (momentum 0.9) or adamw.", show_default="sgd; transformers adamw")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Of the optimizer.", show_default="1e-4; adamw 0.01")
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(help="cosine, step or constant.", show_default="cosine")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps over which the rate rises.", show_default="0")] = None,
-    width: Annotated[int | None, typer.Option(help="Channels or width.", show_default="by model")] = None,
-    augment: Annotated[
-        bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(help="Products of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
-    ] = None,
-    products: Annotated[str | None, typer.Option(hidden=True)] = None,
-    start: Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")] = None,
-    log_every: Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Write events for TensorBoard as well.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    output: Output,
+    make: Make = None,
+    model: Model = None,
+    data: Data = None,
+    plan: PlanFile = None,
+    recipe: Recipe = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    lr: Lr = None,
+    optimizer: OptimizerName = None,
+    weight_decay: WeightDecay = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    width: Width = None,
+    augment: Augment = None,
+    threads: Threads = None,
+    backend: Backend = None,
+    products: Products = None,
+    start: Start = None,
+    log_every: LogEvery = None,
+    evaluate_every: EvaluateEvery = None,
+    checkpoint_every: CheckpointEvery = None,
+    tensorboard: Tensorboard = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
@@ -84,43 +105,56 @@ def train(
     metric: a function of the model that returns a number, or several by name;
     runs are compared by the first, or by the training loss without a metric
     """
-    from .. import InvalidValue
+    backend = _renamed(products, backend)
+    settings = {
+        "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed,
+        "epochs": epochs, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer,
+        "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup, "width": width, "augment": augment,
+        "threads": threads, "backend": backend, "start": start, "log_every": log_every,
+        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+    }  # fmt: skip
+    given = {name: value for name, value in settings.items() if value is not None}
+    run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
+    if as_json:
+        print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
+        return
+    out.print(_result(run))
+    out.print(f"The run: {run.path}")
 
-    if products is not None:
-        if backend is not None:
-            raise InvalidValue("--products is the former name of --backend; give --backend alone.")
-        say(f"--products has a new name; write --backend {products}.")
-        backend = products
+
+def _renamed(products: str | None, backend: str | None) -> str | None:
+    """The backend, also by the former name of its option."""
+    if products is None:
+        return backend
+    if backend is not None:
+        raise InvalidValue("--products is the former name of --backend; give --backend alone.")
+    say(f"--products has a new name; write --backend {products}.")
+    return products
+
+
+def _one_model(make: str | None, model: str | None) -> str | None:
+    """The user's model or the built-in one."""
     if make is not None and model is not None:
         raise InvalidValue("train needs MODULE:FUNCTION or --model NAME, one of them.")
     if make is not None and ":" not in make:
         raise InvalidValue(
             f"{make!r} is not MODULE:FUNCTION, such as mypkg.train:make; a built-in model is --model NAME."
         )
-    model = make if model is None else model
-    settings = {
-        "model": model, "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs, "steps": steps,
-        "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule,
-        "warmup": warmup, "width": width, "augment": augment, "threads": threads, "backend": backend,
-        "start": start, "log_every": log_every, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
-        "tensorboard": tensorboard,
-    }  # fmt: skip
-    given = {name: value for name, value in settings.items() if value is not None}
+    return make if model is None else model
+
+
+def _run_or_exit(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
+    """The finished run; one that diverged or was stopped ends the command with a sentence."""
     from ..training import Diverged, Interrupted
 
     try:
-        run = _run(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
+        return _run(output, given, resume=resume, overwrite=overwrite, quiet=quiet)
     except Diverged as error:
         say(str(error))
         raise typer.Exit(1) from None
     except Interrupted as error:
         say(str(error))
         raise typer.Exit(128 + error.number) from None
-    if as_json:
-        print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
-        return
-    out.print(_result(run))
-    out.print(f"The run: {run.path}")
 
 
 def _result(run: Any) -> str:
@@ -142,7 +176,6 @@ def _result(run: Any) -> str:
 
 
 def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
-    from .. import InvalidValue
     from ..training import Config, Run
     from ..training import resume as resume_run
     from ..training import train as train_run

@@ -6,20 +6,19 @@ In turn, so that whatever else the machine does meanwhile slows all of them alik
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, final
+from itertools import tee
+from typing import Any
 
 from torch import nn
 
 from ..attachment.counters import Count
-from ..attachment.handle import Handle, attach
 from ..plan import Plan
 from ..profiles import Profile, observe
 from ..report.progress import Advance
+from ..training import InMemory, Session, in_turns
 from .tasks import Batch, Task
 
 DENSE = "dense"
@@ -46,17 +45,26 @@ class Run:
     zeros: dict[str, float] = field(default_factory=dict)
     """By layer: the share of zeros handed to the products after the first steps; of treated layers only."""
 
+    def add(self, step: int, loss: float, session: Session, scored: bool) -> None:
+        """Note a step that the session has just made, and with `scored` the score after it."""
+        self.losses.append(loss)
+        self.milliseconds.append(1e3 * session.times.step)
+        self.backward.append(1e3 * session.times.backward)
+        if scored:
+            self.scores[step] = session.evaluate()[session.metric.name]
+
     @property
     def final(self) -> float:
+        """The score at the end."""
         return list(self.scores.values())[-1]
 
 
 def scout(task: Task, progress: Advance) -> Profile:
     """Train for a few steps and look at the gradients on the way."""
-    runner = _Runner(task, task.fresh_model(0), Run("scout", 0))
-    with observe(runner.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
-        for batch in islice(task.batches(1000), task.scout):
-            runner.step(batch)
+    session = Session(_work(task, task.fresh_model(0), task.batches(1000)), None)
+    with observe(session.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
+        for _ in range(task.scout):
+            session.step()
             progress(1)
     return profile
 
@@ -64,62 +72,40 @@ def scout(task: Task, progress: Advance) -> Profile:
 def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Advance) -> list[Run]:
     """One run without a plan and one for each plan."""
     start = task.fresh_model(seed)
+    ways: dict[str, Plan | None] = {DENSE: None, **plans}
     with ExitStack() as stack:
-        runners = []
-        for way, plan in {DENSE: None, **plans}.items():
-            model = copy.deepcopy(start)
+        sessions = {}
+        for (way, plan), batches in zip(ways.items(), tee(task.batches(seed), len(ways)), strict=True):
             # Not "auto": what is faster may change from run to run, and with it the last bits.
-            handle = stack.enter_context(attach(model, plan, seed, backend="sparse")) if plan is not None else None
-            runners.append(_Runner(task, model, Run(way, seed), handle))
-        due = {round(task.steps * (k + 1) / task.checkpoints) for k in range(task.checkpoints)}
-        for step, batch in enumerate(islice(task.batches(seed), task.steps), start=1):
-            for runner in runners:
-                runner.step(batch)
-                if step in due:
-                    runner.score(step)
-                progress(1)
-        for runner in runners:
-            runner.finish()
-    return [runner.run for runner in runners]
+            work = _work(task, copy.deepcopy(start), batches, seed=seed, backend="sparse")
+            sessions[way] = stack.enter_context(Session(work, plan))
+        runs = {way: Run(way, seed) for way in ways}
+        before: dict[str, dict[str, Count]] = {}
+        for step, way, session, loss in in_turns(sessions, task.steps):
+            runs[way].add(step, loss, session, step in task.scored_steps)
+            if step == min(WARM_UP, task.steps // 3):
+                before[way] = _counts(session)
+            progress(1)
+        for way, session in sessions.items():
+            runs[way].zeros = _zeros(before.get(way, {}), _counts(session))
+    return list(runs.values())
 
 
-@final
-class _Runner:
-    """A model on its way."""
+def _work(task: Task, model: nn.Module, batches: Iterator[Batch], **attaching: Any) -> InMemory:
+    return InMemory(
+        model, batches, task.loss, task.optimizer, task.steps, rate=task.rate, score=task.score, **attaching
+    )  # fmt: skip
 
-    def __init__(self, task: Task, model: nn.Module, run: Run, handle: Handle | None = None) -> None:
-        self.task, self.model, self.run, self.handle = task, model, run, handle
-        self.optimizer = task.optimizer(model)
-        self.schedule = task.schedule(self.optimizer)
-        self._warm_up = min(WARM_UP, task.steps // 3)
-        self._before: dict[str, Count] = {}
 
-    def step(self, batch: Batch) -> None:
-        if self.handle is not None and len(self.run.losses) == self._warm_up:
-            self._before = self.handle.counters().layers
-        inputs, targets = batch
-        began = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss: Any = self.task.loss(self.model(inputs), targets)
-        before = time.perf_counter()
-        loss.backward()
-        self.run.backward.append((time.perf_counter() - before) * 1e3)
-        self.optimizer.step()
-        if self.handle is not None:
-            self.handle.step()
-        self.run.milliseconds.append((time.perf_counter() - began) * 1e3)
-        self.run.losses.append(float(loss.detach()))
-        self.schedule.step()
+def _counts(session: Session) -> dict[str, Count]:
+    return {} if session.handle is None else dict(session.handle.counters().layers)
 
-    def score(self, step: int) -> None:
-        self.model.eval()
-        self.run.scores[step] = self.task.score(self.model)
-        self.model.train()
 
-    def finish(self) -> None:
-        if self.handle is None:
-            return
-        for name, count in self.handle.counters().layers.items():
-            before = self._before.get(name, Count())
-            elements = count.elements - before.elements
-            self.run.zeros[name] = (count.zeros_after - before.zeros_after) / elements if elements else 0.0
+def _zeros(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str, float]:
+    """By layer, the share of zeros in what was counted in between."""
+    found = {}
+    for name, count in after.items():
+        earlier = before.get(name, Count())
+        elements = count.elements - earlier.elements
+        found[name] = (count.zeros_after - earlier.zeros_after) / elements if elements else 0.0
+    return found

@@ -14,7 +14,6 @@ from typing import ClassVar, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from .. import data
 from ..models import CharTransformer
@@ -73,11 +72,16 @@ class Task(ABC):
             torch.manual_seed(seed)
             return self.model()
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        """Up in the first tenth, then down to a twentieth in a straight line."""
+    @property
+    def scored_steps(self) -> set[int]:
+        """Steps after which the score is taken, the last one included."""
+        return {round(self.steps * (k + 1) / self.checkpoints) for k in range(self.checkpoints)}
+
+    def rate(self, peak: float, step: int) -> float:
+        """The learning rate: up in the first tenth, then down to a twentieth in a straight line."""
         rise = max(self.steps // 10, 1)
         fall = max(self.steps - rise, 1)
-        return LambdaLR(optimizer, lambda step: min((step + 1) / rise, 0.05 + 0.95 * (self.steps - step) / fall))
+        return peak * min((step + 1) / rise, 0.05 + 0.95 * (self.steps - step) / fall)
 
 
 class DigitsNet(nn.Module):

@@ -19,6 +19,7 @@ CUT = float(ndtri(1 - 1 / 300))
 
 
 def fig4(samples: int = 400_000) -> Result:
+    """Fig. 4 of the lognormal paper: sparsity and cosine of stochastic pruning."""
     rows: list[Sequence[object]] = []
     for sigma in SIGMAS:
         law = LogNormal(0.0, sigma)
@@ -60,7 +61,7 @@ def _equation_8(a: float, sigma: float, *, misprinted: bool) -> float:
 
 
 def _released_cosine(a: float, sigma: float) -> float:
-    """The cosine as the released code computes it (METHODS 1.7), mu = 0."""
+    """The cosine as the released code computes it, for mu = 0."""
     root, log_a = np.sqrt(2) * sigma, np.log(a)
     tail = erf((CUT * sigma - 2 * sigma**2) / root)
     kept = np.exp(2 * sigma**2) * (tail - erf((log_a - 2 * sigma**2) / root))

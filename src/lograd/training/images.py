@@ -27,7 +27,7 @@ class Images(Dataset):
 
     def __init__(self, path: Path, batch: int, seed: int, augment: bool, smallest: int) -> None:
         super().__init__(batch, seed)
-        arrays = _read(path)
+        arrays = read_images(path)
         for part in ("train", "test"):
             _check(path, part, arrays, smallest)
         self.train, self.test = arrays["train_images"], arrays["test_images"]
@@ -78,7 +78,8 @@ def augmented(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray
     return result
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
+def read_images(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file of images, by their names in KEYS."""
     what = f"Cannot read the images {path}"
     if not path.is_file():
         raise CannotRead(f"{what}: there is no such file." if not path.exists() else f"{what}: it is a folder.")

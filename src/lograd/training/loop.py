@@ -29,7 +29,7 @@ from .randomness import preserved
 from .runs import Run, metric_of_run
 from .session import Diverged, Session, prunes
 from .summary import summarise
-from .work import BuiltIn, Work, load_data
+from .work import BuiltIn, Configured, load_data
 
 
 @final
@@ -73,10 +73,11 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
     if plan is not None and not target.has_run:
         check_same(target.plan, plan, overwrite=overwrite)
     events = open_events(config, target)
-    with _torch_settings(config.threads):
-        session = Session(load_work(config), plan)  # a plan that does not fit the model is refused here
-        _check_resumable(session)
-        record = _record(session, plan)
+    with torch_settings(config.threads):
+        work = load_work(config)
+        session = Session(work, plan)  # a plan that does not fit the model is refused here
+        _check_resumable(session, work.config)
+        record = _record(session, work, plan)
         if target.metrics.exists():
             Journal(target.metrics).close()  # refuses to remove a run that another process is training
         target.prepare(overwrite=overwrite)
@@ -84,7 +85,7 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
             plan.save(target.plan)
         target.write_config(record)
         with closing(Journal(target.metrics)) as journal, closing(events):
-            _run(session, target, journal, events, progress)
+            _run(session, work.config, target, journal, events, progress)
     return Run.load(target.path)
 
 
@@ -106,26 +107,25 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
     plan = target.load_plan(record)
     _warn_of_versions(record["versions"])
     events = open_events(config, target)
-    with _torch_settings(record["threads"]):
+    with torch_settings(record["threads"]):
         work = load_work(config, record)
         work.check_unchanged(record["data"], target)
-        _go_on(Session(work, plan), target, events, progress)
+        session = Session(work, plan)
+        with closing(Journal(target.metrics)) as journal:
+            journal.cut(session.load(target.checkpoint) if target.checkpoint.exists() else 0)
+            with closing(events):
+                _run(session, work.config, target, journal, events, progress)
     return Run.load(target.path)
 
 
-def _go_on(session: Session, target: RunFolder, events: Events, progress: Progress | None) -> None:
-    with closing(Journal(target.metrics)) as journal:
-        journal.cut(session.load(target.checkpoint) if target.checkpoint.exists() else 0)
-        with closing(events):
-            _run(session, target, journal, events, progress)
-
-
-def _run(session: Session, target: RunFolder, journal: Journal, events: Events, progress: Progress | None) -> None:
+def _run(
+    session: Session, config: Config, target: RunFolder, journal: Journal, events: Events, progress: Progress | None
+) -> None:
     with stop_request() as stop:
         while session.steps < session.total:
             try:
                 loss = session.step()
-                lines = tuple(_due_lines(session))
+                lines = tuple(_due_lines(session, config))
             except Diverged as error:
                 _end_diverged(session, target, str(error))
             for line in lines:
@@ -134,7 +134,7 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
             if progress is not None:
                 progress(Status(session.steps, session.total, loss, session.seconds, lines, session.metric))
             last, number = session.steps == session.total, stop.number
-            if last or number or session.steps % session.config.checkpoint_every == 0:
+            if last or number or session.steps % config.checkpoint_every == 0:
                 session.save(target.checkpoint, journal.settle())
             if number and not last:
                 raise Interrupted(
@@ -145,13 +145,13 @@ def _run(session: Session, target: RunFolder, journal: Journal, events: Events, 
     target.write_summary(summarise(session, target.metrics, "finished"))
 
 
-def _due_lines(session: Session) -> Iterator[Line]:
-    config, step, last = session.config, session.steps, session.steps == session.total
+def _due_lines(session: Session, config: Config) -> Iterator[Line]:
+    step, last = session.steps, session.steps == session.total
     if last or step % config.log_every == 0:
         yield session.line()
     every = config.evaluate_every
     if session.metric.tested and (last or (session.ends_epoch if every is None else step % every == 0)):
-        judged = session.work.evaluate(session.model)
+        judged = session.evaluate()
         name = session.metric.name if config.own else "loss"
         if not math.isfinite(judged[name]):
             raise Diverged(f"the {name} of the evaluation is {judged[name]} after step {step} of {session.total}")
@@ -166,30 +166,31 @@ def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
 # -- the record of a run --
 
 
-def _record(session: Session, plan: Plan | None) -> dict[str, Any]:
+def _record(session: Session, work: Configured, plan: Plan | None) -> dict[str, Any]:
     return {
-        "settings": session.config.to_json(),
+        "settings": work.config.to_json(),
         "plan": None if plan is None else plan.hash(),
-        "data": session.work.record(),
+        "data": work.record(),
         "metric": session.metric.name,
         "higher_is_better": session.metric.higher_is_better,
         "tested": session.metric.tested,
         "parameters": sum(parameter.numel() for parameter in session.model.parameters()),
-        "steps_per_epoch": session.work.steps_per_epoch,
+        "steps_per_epoch": work.steps_per_epoch,
         "total_steps": session.total,
         "threads": torch.get_num_threads(),
-        "versions": _versions(),
+        "versions": versions(),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of all that the bits of a run depend on."""
     found = {"lograd": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {"python": platform.python_version()} | {name: str(version) for name, version in found.items()}
 
 
 def _warn_of_versions(recorded: Mapping[str, str]) -> None:
-    changed = [f"{name} {recorded.get(name)} is now {now}" for name, now in _versions().items()
+    changed = [f"{name} {recorded.get(name)} is now {now}" for name, now in versions().items()
                if recorded.get(name) != now]  # fmt: skip
     if changed:
         warnings.warn(
@@ -220,7 +221,7 @@ def _agreed(config: Config, expected: dict[str, Any], record: Mapping[str, Any])
     return config if data is None else config.with_data(str(data))
 
 
-def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Work:
+def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Configured:
     """The model and the batches of a run; the record of one that is resumed says where to look for them."""
     if not config.own:
         return BuiltIn(config, load_data(config))
@@ -229,9 +230,9 @@ def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Work:
     return Own(config, record["data"].get("folder"), metric_of_run(config, record))
 
 
-def _check_resumable(session: Session) -> None:
+def _check_resumable(session: Session, config: Config) -> None:
     """Refuse a user's model whose state no checkpoint can hold, before hours go into it."""
-    if not session.config.own:
+    if not config.own:
         return
     content = io.BytesIO()
     try:
@@ -240,7 +241,7 @@ def _check_resumable(session: Session) -> None:
     except Exception as error:  # whatever the user's state_dict, pickle or torch's reader raise
         reason = str(error).split("\n")[0][:120]
         raise InvalidValue(
-            f"the state of {session.config.model} must be tensors and plain values, or no run could be resumed; "
+            f"the state of {config.model} must be tensors and plain values, or no run could be resumed; "
             f"saving it raised {type(error).__name__}: {reason}"
         ) from error
 
@@ -255,7 +256,7 @@ def _check_backend(config: Config, plan: Plan | None) -> None:
 
 
 @contextmanager
-def _torch_settings(threads: int | None) -> Iterator[None]:
+def torch_settings(threads: int | None) -> Iterator[None]:
     """The number of threads of a run, and random states of its own; all as before at the end."""
     before = torch.get_num_threads()
     with preserved():

@@ -7,13 +7,12 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast, final
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,15 +22,15 @@ from ..profiles.loss import loss_of as loss_of_batch
 from .config import USUAL, Config, check_target
 from .feeding import Feed
 from .loading import Made, call_make, import_module, own_words, source_of
-from .measuring import COMMON, LOSS, Metric, own_metric
+from .measuring import COMMON, LOSS, Metric, evaluating, own_metric
 from .randomness import RandomState, preserved, seed_all
-from .work import Forward, Work, usual_optimizer
+from .work import Configured, Forward, usual_optimizer
 
 LOWER_IS_BETTER = re.compile(r"(^|_)(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|bpc)(_|$)")
 
 
 @final
-class Own(Work):
+class Own(Configured):
     """The work of a user's function.
 
     Args:
@@ -46,6 +45,7 @@ class Own(Work):
         self.config = _settled(config, self.made)
         self.feed = Feed(self.made, config.seed)
         self.steps_per_epoch = self.feed.length()
+        self.total = self.config.total_steps(self.steps_per_epoch)
         if not self.made.model.training:
             self.made.model.train()  # a model in training mode may have parts that are not, on purpose
         self.metric = metric or self._named_metric()
@@ -64,8 +64,10 @@ class Own(Work):
             _check_optimizer(self.made.target, optimizer, model)
             return cast(Optimizer, optimizer)
 
-    def forward(self, model: nn.Module, step: int) -> Forward:
-        batch = self.feed.take()
+    def take(self, step: int) -> Any:
+        return self.feed.take()
+
+    def forward(self, model: nn.Module, batch: Any) -> Forward:
         return Forward(loss_of_batch(model, batch, self.made.loss), 0, 1)
 
     def ends_epoch(self, step: int) -> bool:
@@ -76,7 +78,7 @@ class Own(Work):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert self.made.metric is not None
-        with preserved(), _evaluating(model), own_words(f"the metric of {self.made.target}"):
+        with preserved(), evaluating(model), own_words(f"the metric of {self.made.target}"):
             found = self.made.metric(model)
         if not isinstance(found, Mapping):
             found = {_name_of(self.made.metric): found}
@@ -168,19 +170,6 @@ def _check_optimizer(target: str, optimizer: Any, model: nn.Module) -> None:
             f"the optimizer of {target} has {len(others)} tensors that are not parameters of the model, so no "
             "checkpoint would keep them; make them part of the model."
         )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; each module has its own mode again afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _name_of(metric: Callable[..., Any]) -> str:

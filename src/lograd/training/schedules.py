@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import final
 
 from torch import Tensor
@@ -27,26 +28,46 @@ def learning_rate(peak: float, schedule: Schedule, warmup: int, step: int, total
     return peak * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
 
 
+Rate = Callable[[float, int], float]
+"""The learning rate, from the largest one and the number of the step, counted from 0."""
+
+
 @final
 class Rates:
     """The learning rates of an optimizer's groups.
 
-    With a schedule all follow it, each up to its own peak: that of the settings, or the one it had.  An optimizer that
-    a user brought keeps its rates where the settings name neither learning rate, nor schedule, nor warm-up.
+    With a rate all groups follow it, each up to its own peak: the given one, or the rate that the group had.
+
+    Args:
+        optimizer: any of torch.optim.
+        rate: None leaves the optimizer its own rates.
+        peak: the largest learning rate of all groups; None takes that of each group.
     """
 
-    def __init__(self, config: Config, optimizer: Optimizer, total: int) -> None:
-        self.optimizer, self.warmup, self.total = optimizer, config.warmup, total
+    def __init__(self, optimizer: Optimizer, rate: Rate | None = None, peak: float | None = None) -> None:
+        self.optimizer, self.rate = optimizer, rate
+        self.peaks = [float(group["lr"]) if peak is None else peak for group in optimizer.param_groups]
+
+    @classmethod
+    def of(cls, config: Config, optimizer: Optimizer, total: int) -> Rates:
+        """The rates that the settings of a run ask for.
+
+        An optimizer that a user brought keeps its rates where the settings name neither learning rate, nor schedule,
+        nor warm-up.
+        """
         named = config.lr is not None or config.warmup > 0
-        self.schedule: Schedule | None = config.schedule or ("constant" if named else None)
-        self.peaks = [float(group["lr"]) if config.lr is None else config.lr for group in optimizer.param_groups]
+        schedule: Schedule | None = config.schedule or ("constant" if named else None)
+        if schedule is None:
+            return cls(optimizer, None, config.lr)
+        kind = schedule
+        return cls(optimizer, lambda peak, step: learning_rate(peak, kind, config.warmup, step, total), config.lr)
 
     def set(self, step: int) -> float:
         """Set the rates of a step; the first one is returned."""
         groups = self.optimizer.param_groups
-        if self.schedule is not None:
+        if self.rate is not None:
             for group, peak in zip(groups, self.peaks, strict=True):
-                rate = learning_rate(peak, self.schedule, self.warmup, step, self.total)
+                rate = self.rate(peak, step)
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(rate)
                 else:

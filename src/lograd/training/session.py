@@ -7,18 +7,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
-from .. import Handle, InvalidValue, LogradError, Plan, attach
+from .. import Handle, InvalidValue, LogradError, Plan
 from ..files.atomic import CannotRead
 from ..files.checks import check_whole
 from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
 from . import checkpoint
 from .measuring import Interval, treated
-from .schedules import Rates
 from .work import Work
 
 INITIAL_LOSS_SCALE = 2.0**16
@@ -30,12 +29,12 @@ class Diverged(LogradError):
 
 
 def needs_loss_scaling(plan: Plan | None) -> bool:
-    """Whether a format of the plan overflows to infinity, which a dynamic loss scale has to react to."""
+    """Return True if a format of the plan overflows to infinity, which a dynamic loss scale has to react to."""
     return any(one.overflows for one in treatments_of(plan))
 
 
 def prunes(plan: Plan | None) -> bool:
-    """Whether the plan makes zeros that sparse products skip."""
+    """Return True if the plan makes zeros that sparse products skip."""
     return any(one.makes_zeros for one in treatments_of(plan))
 
 
@@ -45,46 +44,86 @@ def treatments_of(plan: Plan | None) -> list[Treatment]:
     return [one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")]
 
 
+class StepTimes(NamedTuple):
+    """Seconds of the parts of one step."""
+
+    batch: float = 0.0
+    """Making the batch."""
+    forward: float = 0.0
+    backward: float = 0.0
+    """With the treatment of the gradients."""
+    update: float = 0.0
+    """The optimizer, and what the handle does between steps."""
+
+    @property
+    def step(self) -> float:
+        """The whole step without making its batch."""
+        return self.forward + self.backward + self.update
+
+
 @final
 class Session:
-    """One run in memory.  `step()` makes one step; `state_dict()` is all that the next one depends on."""
+    """One run in memory.
+
+    `step()` makes one step; `state_dict()` is all that the next one depends on.  As a context it takes its plan off the
+    model at the end.
+
+    Args:
+        work: what is trained.
+        plan: what is done to its gradients; None trains dense.
+    """
 
     def __init__(self, work: Work, plan: Plan | None) -> None:
-        self.work, self.config, self.metric = work, work.config, work.metric
-        config = self.config
-        self.total = config.total_steps(work.steps_per_epoch)
+        self.work, self.metric, self.total = work, work.metric, work.total
         self.model = work.build()
         self.optimizer = work.optimizer(self.model)
-        self.rates = Rates(config, self.optimizer, self.total)
+        self.rates = work.rates(self.optimizer)
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        self.handle: Handle | None = None
-        if plan is not None:
-            self.handle = attach(
-                self.model, plan, config.seed, backend=config.backend, loss_scale=scale, start=config.start
-            )
+        self.handle: Handle | None = None if plan is None else work.attach(self.model, plan, scale)
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
+        self.times = StepTimes()
+        """Of the last step."""
         self.ends_epoch = False
-        """Whether the last step was the last of its epoch."""
+        """True if the last step was the last of its epoch."""
         self.skipped = 0
         """Steps that the loss scale left out."""
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the plan off the model."""
+        if self.handle is not None:
+            self.handle.remove()
+
     @property
     def epoch(self) -> float:
+        """Epochs so far."""
         return self.work.epochs_at(self.steps)
 
     def step(self) -> float:
-        """One optimizer step; the loss of its batch."""
+        """Make one optimizer step, and return the loss of its batch."""
         start = time.perf_counter()
         self.lr = self.rates.set(self.steps)
         with self.work.words():
+            batch = self.work.take(self.steps)
+            taken = time.perf_counter()
             self.optimizer.zero_grad()
-            forward = self.work.forward(self.model, self.steps)
+            forward = self.work.forward(self.model, batch)
             value = forward.loss.item()
             if not math.isfinite(value):
                 raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
-            self._update(forward.loss)
+            judged = time.perf_counter()
+            (forward.loss if self.scaler is None else self.scaler.scale(forward.loss)).backward()  # type: ignore[no-untyped-call]
+            differentiated = time.perf_counter()
+            self._update()
+        end = time.perf_counter()
+        self.times = StepTimes(taken - start, judged - taken, differentiated - judged, end - differentiated)
         self.ends_epoch = self.work.ends_epoch(self.steps)
         if self.ends_epoch and self.handle is not None:
             self.handle.epoch()
@@ -93,18 +132,25 @@ class Session:
         self.seconds += time.perf_counter() - start
         return value
 
-    def _update(self, loss: torch.Tensor) -> None:
+    def _update(self) -> None:
+        """Change the weights, and tell the handle that the step is made."""
+        if self.work.clip is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work.clip)
         if self.scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         else:
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             self.scaler.step(self.optimizer)
             before = self.scaler.get_scale()
             self.scaler.update()
             self.skipped += self.scaler.get_scale() < before  # only a step with gradients out of range lowers it
         if self.handle is not None:
             self.handle.step(loss_scale=None if self.scaler is None else self.scaler.get_scale())
+
+    def evaluate(self) -> dict[str, float]:
+        """The numbers that the model is judged by, as it is now."""
+        return self.work.evaluate(self.model)
 
     def line(self) -> dict[str, Any]:
         """The metrics of the interval that ends here; the next one begins."""
@@ -141,14 +187,14 @@ class Session:
 
     @property
     def _settings(self) -> str:
-        """A checksum of the settings but for the place of the data, which may move."""
-        return checksum_of_json({name: value for name, value in self.config.to_json().items() if name != "data"})
+        return checksum_of_json(self.work.settings)
 
     @property
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("model", "optimizer", "handle", "scaler")}
 
     def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on."""
         return {
             "version": checkpoint.VERSION,
             "settings": self._settings,

@@ -1,4 +1,7 @@
-"""What a session trains: a model with its batches and its loss, and how it is judged.  A built-in model is one kind."""
+"""What a session trains: a model with its batches and its loss, and how it is judged.
+
+A built-in model is one kind; `own` has the user's models, and `memory` those that are at hand.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from .. import InvalidValue
+from .. import Handle, InvalidValue, Plan, attach
 from .config import Config
-from .data import Dataset
+from .data import Batch, Dataset
 from .images import Images
 from .measuring import Metric, correct_in, evaluate, loss_of, metric_of
+from .schedules import Rates
 from .sentences import Sentences
 from .text import Text
 
@@ -30,13 +34,18 @@ class Forward(NamedTuple):
 
 
 class Work(ABC):
-    """A source of losses.  It is asked for one after the other, and at each end of an epoch it says so."""
+    """What a session trains: a model, a source of batches, their loss, and how the model is judged.
 
-    config: Config
-    """Complete: settings that follow from the model and its batches are filled in."""
+    `Configured` work follows from a `Config` and is trained in a folder; `InMemory` is at hand.
+    """
+
     metric: Metric
+    total: int
+    """Steps of the whole run."""
     steps_per_epoch: int | None
     """None where batches have no length."""
+    clip: float | None = None
+    """The largest norm of the gradient of all parameters, to which longer ones are shortened; None leaves them."""
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -47,12 +56,24 @@ class Work(ABC):
         """The optimizer of the model."""
 
     @abstractmethod
-    def forward(self, model: nn.Module, step: int) -> Forward:
-        """The loss of the next batch; `step` counts from 0."""
+    def rates(self, optimizer: Optimizer) -> Rates:
+        """The learning rates of the optimizer, step by step."""
+
+    @abstractmethod
+    def attach(self, model: nn.Module, plan: Plan, loss_scale: float | None) -> Handle:
+        """Attach a plan to the model."""
+
+    @abstractmethod
+    def take(self, step: int) -> Any:
+        """The next batch; `step` counts from 0."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Any) -> Forward:
+        """The loss of a batch."""
 
     @abstractmethod
     def ends_epoch(self, step: int) -> bool:
-        """Whether the step that was just made is the last of its epoch."""
+        """Return True if the step that was just made is the last of its epoch."""
 
     def epochs_at(self, step: int) -> float:
         """Epochs that so many steps make."""
@@ -62,13 +83,10 @@ class Work(ABC):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The numbers that the model is judged by; all modes of the model stay as they are."""
 
+    @property
     @abstractmethod
-    def record(self) -> dict[str, Any]:
-        """What the run notes of its data, with a `fingerprint`."""
-
-    @abstractmethod
-    def check_unchanged(self, record: dict[str, Any], folder: object) -> None:
-        """Hold the data against what the run in the folder noted when it was started."""
+    def settings(self) -> dict[str, Any]:
+        """Settings that a checkpoint must agree with."""
 
     def words(self) -> AbstractContextManager[None]:
         """A context that tells errors of the user's code in one sentence."""
@@ -79,18 +97,47 @@ class Work(ABC):
         return None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with the batches from the state of a checkpoint."""
         if state is not None:
             raise InvalidValue("the checkpoint was written by a run of another model.")
 
 
+class Configured(Work):
+    """Work that follows from a config, so that it can be made again in another process and resumed."""
+
+    config: Config
+    """Complete: settings that follow from the model and its batches are filled in."""
+
+    def rates(self, optimizer: Optimizer) -> Rates:
+        return Rates.of(self.config, optimizer, self.total)
+
+    def attach(self, model: nn.Module, plan: Plan, loss_scale: float | None) -> Handle:
+        config = self.config
+        return attach(model, plan, config.seed, backend=config.backend, loss_scale=loss_scale, start=config.start)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings but for the place of the data, which may move."""
+        return {name: value for name, value in self.config.to_json().items() if name != "data"}
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What the run notes of its data, with a `fingerprint`."""
+
+    @abstractmethod
+    def check_unchanged(self, record: dict[str, Any], folder: object) -> None:
+        """Hold the data against what the run in the folder noted when it was started."""
+
+
 @final
-class BuiltIn(Work):
+class BuiltIn(Configured):
     """A built-in model: batch and loss follow from the step alone."""
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config, self.data = config, data
         self.metric = metric_of(config.task.kind)
         self.steps_per_epoch: int = data.steps_per_epoch
+        self.total = config.total_steps(self.steps_per_epoch)
 
     def build(self) -> nn.Module:
         return build_model(self.config, self.data).train()
@@ -98,8 +145,11 @@ class BuiltIn(Work):
     def optimizer(self, model: nn.Module) -> Optimizer:
         return usual_optimizer(self.config, model)
 
-    def forward(self, model: nn.Module, step: int) -> Forward:
-        inputs, targets = self.data.batch(*divmod(step, self.steps_per_epoch))
+    def take(self, step: int) -> Batch:
+        return self.data.batch(*divmod(step, self.steps_per_epoch))
+
+    def forward(self, model: nn.Module, batch: Batch) -> Forward:
+        inputs, targets = batch
         logits = model(inputs)
         return Forward(loss_of(logits, targets), correct_in(logits, targets), targets.numel())
 

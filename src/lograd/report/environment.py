@@ -1,4 +1,4 @@
-"""What a bug report needs to know about this machine: the content of `lograd env`."""
+"""What a bug report has to say about the machine, by `lograd env`, and what a file of results notes of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import platform
 import subprocess
 import sys
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lograd import native
+from .. import native
 
 _PACKAGES = ("lograd", "torch", "numpy", "scipy", "rich", "typer")
 
@@ -18,7 +19,8 @@ _PACKAGES = ("lograd", "torch", "numpy", "scipy", "rich", "typer")
 _FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package, or the words "not installed"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -72,7 +74,7 @@ def describe() -> dict[str, Any]:
     """Sections of plain values, in the order in which to print them; `json.dumps` takes it as it is."""
     kernels = native.status()
     return {
-        "versions": {"python": platform.python_version()} | {package: _version(package) for package in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {package: version_of(package) for package in _PACKAGES},
         "machine": {
             "platform": platform.platform(),
             "cpu": _cpu_model(),
@@ -89,3 +91,35 @@ def describe() -> dict[str, Any]:
             "instruction set": kernels.isa,
         },
     }
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the day, as a file of results notes them."""
+    described = describe()
+    return {
+        "cpu": described["machine"]["cpu"],
+        "cores": described["machine"]["usable cores"],
+        "instruction set": described["native module"]["instruction set"],
+        "date": date.today().isoformat(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that lograd is imported from; None where it is installed without one."""
+    here = Path(__file__).parent
+    command = [
+        "git",
+        "-C",
+        str(here),
+        "ls-files",
+        "--error-unmatch",
+        Path(__file__).name,
+    ]  # a checkout of lograd itself
+    try:
+        subprocess.run(command, capture_output=True, timeout=5, check=True)
+        found = subprocess.run(
+            [*command[:3], "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,4 +1,4 @@
-"""The BibTeX of what the package implements, collected from the docstrings that carry it."""
+"""`lograd cite`: the BibTeX of what the package implements, collected from the docstrings that carry it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import lograd
 
+from .console import Json, print_json
+
 _ENTRY = re.compile(r"^@\w+\{(?P<key>\w+),\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 
@@ -22,6 +24,15 @@ class Citation:
     key: str
     bibtex: str
     used_by: tuple[str, ...]
+
+
+def cite(as_json: Json = False) -> None:
+    """BibTeX of the papers and specifications that the package implements."""
+    found = citations()
+    if as_json:
+        print_json([{"key": entry.key, "bibtex": entry.bibtex, "used_by": entry.used_by} for entry in found])
+    else:
+        print("\n\n".join(f"% {', '.join(entry.used_by)}\n{entry.bibtex}" for entry in found))
 
 
 def citations() -> list[Citation]:

@@ -1,0 +1,35 @@
+"""`lograd demo`: the story of two small networks, as tables or JSON, and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import Json, out, print_json, show
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("lograd-demo.html"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only: shows that everything works.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Profile two small networks on real data, plan, train dense, with 6 bits and with 85 % zeros; ends in a page."""
+    from ..report import check_folder
+
+    check_folder(output)  # before the work and before torch, which takes a second to import
+    from ..demo.story import tasks, tell
+    from ..demo.tables import tables
+    from ..report.progress import as_lines
+
+    with as_lines(not as_json):
+        story = tell(tasks(quick))
+    page = story.page().save(output)
+    if as_json:
+        print_json({"quick": quick, "page": str(page), **story.to_json()})
+        return
+    for table in tables(story.findings):
+        out.print()
+        show(table)
+    out.print(f"\nThe page: {page} (open it in a browser). {story.seconds:.0f} s.")

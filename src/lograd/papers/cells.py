@@ -1,0 +1,205 @@
+"""Cells, the pieces of an experiment whose results are kept, and the folder that keeps them.
+
+A cell is a value: a config with a seed that is trained, or a measurement with its settings.  A finished cell is one
+JSON file with settings, versions, commit and what was found; tables are drawn from these files and from nothing else.
+So an experiment that was stopped goes on where it was: finished cells are read, and an interrupted run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os.path import basename
+from pathlib import Path
+from typing import Any, final
+
+from .. import InvalidValue
+from ..files.atomic import CannotRead, replace_file
+from ..files.checks import check_object
+from ..report.environment import commit, machine
+from ..training import Config, Diverged, Run, resume, train
+from ..training.folder import RunFolder, make_folder, read_json
+from ..training.loop import Progress, torch_settings, versions
+
+VERSION = 1
+FIELDS = ("lograd_cell", "name", "settings", "paper", "versions", "machine", "commit", "seconds", "found")
+Found = dict[str, Any]
+"""What came out of a cell: plain values."""
+
+
+class Cell(ABC):
+    """One piece of work with a result.
+
+    Attributes:
+        name: of its file; no two cells of an experiment have the same.
+        paper: the number that the paper prints for it, if it prints one.
+    """
+
+    name: str
+    paper: float | None
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that the result depends on, as plain values; a finished cell of other settings is not taken for it."""
+
+    @abstractmethod
+    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
+        """Do the work, and return what was found; what it has to keep on the way is kept in the folder."""
+
+
+@final
+@dataclass(frozen=True)
+class Trained(Cell):
+    """A cell that trains: its run is an ordinary run folder beside the cell's file, its result the run's summary.
+
+    A run that diverges is a result too: its summary says so.
+
+    Args:
+        name: of the run folder, and of the cell's file.
+        config: the settings of the run, with its seed.
+        paper: the number that the paper prints.
+    """
+
+    name: str
+    config: Config
+    paper: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        given = self.config.to_json()
+        return given | {name: given[name] and basename(given[name]) for name in ("data", "plan")}  # folders may move
+
+    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
+        path = folder / self.name
+        try:
+            if not RunFolder(path).has_run:
+                run = train(self.config, path, progress=progress)
+            elif (run := Run.load(path, metrics=False)).status != "diverged":
+                run = resume(path, expected=self.config.to_json(), progress=progress)
+        except Diverged:
+            run = Run.load(path)
+        assert run.summary is not None, "a run that has ended has a summary"
+        return run.summary
+
+
+@final
+@dataclass(frozen=True)
+class Measured(Cell):
+    """A cell that is a measurement: a function that returns plain values.
+
+    Args:
+        name: of the cell's file.
+        given: its settings.
+        measure: does the work; torch's random state is its own, and has the same seed each time.
+        threads: of torch; None leaves its own number.
+        paper: the number that the paper prints.
+    """
+
+    name: str
+    given: Mapping[str, Any]
+    measure: Callable[[], Found] = field(compare=False)
+    threads: int | None = None
+    paper: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.given)
+
+    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
+        import torch
+
+        with torch_settings(self.threads):
+            torch.manual_seed(0)
+            return self.measure()
+
+
+@final
+class CellFolder:
+    """The folder of an experiment: a JSON file for each finished cell, and the runs of the cells that are trained."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def file(self, name: str) -> Path:
+        """Where a cell of that name is kept when it is finished."""
+        return self.path / f"{name}.cell.json"
+
+    @property
+    def names(self) -> list[str]:
+        """The finished cells, sorted."""
+        return sorted(path.name.removesuffix(".cell.json") for path in self.path.glob("*.cell.json"))
+
+    @property
+    def begun(self) -> bool:
+        """Return True if the folder has a finished cell or a run."""
+        return bool(self.names) or any(self.path.glob("*/config.json"))
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """All that the file of a cell says; None if the cell is not finished."""
+        path = self.file(name)
+        if not path.exists():
+            return None
+        record = read_json(path)
+        try:
+            check_object("a cell", record, FIELDS)
+            if record["lograd_cell"] != VERSION or record["name"] != name or not isinstance(record["found"], dict):
+                raise InvalidValue(f"a cell of version {VERSION} by the name {name!r} is needed.")
+        except InvalidValue as error:
+            raise CannotRead(f"Cannot read {path}: {error}") from None
+        return record
+
+    def found(self, name: str) -> Found | None:
+        """The result of a cell; None if it is not finished."""
+        record = self.record(name)
+        return None if record is None else record["found"]
+
+    def finish(self, cell: Cell, progress: Progress | None = None) -> Found:
+        """The result of a cell, which is worked out if it is not there; a finished one of other settings is refused."""
+        record = self.record(cell.name)
+        if record is not None:
+            _check_same(self.file(cell.name), record["settings"], _plain(cell.settings))
+            found: Found = record["found"]
+            return found
+        make_folder(self.path)
+        start = time.perf_counter()
+        found = _plain(cell.work_out(self.path, progress))
+        values = (
+            VERSION, cell.name, _plain(cell.settings), cell.paper, versions(), machine(), commit(),
+            round(time.perf_counter() - start, 1), found,
+        )  # fmt: skip
+        text = json.dumps(dict(zip(FIELDS, values, strict=True)), indent=1, ensure_ascii=False, allow_nan=False)
+        replace_file(self.file(cell.name), f"{text}\n".encode())
+        return found
+
+
+def _check_same(path: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a finished cell that was made with other settings."""
+    different = [
+        f"{name} (it has {had.get(name)}, given is {now.get(name)})"
+        for name in dict.fromkeys([*had, *now])
+        if had.get(name) != now.get(name)
+    ]
+    if different:
+        raise InvalidValue(
+            f"the finished cell {path} was made with other settings, and these differ: {', '.join(different)}; give "
+            "another folder, or remove it."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON holds it: lists for tuples, and nothing for a number that is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

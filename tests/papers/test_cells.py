@@ -1,0 +1,179 @@
+"""Cells: finished ones are read and not made again, interrupted runs go on, other settings are refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import training_files as files
+
+from lograd.errors import InvalidValue
+from lograd.files.atomic import CannotRead
+from lograd.papers.cells import Cell, CellFolder, Measured, Trained
+from lograd.papers.experiment import Experiment, carry_out
+from lograd.papers.result import Result
+from lograd.training import Config, Run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    data = files.images(tmp_path / "images.npz")
+    return Config(
+        "resnet8", data, width=8, batch=8, steps=6, threads=1, log_every=2, checkpoint_every=2, recipe="prune85"
+    )
+
+
+@dataclass(frozen=True)
+class Twice(Experiment):
+    """The second cell follows from what the first has found."""
+
+    words: ClassVar[str] = "a number, and twice that number"
+    presets: ClassVar = {"smoke": {"start": 1}}
+
+    start: int = 7
+    lr: float = 0.1
+    width: int | None = None
+
+    def cells(self, folder: CellFolder) -> Iterator[Cell]:
+        yield Measured("one", {"start": self.start}, lambda: {"number": self.start})
+        found = folder.found("one")
+        assert found is not None, "each cell is finished before the next one is asked for"
+        yield Measured("two", {}, partial(lambda number: {"number": 2 * number}, found["number"]))
+
+    def draw(self, folder: CellFolder) -> list[Result]:
+        rows = [[name, found["number"]] for name in ("one", "two") if (found := folder.found(name)) is not None]
+        return [Result("twice", "Twice", "A number and its double.", ["cell", "number"], rows)]
+
+
+def test_a_measured_cell_is_made_once_and_kept_with_all_that_it_depends_on(tmp_path):
+    calls = []
+    cell = Measured("drawn", {"size": (2, 3)}, lambda: calls.append(1) or {"x": torch.rand(1).item(), "y": math.nan})
+    folder = CellFolder(tmp_path / "cells")
+    before = torch.get_rng_state()
+    first = folder.finish(cell)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first["y"] is None  # JSON has no word for it
+    assert folder.finish(cell) == first
+    assert CellFolder(tmp_path / "other").finish(cell) == first  # the same random numbers each time
+    assert len(calls) == 2
+    record = json.loads(folder.file("drawn").read_text())
+    assert (record["name"], record["settings"], record["found"]) == ("drawn", {"size": [2, 3]}, first)
+    assert set(record["versions"]) >= {"lograd", "torch", "numpy", "python"}
+    assert {"commit", "machine", "seconds", "paper"} <= set(record)
+
+
+def test_a_finished_cell_of_other_settings_is_refused_by_name(tmp_path):
+    folder = CellFolder(tmp_path)
+    folder.finish(Measured("a", {"steps": 1, "batch": 2}, dict))
+    with pytest.raises(InvalidValue, match=r"these differ: steps \(it has 1, given is 3\); give another folder"):
+        folder.finish(Measured("a", {"steps": 3, "batch": 2}, dict))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"lograd_cell": 1}', "FOUND", "VERSION", "NAME"])
+def test_a_file_that_is_no_cell_is_told_with_its_name(content, tmp_path):
+    folder = CellFolder(tmp_path)
+    folder.finish(Measured("a", {}, dict))
+    record = json.loads(folder.file("a").read_text())
+    changed = {"FOUND": {"found": 1}, "VERSION": {"lograd_cell": 2}, "NAME": {"name": "b"}}
+    folder.file("a").write_text(json.dumps(record | changed[content]) if content in changed else content)
+    with pytest.raises(CannotRead, match=r"Cannot read .*a\.cell\.json"):
+        folder.found("a")
+
+
+def test_a_trained_cell_is_a_run_folder_and_its_summary(config, tmp_path):
+    folder = CellFolder(tmp_path / "cells")
+    assert not folder.begun
+    cell = Trained("prune-0", config, paper=76.5)
+    found = folder.finish(cell)
+    run = Run.load(folder.path / "prune-0")
+    assert (found, run.status) == (run.summary, "finished")
+    assert folder.names == ["prune-0"]
+    assert folder.begun
+    record = folder.record("prune-0")
+    assert record["paper"] == 76.5
+    assert record["settings"]["seed"] == 0
+    assert record["settings"]["data"] == "images.npz"  # the file may move
+    assert folder.finish(cell) == found
+
+
+def test_an_interrupted_run_goes_on_to_the_same_numbers(config, tmp_path):
+    class Crash(Exception):
+        pass
+
+    def crash(status):
+        if status.step == 5:
+            raise Crash
+
+    steps = []
+    folder, cell = CellFolder(tmp_path / "cells"), Trained("prune-0", config)
+    with pytest.raises(Crash):
+        folder.finish(cell, crash)
+    assert folder.found("prune-0") is None
+    assert folder.begun
+    found = folder.finish(cell, lambda status: steps.append(status.step))
+    assert steps == [5, 6]  # from the checkpoint of step 4 on
+    whole = CellFolder(tmp_path / "whole").finish(cell)
+    for name in ("final", "steps", "counters"):
+        for part in (found, whole):
+            if name == "final":
+                del part["final"]["seconds"]
+        assert found[name] == whole[name]
+
+
+def test_an_interrupted_run_of_other_settings_is_refused(config, tmp_path):
+    folder = CellFolder(tmp_path)
+    (tmp_path / "a").mkdir()
+
+    def stop(status):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.finish(Trained("a", config), stop)
+    with pytest.raises(InvalidValue, match=r"these differ: lr"):
+        folder.finish(Trained("a", replace(config, lr=0.3)))
+
+
+def test_a_run_that_diverges_is_a_result(config, tmp_path):
+    folder, cell = CellFolder(tmp_path), Trained("wild", replace(config, recipe=None, lr=1e30))
+    found = folder.finish(cell)
+    assert found["status"] == "diverged"
+    folder.file("wild").unlink()  # as if the process had been killed before the cell was written
+    assert folder.finish(cell) == found
+
+
+def test_later_cells_follow_from_earlier_ones_and_tables_from_files_alone(tmp_path):
+    folder, told = CellFolder(tmp_path / "cells"), []
+    experiment = Twice(start=4)
+    assert experiment.draw(folder)[0].rows == []
+    carry_out(experiment, folder, lambda cell, finished: told.append((cell.name, finished)))
+    assert told == [("one", False), ("two", False)]
+    assert [list(row) for row in experiment.draw(folder)[0].rows] == [["one", 4], ["two", 8]]
+    folder.file("two").unlink()
+    carry_out(experiment, folder, lambda cell, finished: told.append((cell.name, finished)))
+    assert told[2:] == [("one", True), ("two", False)]
+    text = experiment.draw(folder)[0].to_markdown()
+    assert text == "A number and its double.\n\n| cell | number |\n|---|---:|\n| one | 4 |\n| two | 8 |\n"
+
+
+def test_options_are_read_by_their_types_and_refused_by_name():
+    made = Twice.make({"start": "3", "lr": "0.5", "width": "8", "data": "a.npz"})
+    assert made == Twice(start=3, lr=0.5, width=8, data=Path("a.npz"))
+    assert Twice.make({}, "smoke") == Twice(start=1)
+    assert Twice.make({"start": 2}, "smoke") == Twice(start=2)
+    assert Twice.options() == {"data": None, "only": "", "start": 7, "lr": 0.1, "width": None}
+    assert made.label == "twice"
+    for options, preset, words in (
+        ({"strat": "3"}, None, "no option 'strat'. Did you mean 'start'"),
+        ({"start": "three"}, None, "start must be a whole number"),
+        ({"lr": "x"}, None, "lr must be a number"),
+        ({}, "paper", "no preset 'paper'; it has: smoke"),
+    ):
+        with pytest.raises(InvalidValue, match=words):
+            Twice.make(options, preset)

@@ -1,0 +1,150 @@
+"""The experiments at their smallest: all cells are finished, the tables have their rows, and nothing is made twice."""
+
+import json
+
+import pytest
+import training_files as files
+from typer.testing import CliRunner
+
+from lograd.cli import app
+from lograd.errors import InvalidValue
+from lograd.papers import EXPERIMENTS, THEORY, experiment_of
+from lograd.papers.cells import CellFolder
+from lograd.papers.experiment import carry_out
+from lograd.papers.learning import CASES, TIMED
+
+pytestmark = pytest.mark.filterwarnings("ignore:noise of this plan")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
+
+
+def finished(name, folder, **options):
+    """A smoke run, with all its cells and tables."""
+    chosen = experiment_of(name).make(options, "smoke")
+    cells = CellFolder(folder)
+    carry_out(chosen, cells)
+    written = {path: path.stat().st_mtime_ns for path in cells.path.glob("*.cell.json")}
+    carry_out(chosen, cells)
+    assert written == {path: path.stat().st_mtime_ns for path in cells.path.glob("*.cell.json")}
+    return cells, chosen.draw(cells)
+
+
+def test_laws(tmp_path):
+    cells, (table,) = finished("laws", tmp_path)
+    assert cells.names == ["mlp-batchnorm-relu", "mlp-none-relu"]
+    assert [row[:4] for row in table.rows] == [
+        ["MLP", norm, "ReLU", when] for norm in ("none", "BatchNorm") for when in ("at the beginning", "after 2 steps")
+    ]
+    layers = cells.found("mlp-none-relu")["looks"]["at the beginning"]
+    assert len(layers) == 5
+    assert all(layer["miss"]["empirical"] < 0.2 for layer in layers)
+
+
+def test_sparsity(tmp_path):
+    cells, (asked, errors) = finished("sparsity", tmp_path)
+    assert len(asked.rows) == 12
+    for target in (0.5, 0.8, 0.9, 0.95):
+        got = cells.found(f"empirical-{target}")["got"]
+        assert len(got) == 10
+        assert sum(got.values()) / len(got) == pytest.approx(target, abs=0.1)  # counted over two steps of four images
+    for row in errors.rows:
+        assert float(row[1]) == pytest.approx(float(row[2]), abs=0.01), "predicted and measured cosine"
+    with pytest.raises(InvalidValue, match="steps must be more than 20"):
+        experiment_of("sparsity").make({"steps": "20"})
+
+
+def test_noise(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    cells, (plans, layers) = finished("noise", tmp_path / "cells", data=data)
+    assert cells.names == ["after-1", "after-2"]
+    assert len(plans.rows) == 2 * 3 * 5
+    split = {tuple(row[:3]): float(row[3]) for row in plans.rows}
+    for steps in (1, 2):
+        assert split["least noise", steps, "85%"] <= 1.001 * split["uniform", steps, "85%"]
+        assert split["uniform", steps, "80%"] < split["uniform", steps, "90%"]
+    assert [row[0] for row in layers.rows][-1] == "fc"
+
+
+def test_learning(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    cells, (table,) = finished("learning", tmp_path / "cells", data=data)
+    assert cells.names == ["dense-0", "noise-late-85-0", "noise-late-85-0-equal-time", "noise-late-85-noise", "times"]
+    assert set(cells.found("times")) == set(TIMED)
+    rows = {(row[0], row[1]): row for row in table.rows}
+    assert list(rows) == [
+        ("dense", "equal steps"), ("least noise 85 %, late", "equal steps"), ("least noise 85 %, late", "equal time"),
+    ]  # fmt: skip
+    dense, pruned, longer = rows.values()
+    assert dense[4] == "0.0%"
+    assert float(pruned[4].rstrip("%")) > 60
+    assert (dense[6], dense[9]) == (None, None)
+    assert pruned[2] == dense[2] == 4  # 64 images, batch 16
+    assert longer[8] == pruned[8]
+    with pytest.raises(InvalidValue, match="'densse' is not one of dense"):
+        carry_out(experiment_of("learning").make({"only": "densse", "data": data}), cells)
+    assert len(CASES) == 16
+
+
+def test_explosion(tmp_path):
+    cells, (table,) = finished("explosion", tmp_path)
+    assert cells.names == ["0-after-0", "0-after-1", "3-after-0", "3-after-1"]
+    assert [row[:2] for row in table.rows] == [
+        [case, start] for start in (0, 1) for case in ("dense", "layers that gain (the default)")
+    ]
+    found = cells.found("3-after-0")
+    assert found["layers"] > 0
+    assert found["growth"] >= 1
+    assert found["steps"] == 2
+
+
+def test_the_list_has_all_with_their_options():
+    listed = json.loads(run("--json").stdout)
+    assert [row["name"] for row in listed] == [*THEORY, *EXPERIMENTS]
+    assert all(row["what"] for row in listed)
+    laws = next(row for row in listed if row["name"] == "laws")
+    assert laws["options"] == {"data": None, "only": "", "steps": "100", "batch": "32"}
+    text = run().stdout
+    assert all(name in text for name in (*THEORY, *EXPERIMENTS))
+
+
+def test_the_command_goes_on_only_when_told_and_writes_what_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("laws", "--preset", "smoke", "--only", "MLP", "--runs", "runs")
+    assert "has no finished cell" in str(run(*arguments, "--tabulate").exception)
+    done = run(*arguments, "--results", "results", "-o", "page.html")
+    assert done.exit_code == 0, done.output
+    assert "mlp-none-relu: at work" in done.stderr
+    assert "| MLP | none |" in (tmp_path / "results" / "laws.md").read_text()
+    kept = json.loads((tmp_path / "results" / "laws.json").read_text())
+    assert [cell["name"] for cell in kept["cells"]] == ["mlp-batchnorm-relu", "mlp-none-relu"]
+    assert len(kept["tables"][0]["rows"]) == 4
+    assert "<table" in (tmp_path / "page.html").read_text()
+
+    again = run(*arguments)
+    assert isinstance(again.exception, InvalidValue)
+    assert "go on with them by --resume" in str(again.exception)
+    resumed = run(*arguments, "--resume", "-o", "page.html")
+    assert "mlp-none-relu: finished before" in resumed.stderr
+    other = run(*arguments, "--resume", "--set", "batch=9")
+    assert "these differ: batch (it has 8, given is 9)" in str(other.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["noise"], "noise needs data"),
+        (["learning", "--set", "model"], "--set takes OPTION=VALUE"),
+        (["laws", "--seeds", "2"], "no option 'seeds'"),
+        (["laws", "--preset", "paper"], "no preset 'paper'"),
+        (["table2", "--seeds", "2"], "takes no options of experiments"),
+        (["lawz"], "Did you mean 'laws'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert isinstance(done.exception, InvalidValue)
+    assert words in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
