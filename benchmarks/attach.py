@@ -68,7 +68,7 @@ def qpytorch(exponent: int, mantissa: int, rounding: str) -> Prepare:
 
 
 def ways_of(model: nn.Module, size: int, quick: bool) -> dict[str, lograd.Plan | Prepare | None]:
-    """What each way attaches to the model or hooks into it."""
+    """By name, the plan that a way attaches to the model, or the hook that it puts in."""
     profile = lograd.profile(model, batches(size), F.cross_entropy, steps=2)
     ways: dict[str, lograd.Plan | Prepare | None] = {
         "plain": None,

@@ -49,10 +49,12 @@ class Data:
 
     @cached_property
     def threshold(self) -> float:
+        """The threshold that prunes the tensor to SPARSITY."""
         return float(theory.threshold(ops.log_histogram(self.x).law(), SPARSITY))
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
+        """The tensor as an array."""
         return self.x.numpy()
 
     @property
@@ -65,23 +67,28 @@ class Data:
 
 
 def plain_histogram(x: Tensor) -> Tensor:
+    """A histogram of exponents in plain PyTorch."""
     return torch.bincount((x.view(torch.int32) & 0x7FFFFFFF) >> 19, minlength=4096)
 
 
 def plain_stochastic_prune(x: Tensor, a: float) -> Tensor:
+    """Stochastic pruning in plain PyTorch."""
     m = x.abs()
     return torch.where(m > a, x, torch.where(m > torch.rand_like(x) * a, torch.sign(x) * a, 0.0))
 
 
 def plain_threshold_prune(x: Tensor, t: float) -> Tensor:
+    """Pruning by a threshold in plain PyTorch."""
     return torch.where(x.abs() > t, x, 0.0)
 
 
 def plain_dither(x: Tensor, step: float) -> Tensor:
+    """Dithered rounding in plain PyTorch."""
     return torch.floor(x / step + torch.rand_like(x)) * step
 
 
 def plain_float(x: Tensor, format: FloatFormat, stochastic: bool) -> Tensor:
+    """Rounding to a float format in plain PyTorch."""
     exponent = (torch.frexp(x).exponent - 1).clamp(min=format.emin) - format.mantissa
     step = torch.ldexp(torch.ones_like(x), exponent)
     steps = x / step
@@ -90,10 +97,12 @@ def plain_float(x: Tensor, format: FloatFormat, stochastic: bool) -> Tensor:
 
 
 def plain_integer(x: Tensor, format: IntFormat, scale: float) -> Tensor:
+    """Rounding to integers in plain PyTorch."""
     return torch.floor(x * scale + torch.rand_like(x)).clamp(format.min, format.max) / scale
 
 
 def plain_per_sample(x: Tensor, bits: int) -> Tensor:
+    """Rounding to integers with a scale for each row, in plain PyTorch."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     scale = (2**bits - 1) / (high - low).clamp(min=1e-8)
     rounded: Tensor = torch.floor((x - low) * scale + torch.rand_like(x)).clamp(0, 2**bits - 1) / scale + low
@@ -114,6 +123,7 @@ class Peers:
             self.notes = {COMPILED: "left out by --quick", QPYTORCH: "left out by --quick"}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        """The function compiled by torch.compile; None where that is left out."""
         if COMPILED in self.notes:
             return None
         if function not in self._compiled:
@@ -136,6 +146,7 @@ class Peers:
         return qtorch.quant
 
     def of(self, case: Case, data: Data) -> dict[str, Call]:
+        """The peers that exist for an operator."""
         found: dict[str, Call] = {}
         if case.plain is not None:
             function, arguments = (
@@ -171,10 +182,12 @@ class Case:
 
 
 def q_float(exponent: int, mantissa: int, rounding: str) -> tuple[str, dict[str, Any]]:
+    """The name and arguments of QPyTorch's rounding to a float format."""
     return "float_quantize", {"exp": exponent, "man": mantissa, "rounding": rounding}
 
 
 def q_fixed(bits: int) -> tuple[str, dict[str, Any]]:
+    """The name and arguments of QPyTorch's rounding to fixed point."""
     return "fixed_point_quantize", {"wl": bits, "fl": 1, "rounding": "stochastic"}
 
 
@@ -253,6 +266,7 @@ CASES = [
 
 
 def measure(case: Case, data: Data, peers: Peers, repeats: int) -> dict[str, Any]:
+    """The times of an operator and of its peers."""
     calls: dict[str, Call] = {"memcpy": lambda: data.out.copy_(data.x), "lograd": lambda: case.ours(data)}
     times = medians(calls | peers.of(case, data), repeats, shortest=2e-4)
     copy, ours = times.pop("memcpy"), times["lograd"]
@@ -267,14 +281,17 @@ def measure(case: Case, data: Data, peers: Peers, repeats: int) -> dict[str, Any
 
 
 def microseconds(case: Case, data: Data) -> float:
+    """Microseconds of a call of our operator."""
     return round(1e3 * medians({case.name: lambda: case.ours(data)}, 9, shortest=2e-3)[case.name], 2)
 
 
 def three_digits(value: float) -> float:
+    """A number with three digits."""
     return float(f"{value:.3g}")
 
 
 def size_name(elements: int) -> str:
+    """The size of a tensor in words."""
     return f"{elements >> 20}M" if elements >= 1 << 20 else f"{elements >> 10}K" if elements >= 1024 else str(elements)
 
 

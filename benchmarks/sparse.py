@@ -37,10 +37,17 @@ class Case(Protocol):
     """A line of the table.  A whole model is one, too: give its dense step and its step at a sparsity."""
 
     @property
-    def name(self) -> str: ...
-    def dense(self) -> dict[str, Call]: ...
-    def ours(self, sparsity: float) -> Call: ...
-    def csr(self, sparsity: float) -> Call | None: ...
+    def name(self) -> str:
+        """Its name in the table."""
+
+    def dense(self) -> dict[str, Call]:
+        """Calls of dense PyTorch, by the name of the layout."""
+
+    def ours(self, sparsity: float) -> Call:
+        """Our call at a sparsity."""
+
+    def csr(self, sparsity: float) -> Call | None:
+        """The call with torch's CSR products, if there is one."""
 
 
 def gradient(*shape: int) -> Tensor:
@@ -50,11 +57,14 @@ def gradient(*shape: int) -> Tensor:
 
 
 def threshold_for(g: Tensor, sparsity: float) -> Tensor:
+    """The threshold that prunes a gradient to a sparsity."""
     return torch.tensor(float(theory.threshold(ops.log_histogram(g).law(), sparsity)))
 
 
 @dataclass
 class Linear:
+    """A linear layer."""
+
     rows: int
     inputs: int
     outputs: int
@@ -85,6 +95,8 @@ class Linear:
 
 @dataclass
 class Convolution:
+    """A convolution."""
+
     batch: int
     inputs: int
     outputs: int
@@ -153,6 +165,7 @@ CASES: list[Case] = [
 
 
 def measure(case: Case, sparsities: Iterable[float], repeats: int) -> dict[str, Any]:
+    """The times of a case at each sparsity."""
     dense = case.dense()
     calls = dict(dense)
     for sparsity in sparsities:
@@ -181,6 +194,7 @@ def measure(case: Case, sparsities: Iterable[float], repeats: int) -> dict[str, 
 
 
 def curve(row: dict[str, Any], who: str = "lograd") -> tuple[list[float], list[float]]:
+    """Speed-ups of a case over sparsity."""
     points = [(float(name.split()[1]), ratio) for name, ratio in row["speed-up by minima"].items() if who in name]
     return [point[0] for point in points], [point[1] for point in points]
 
@@ -198,6 +212,7 @@ def break_even(row: dict[str, Any]) -> float | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Speed-ups of all cases."""
     lines = []
     for row in rows:
         best = min(value for name, value in row["minimum ms"].items() if name.startswith("dense"))
@@ -215,6 +230,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def drawing(rows: list[dict[str, Any]]) -> str:
+    """The chart of speed-ups over sparsity."""
     one = [row for row in rows if row["threads"] == 1 and "NCHW" not in row["case"]]
     chosen = [row for row in one if row["case"] in {case.name for case in (CASES[0], CASES[3], CASES[5], CASES[8])}]
     lines = [Line(*curve(row), label=row["case"], color=slot, markers=True) for slot, row in enumerate(chosen)]

@@ -16,7 +16,10 @@ from ..report import TextTable, text, text_table
 
 
 class PatientConsole(Console):
+    """A console that ends quietly when its reader has gone."""
+
     def on_broken_pipe(self) -> None:  # `lograd formats | head`: the reader has seen enough
+        """End the program without a word: the reader has seen enough."""
         sys.stderr.close()
         raise SystemExit(0)
 
@@ -28,10 +31,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
+    """Print a table of texts, after an empty line."""
     out.print()
     show(text_table(title, columns, [[*map(str, row)] for row in rows], header=header))
 

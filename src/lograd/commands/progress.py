@@ -21,7 +21,7 @@ Show = Callable[[Status], None]
 
 @contextmanager
 def display(title: str, quiet: bool) -> Iterator[Show | None]:
-    """What `train` calls after each step; nothing where the output is for a program."""
+    """The function that `train` calls after each step; None where the output is for a program."""
     if quiet:
         yield None
     elif not sys.stderr.isatty():
@@ -36,7 +36,7 @@ def display(title: str, quiet: bool) -> Iterator[Show | None]:
 
 
 def saying(text: str, show: Show | None) -> Show:
-    """The same display, with a sentence at the first step: by then everything has been checked."""
+    """A display that says a sentence at the first step as well: by then everything has been checked."""
     texts = [text]
 
     def show_and_say(status: Status) -> None:

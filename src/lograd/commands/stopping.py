@@ -24,6 +24,7 @@ class StoppableGroup(TyperGroup):
     """The commands; `train` says itself how a run goes on, if it is stopped between two steps."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; one that is stopped by a signal says what it has written."""
         with _termination_as_exception(), recorded() as written:
             try:
                 return super().invoke(ctx)

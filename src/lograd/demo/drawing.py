@@ -23,6 +23,7 @@ WINDOW = 15
 
 
 def score_chart(finding: Finding) -> Chart:
+    """The score over the steps of each way to train."""
     task = finding.task
     chart = _over_runs(
         finding,
@@ -46,6 +47,7 @@ def _without_the_climb(chart: Chart, finding: Finding) -> Chart:
 
 
 def loss_chart(finding: Finding) -> Chart:
+    """The training loss over the steps, smoothed."""
     task = finding.task
     window = max(1, min(WINDOW, task.steps // 4))  # a short run still has a line, and not one point
 
@@ -112,6 +114,7 @@ def histogram(finding: Finding) -> Chart:
 
 
 def qq(finding: Finding) -> Chart:
+    """Quantiles of ln|g| in a typical layer against those of each law."""
     layer = finding.typical
     data = _data(layer)
     observed = data.quantile(QUANTILES)
@@ -126,6 +129,7 @@ def qq(finding: Finding) -> Chart:
 
 
 def distances(finding: Finding) -> Chart:
+    """The KS distance of each layer to each law."""
     names = [layer.name for layer in finding.layers]
     bars = [Bars(names, [layer.distances[law] for layer in finding.layers], law, LAW_COLORS[law]) for law in LAWS]
     note = f"Mean over {len(finding.layers[0].profile.records)} steps of the first {finding.task.scout}."
@@ -155,6 +159,7 @@ def splits(finding: Finding) -> Chart:
 
 
 def allocation(finding: Finding) -> Chart:
+    """Zeros asked of each layer and got while training."""
     zeros = [(layer.name, layer.zeros) for layer in finding.layers if layer.zeros is not None]
     names = [name for name, _ in zeros]
     bars = [
@@ -169,6 +174,7 @@ def allocation(finding: Finding) -> Chart:
 
 
 def zeros_by_law(finding: Finding) -> Chart:
+    """Zeros on one gradient if each law gives the threshold."""
     names = [layer.name for layer in finding.treated]
     colors = dict(zip(PRUNING_LAWS, (0, LAW_COLORS["lognormal"], LAW_COLORS["normal"]), strict=True))
     bars = [
@@ -182,7 +188,7 @@ def zeros_by_law(finding: Finding) -> Chart:
 
 
 def times(findings: Sequence[Finding]) -> Chart:
-    """Of the step and of its backward."""
+    """Milliseconds of a step and of its backward, by task and way."""
     names = [f"{finding.task.name}, {part}" for finding in findings for part in ("step", "backward")]
     bars = []
     for way in WAYS:
@@ -196,6 +202,7 @@ def times(findings: Sequence[Finding]) -> Chart:
 
 
 def skippable(findings: Sequence[Finding]) -> Chart:
+    """The share of multiply-adds that have a zero as a factor."""
     names = [finding.task.name for finding in findings]
     columns = list(zip(*([result.skippable for result in finding.results] for finding in findings), strict=True))
     bars = [Bars(names, column, way, WAY_COLORS[way]) for way, column in zip(WAYS, columns, strict=True)]

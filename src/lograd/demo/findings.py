@@ -81,15 +81,17 @@ class Layer:
 
     @property
     def name(self) -> str:
+        """The name of the layer in the model."""
         return self.profile.name
 
     @property
     def nearest(self) -> str:
+        """The law in LAWS that is nearest to the gradient."""
         return min(self.distances, key=lambda law: self.distances[law])
 
     @property
     def operations(self) -> int:
-        """Of the two products of its backward, in one step."""
+        """Multiply-adds of the two products of its backward, in one step."""
         return (self.profile.flops_input or 0) + (self.profile.flops_weight or 0)
 
 
@@ -114,10 +116,12 @@ class Result:
 
     @property
     def score(self) -> float:
+        """The final score, mean over seeds."""
         return fmean(self.scores)
 
     @property
     def difference(self) -> float:
+        """The difference to dense, mean over seeds."""
         return fmean(self.differences)
 
 
@@ -133,10 +137,12 @@ class Finding:
     runs: list[Run]
 
     def of(self, way: str) -> list[Run]:
+        """The runs of a way, one for each seed."""
         return [run for run in self.runs if run.way == way]
 
     @property
     def treated(self) -> list[Layer]:
+        """The layers that the plans treat."""
         return [layer for layer in self.layers if layer.zeros is not None]
 
     @property
@@ -147,14 +153,17 @@ class Finding:
 
     @property
     def parameters(self) -> int:
+        """How many parameters the model has."""
         return sum(parameter.numel() for parameter in self.task.fresh_model(0).parameters())
 
     @cached_property
     def results(self) -> list[Result]:
+        """The results of all ways, in the order of WAYS."""
         dense = {run.seed: run.final for run in self.of(DENSE)}
         return [self._result(way, dense) for way in WAYS]
 
     def result(self, way: str) -> Result:
+        """The result of one way."""
         return next(result for result in self.results if result.way == way)
 
     def _result(self, way: str, dense: dict[int, float]) -> Result:
@@ -188,6 +197,7 @@ class Finding:
         return max(abs(layer.by_law[law] - TARGET) for layer in self.treated)
 
     def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
         task = self.task
         return {
             "name": task.name,

@@ -36,6 +36,7 @@ CREDITS = (
 
 
 def build(findings: Sequence[Finding], seconds: float) -> Page:
+    """The page of the demo."""
     names = " and ".join(f"a {finding.task.model_name} on {finding.task.name}" for finding in findings)
     page = Page(
         f"Training with {BITS}-bit gradients, and with {PERCENT} zeros",

@@ -21,15 +21,17 @@ THREADS = 1
 @final
 @dataclass(frozen=True)
 class Story:
-    """What was found about each task, and how long it took."""
+    """All findings of the demo, and how long it took."""
 
     findings: list[Finding]
     seconds: float
 
     def page(self) -> Page:
+        """The page of the story."""
         return page.build(self.findings, self.seconds)
 
     def to_json(self) -> dict[str, Any]:
+        """The story as plain values."""
         return {
             "seconds": self.seconds,
             "threads": THREADS,

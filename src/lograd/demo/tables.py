@@ -20,6 +20,7 @@ RESULT_COLUMNS = (
 
 
 def tables(findings: Sequence[Finding]) -> list[TextTable]:
+    """The three tables of the demo: layers, sparsities, results."""
     scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
         text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),
@@ -35,6 +36,7 @@ def tables(findings: Sequence[Finding]) -> list[TextTable]:
 
 
 def layer_rows(findings: Sequence[Finding]) -> list[list[str]]:
+    """A row for each layer: its law and its format."""
     rows = []
     for finding in findings:
         for layer in finding.layers:
@@ -70,6 +72,7 @@ def sparsity_rows(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def result_rows(findings: Sequence[Finding]) -> list[list[str]]:
+    """A row for each way to train each model."""
     rows = []
     for finding in findings:
         task, dense = finding.task, finding.results[0]

@@ -58,16 +58,19 @@ class Task(ABC):
         """Without end."""
 
     @abstractmethod
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the model."""
 
     @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor: ...
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of an output."""
 
     @abstractmethod
     def score(self, model: nn.Module) -> float:
         """On data that is not trained on."""
 
     def fresh_model(self, seed: int) -> nn.Module:
+        """The model with the weights of a seed; torch's random state stays as it is."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.model()
@@ -105,6 +108,8 @@ class DigitsNet(nn.Module):
 
 @final
 class DigitsTask(Task):
+    """The convolutional network on handwritten digits."""
+
     name = "digits"
     model_name = "CNN"
     data_name = "UCI digits, 8x8 pixels: 1,297 images to train, 500 to test"
@@ -115,6 +120,7 @@ class DigitsTask(Task):
 
     @cached_property
     def data(self) -> data.Digits:
+        """The digits, loaded once."""
         return data.digits()
 
     def model(self) -> nn.Module:
@@ -146,6 +152,8 @@ class DigitsTask(Task):
 
 @final
 class PlayTask(Task):
+    """The transformer on the characters of a play."""
+
     name = "Shakespeare"
     model_name = "transformer"
     data_name = "Romeo and Juliet: the first 90 % to train, the rest to test"
@@ -170,6 +178,7 @@ class PlayTask(Task):
         return CharTransformer(self.parts[2], self.width, self.depth, heads=4, context=self.context)
 
     def batches(self, seed: int) -> Iterator[Batch]:
+        """Windows at random places, each with the next character at every place."""
         generator = torch.Generator().manual_seed(seed)
         text = self.parts[0]
         while True:

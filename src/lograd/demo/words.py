@@ -20,11 +20,13 @@ REAL = (
 
 
 def signed(value: float, digits: int) -> str:
+    """A number with its sign, and 0 without one."""
     text = f"{value:+.{digits}f}".replace("-", "−")
     return text if float(f"{value:.{digits}f}") else f"{0:.{digits}f}"
 
 
 def score(task: Task, value: float) -> str:
+    """A score with its unit."""
     return f"{value:.{task.score_digits}f}" + (f" {task.score_unit}" if task.score_unit else "")
 
 
@@ -36,7 +38,7 @@ def verdict(task: Task, result: Result) -> Literal["better", "worse", "level"]:
 
 
 def compared(task: Task, result: Result) -> str:
-    """The same with its size."""
+    """How a way ended against dense, with the size of the difference."""
     size, judged = f"{abs(result.difference):.{task.score_digits}f}", verdict(task, result)
     return judged if judged == "level" else f"{size} {task.difference_unit} {judged}"
 
@@ -56,7 +58,7 @@ def faster(finding: Finding, way: str) -> tuple[float, float]:
 
 
 def speeds(findings: Sequence[Finding]) -> str:
-    """What pruning wins in time, as measured here."""
+    """A sentence on the time that pruning saves, as measured here."""
     parts = []
     for finding in findings:
         step, backward = (speed(ratio) for ratio in faster(finding, SPARSE))
@@ -65,10 +67,12 @@ def speeds(findings: Sequence[Finding]) -> str:
 
 
 def spread(task: Task, values: Sequence[float]) -> str:
+    """The least and the largest of some differences."""
     return f"{signed(min(values), task.score_digits)} to {signed(max(values), task.score_digits)}"
 
 
 def training(findings: Sequence[Finding]) -> str:
+    """A sentence on how the ways to train ended."""
     parts = []
     for way in (LOW_BITS, SPARSE):
         ends = " and ".join(
@@ -79,6 +83,7 @@ def training(findings: Sequence[Finding]) -> str:
 
 
 def seeds(finding: Finding) -> str:
+    """A sentence on how far seeds differ."""
     task, dense = finding.task, finding.result(DENSE)
     text = f"On {task.name} the dense {task.model_name} ends at {score(task, dense.score)} {task.score_name}"
     if len(dense.scores) > 1:
@@ -90,10 +95,12 @@ def seeds(finding: Finding) -> str:
 
 
 def median_distances(findings: Sequence[Finding]) -> dict[str, float]:
+    """The median KS distance over all layers to each law."""
     return {law: median(layer.distances[law] for layer in _layers(findings)) for law in LAWS}
 
 
 def laws(findings: Sequence[Finding]) -> str:
+    """A sentence on the nearest law."""
     middle = median_distances(findings)
     best = min(middle, key=lambda law: middle[law])
     others = " and ".join(f"{value:.2f} to {law}" for law, value in middle.items() if law != best)
@@ -117,6 +124,7 @@ def exceptions(findings: Sequence[Finding]) -> str:
 
 
 def formats(findings: Sequence[Finding]) -> str:
+    """A sentence on formats and their predicted errors."""
     gap = max(layer.rounding.gap for layer in _layers(findings) if layer.rounding)
     return (
         f"Each layer gets its own {LOW_BITS}, and the error predicted for rounding to nearest is {gap:.1%} off at most"
@@ -124,11 +132,13 @@ def formats(findings: Sequence[Finding]) -> str:
 
 
 def format_counts(findings: Sequence[Finding]) -> str:
+    """How many layers have each format."""
     counts = Counter(str(layer.rounding.format) for layer in _layers(findings) if layer.rounding)
     return ", ".join(f"{name} in {plural(count, 'layer')}" for name, count in counts.most_common())
 
 
 def cosines(findings: Sequence[Finding]) -> str:
+    """A sentence on the least cosines."""
     found = []
     for finding in findings:
         least = min(layer.zeros.cosine for layer in finding.layers if layer.zeros)
@@ -137,17 +147,20 @@ def cosines(findings: Sequence[Finding]) -> str:
 
 
 def zeros(findings: Sequence[Finding]) -> str:
+    """A sentence on the zeros got while training."""
     miss = max(finding.trained_miss() for finding in findings)
     return f"While training, every layer has its share of zeros to within {100 * miss:.1f} points"
 
 
 def law_misses(findings: Sequence[Finding]) -> str:
+    """A sentence on how far each law's threshold misses."""
     misses = {law: 100 * max(finding.law_miss(law) for finding in findings) for law in PRUNING_LAWS}
     parts = ", ".join(f"{miss:.1f} from the {law} law" for law, miss in misses.items())
     return f"With {PERCENT} asked of each layer, thresholds miss by up to so many points: {parts}."
 
 
 def costs(findings: Sequence[Finding]) -> str:
+    """A sentence on time and bits."""
     bits = [value for finding in findings if (value := finding.result(LOW_BITS).bits) is not None]
     return f"{speeds(findings)}; {LOW_BITS} would fit in {_range(bits, 1)} bits per element"
 

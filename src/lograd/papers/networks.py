@@ -70,7 +70,7 @@ def perceptron(act: type[nn.Module], norm: bool) -> nn.Module:
 
 
 def without_norm(model: nn.Module) -> nn.Module:
-    """The same network with each BatchNorm taken out, its convolutions with He's weights so that it still trains."""
+    """Take each BatchNorm out of a network, and give its convolutions He's weights, so that it still trains."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -81,7 +81,7 @@ def without_norm(model: nn.Module) -> nn.Module:
 
 
 def with_activation(model: nn.Module, act: type[nn.Module]) -> nn.Module:
-    """The same network with each ReLU replaced by another activation."""
+    """Replace each ReLU of a network by another activation."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ReLU):

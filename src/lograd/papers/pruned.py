@@ -31,17 +31,17 @@ def begun(config: Config, steps: int) -> tuple[nn.Module, Any]:
 
 
 def uniform(profile: Profile, sparsity: float) -> Plan:
-    """The same sparsity in each layer but the last."""
+    """One sparsity for all layers but the last."""
     return profile.plan(sparsity=sparsity, allocation="uniform", everywhere=True)
 
 
 def everything(profile: Profile, sparsity: float) -> Plan:
-    """The same sparsity in each layer, the last one too."""
+    """One sparsity for all layers, the last one too."""
     return profile.plan(sparsity=sparsity, allocation="uniform", keep=(), everywhere=True)
 
 
 def ends_kept(profile: Profile, sparsity: float) -> Plan:
-    """The same sparsity in each layer but the first and the last."""
+    """One sparsity for all layers but the first and the last."""
     return profile.plan(sparsity=sparsity, allocation="uniform", keep=("first", "last"), everywhere=True)
 
 
@@ -61,7 +61,7 @@ def split(profile: Profile, sparsity: float) -> Plan:
 
 
 def two_copies(profile: Profile, sparsity: float) -> Plan:
-    """The same sparsity in each layer, but each product prunes a copy of its own: they differ in the fourth digit."""
+    """One sparsity for all layers, with a copy of its own for each product: the two differ in the fourth digit."""
     plan = uniform(profile, sparsity)
     layers = {
         name: replace(

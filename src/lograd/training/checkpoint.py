@@ -37,7 +37,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> Any:
-    """What `write` was given, tensors and plain values only; a damaged file meets no parser."""
+    """The content that `write` was given, tensors and plain values only; a damaged file meets no parser."""
     content = read_file(path)
     try:
         check_seal(content)

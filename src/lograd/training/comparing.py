@@ -25,7 +25,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know before holding numbers against each other."""
+        """Sentences that a reader must know before holding numbers against each other."""
         notes = []
         if len(self.families) > 1:
             titles = "; ".join(family.title for family in self.families)
@@ -53,6 +53,7 @@ class Comparison:
         return notes
 
     def table(self) -> TextTable:
+        """A row for each group of runs, with the notes below."""
         return text_table(
             plural(sum(len(group.runs) for family in self.families for group in family.groups), "run"),
             COLUMNS,
@@ -61,9 +62,11 @@ class Comparison:
         )
 
     def page(self, footer: str = "") -> Page:
+        """The page with the curves; the footer says how it was made."""
         return comparison_page.build(self.families, self.notes, footer)
 
     def to_json(self) -> dict[str, Any]:
+        """Plain values of all families and groups."""
         return {
             "notes": self.notes,
             "families": [

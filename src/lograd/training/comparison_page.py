@@ -19,6 +19,7 @@ TOLD_BY_THE_HEADING = ("<model", "<metric")
 
 
 def build(families: Sequence[Family], notes: Sequence[str], footer: str) -> Page:
+    """The page of a comparison: tables, curves, and settings that differ."""
     page = Page("Runs compared", f"{', '.join(family.title for family in families)}.", footer)
     for note in notes:
         page.note(note)

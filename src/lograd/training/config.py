@@ -180,11 +180,12 @@ class Config:
 
     @property
     def own(self) -> bool:
-        """Whether the model is the user's, and not one of `TASKS`."""
+        """True if the model is the user's, and not one of `TASKS`."""
         return isinstance(self.model, str) and ":" in self.model
 
     @property
     def task(self) -> Task:
+        """The built-in model, with its usual settings."""
         return TASKS[self.model]
 
     @property
@@ -193,11 +194,13 @@ class Config:
         return self.recipe or (os.path.basename(self.plan) if self.plan else "dense")
 
     def load_plan(self) -> Plan | None:
+        """The plan of the run, from its file or its recipe; None if it trains dense."""
         if self.recipe is not None:
             return Plan.uniform(self.recipe)
         return None if self.plan is None else Plan.load(self.plan)
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
+        """The length of the run in steps, whichever way it is given."""
         if self.steps is not None:
             return self.steps
         if steps_per_epoch is None:
@@ -208,6 +211,7 @@ class Config:
         return cast(int, self.epochs) * steps_per_epoch
 
     def to_json(self) -> dict[str, Any]:
+        """The settings as plain values."""
         return asdict(self)
 
     @classmethod
@@ -227,7 +231,7 @@ class Config:
         return cls(**data)
 
     def with_data(self, data: str) -> Config:
-        """The same run on data that have moved."""
+        """This run on data that have moved."""
         return replace(self, data=data)
 
 

@@ -40,15 +40,18 @@ class Dataset(ABC):
 
     @property
     def steps_per_epoch(self) -> int:
+        """Whole batches of the training examples."""
         return self.train_size // self.batch_size
 
     def check_batch(self) -> None:
+        """Refuse a batch that is larger than the training part."""
         if not self.steps_per_epoch:
             raise InvalidValue(
                 f"batch must be at most the number of training examples, {self.train_size}; got {self.batch_size}."
             )
 
     def random(self, stream: int, epoch: int, index: int = 0) -> np.random.Generator:
+        """Random numbers that follow from seed, stream, epoch and index alone."""
         return np.random.default_rng([self.seed, stream, epoch, index])
 
     def chosen(self, epoch: int, index: int) -> NDArray[np.int64]:
@@ -80,6 +83,7 @@ def warn_of_new_classes(path: Path, train: NDArray[np.int64], test: NDArray[np.i
 
 
 def fingerprint(*paths: Path) -> str:
+    """Hexadecimal digits of the content of files."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(read_file(path))

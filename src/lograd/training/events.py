@@ -17,10 +17,10 @@ class Events:
     """Nobody asked: nothing is written."""
 
     def write(self, line: Line) -> None:
-        pass
+        """Take a line of metrics."""
 
     def close(self) -> None:
-        pass
+        """End the events."""
 
 
 @final
@@ -45,6 +45,7 @@ class TensorBoardEvents(Events):
 
 
 def open_events(config: Config, folder: RunFolder) -> Events:
+    """The events of a run, as its settings ask for them."""
     if not config.tensorboard:
         return Events()
     try:

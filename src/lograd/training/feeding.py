@@ -67,7 +67,7 @@ class Feed:
         return self._ahead.pop()
 
     def ends_epoch(self) -> bool:
-        """Whether all batches of the epoch were taken; if so, the next one begins."""
+        """Return True if all batches of the epoch were taken; the next epoch begins then."""
         if self._look_ahead():
             return False
         if not self.index:
@@ -116,9 +116,11 @@ class Feed:
     # -- the checkpoint --
 
     def state_dict(self) -> dict[str, Any]:
+        """Epoch, index, and a checksum of the next batch."""
         return {"epoch": self.epoch, "index": self.index, "next": digest(self._ahead) if self._ahead else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state; the batches that were taken are passed over."""
         check_object("the batches of the checkpoint", state, ("epoch", "index", "next"), None)
         for name in ("epoch", "index"):
             check_whole(f"{name} of the batches", state[name])

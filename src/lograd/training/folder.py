@@ -44,6 +44,7 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
+        """True if the folder holds a run, finished or not."""
         return self.config.exists()
 
     def prepare(self, *, overwrite: bool) -> None:
@@ -61,9 +62,11 @@ class RunFolder:
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def write_config(self, record: dict[str, Any]) -> None:
+        """Write config.json, which marks the folder as a run."""
         replace_file(self.config, _pretty({"lograd_run": VERSION} | record))
 
     def read_config(self) -> dict[str, Any]:
+        """The checked content of config.json."""
         if not self.has_run:
             raise CannotRead(f"Cannot read the run {self}: it has no config.json, so it is not the folder of a run.")
         record = read_json(self.config)
@@ -91,6 +94,7 @@ class RunFolder:
         return plan
 
     def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, which marks the end of the run."""
         replace_file(self.summary, _pretty(summary))
 
     def read_summary(self, metric: str) -> dict[str, Any] | None:
@@ -119,6 +123,7 @@ def check_same(path: Path, plan: Plan, *, overwrite: bool) -> None:
 
 
 def make_folder(path: Path) -> Path:
+    """Make a folder with its parents, and return it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,6 +145,7 @@ def folder_for_results(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; what is wrong with it is said with the name of the file."""
     with _blamed(path):
         data = parse(read_file(path, LARGEST))
     if not isinstance(data, dict):

@@ -28,6 +28,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """The spread of the values that exist; None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -44,6 +45,7 @@ class Group:
 
     @property
     def first(self) -> Run:
+        """The run that stands for the settings of all."""
         return self.runs[0]
 
     @property
@@ -53,32 +55,38 @@ class Group:
 
     @property
     def seeds(self) -> str:
+        """The seeds, with commas between them."""
         return ", ".join(str(run.config.seed) for run in self.runs)
 
     @property
     def status(self) -> str:
-        """What keeps the runs from being finished, in words; empty if nothing does."""
+        """In words, why runs are not finished; empty if all are."""
         open_runs = [run for run in self.runs if run.status != "finished"]
         return ", ".join(f"{run.status} at step {run.steps}" for run in open_runs)
 
     @cached_property
     def final(self) -> Spread | None:
+        """The metric at the end."""
         return self._over(lambda run: run.judged[-1][run.metric.name] if run.judged else None)
 
     @cached_property
     def best(self) -> Spread | None:
+        """The best value of the metric."""
         return self._over(lambda run: (best_of(run.judged, run.metric) or {}).get(run.metric.name))
 
     @cached_property
     def seconds_per_step(self) -> Spread | None:
+        """Seconds of a training step."""
         return self._over(lambda run: seconds_per_step(list(run.lines)))
 
     @cached_property
     def sparsity(self) -> Spread | None:
+        """The share of zeros in treated gradients."""
         return self._over(lambda run: run.judged[-1]["sparsity"] if run.judged else None)
 
     @cached_property
     def bits(self) -> Spread | None:
+        """Bits per element of treated gradients."""
         return self._over(lambda run: run.judged[-1]["bits"] if run.judged else None)
 
     def _over(self, value: Callable[[Run], float | None]) -> Spread | None:
@@ -94,29 +102,31 @@ class Family:
 
     @property
     def metric(self) -> Metric:
+        """The number that all its runs are judged by."""
         return self.groups[0].first.metric
 
     @property
     def title(self) -> str:
+        """Model and data in a few words."""
         run = self.groups[0].first
         if run.config.data is None:
             return run.config.model
         return f"{run.config.model} on {os.path.basename(os.path.normpath(run.config.data))}"
 
     def labels(self) -> list[str]:
-        """What to call each group in a chart: its treatment, or its name where that says more."""
+        """The name of each group in a chart: its treatment, or its own name where that says more."""
         treatments = [group.first.config.treatment for group in self.groups]
         return treatments if len(set(treatments)) == len(treatments) else [group.name for group in self.groups]
 
     def difference(self, group: Group) -> float | None:
-        """Of the final metric, to the first group."""
+        """The difference of the final metric to the first group's; None for the first group itself."""
         first = self.groups[0].final
         if group is self.groups[0] or first is None or group.final is None:
             return None
         return group.final.mean - first.mean
 
     def ratio(self, group: Group) -> float | None:
-        """Of the time of a step, to the first group's."""
+        """The time of a step over the first group's."""
         first = self.groups[0].seconds_per_step
         if not first or not first.mean or group.seconds_per_step is None:
             return None
@@ -162,6 +172,7 @@ def rows(family: Family) -> list[list[str]]:
 
 
 def in_words(value: Spread | None, metric: Metric) -> str:
+    """Mean and spread of a metric as a table shows them."""
     if value is None:
         return "–"
     if not metric.percent:
@@ -179,6 +190,7 @@ def _plain(value: Any) -> str:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
+    """Settings, plan and versions of a run, by which runs are told apart."""
     settings = {name: value for name, value in run.config.to_json().items() if name not in NOT_COMPARED}
     versions: dict[str, str] = run.record["versions"]
     source = {"hash of the source": run.record["data"]["fingerprint"]} if run.config.own else {}

@@ -22,6 +22,8 @@ class Interrupted(LogradError):
 
 
 class StopRequest:
+    """A wish to stop, noted by a signal handler."""
+
     number = 0
     """The signal that came, or 0."""
 

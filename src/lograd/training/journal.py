@@ -29,6 +29,7 @@ class Journal:
             raise InvalidValue(f"another process is training in {path.parent}; wait for it, or use another folder.")
 
     def write(self, line: Line) -> None:
+        """Append a line."""
         try:
             self.file.write((json.dumps(line, allow_nan=False) + "\n").encode())
             self.file.flush()
@@ -50,6 +51,7 @@ class Journal:
         self.file.truncate(size)
 
     def close(self) -> None:
+        """Close the file, and let other processes write to it."""
         self.file.close()
 
 

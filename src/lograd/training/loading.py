@@ -28,7 +28,7 @@ PARTS = ("model", "batches", "loss", "optimizer", "metric")
 @final
 @dataclass(frozen=True)
 class Made:
-    """What a user's function returned: a tuple of two to five, or a mapping with these names.
+    """The parts that a user's function returned, as a tuple of two to five or a mapping with these names.
 
     Args:
         target: MODULE:FUNCTION.
@@ -95,6 +95,7 @@ def own_words(what: str) -> Iterator[None]:
 
 
 def import_module(name: str, folder: str | None = None) -> Any:
+    """Import a module of the user's; the folder, by default the current one, is searched first."""
     if (here := folder or str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

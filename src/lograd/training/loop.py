@@ -35,7 +35,7 @@ from .work import BuiltIn, Configured, load_data
 @final
 @dataclass(frozen=True)
 class Status:
-    """What a progress display is told after each step."""
+    """Where a run is after a step: what a progress display is told."""
 
     step: int
     total: int

@@ -56,6 +56,7 @@ def own_metric(name: str, higher_is_better: bool) -> Metric:
 
 
 def metric_of(kind: Kind) -> Metric:
+    """The metric of built-in models, by the kind of their data."""
     return BITS_PER_CHARACTER if kind == "text" else ACCURACY
 
 
@@ -83,11 +84,13 @@ class Interval:
     """Like elements and zeros, what `treated` said when the interval began: the counters are never reset."""
 
     def add(self, loss: float, correct: int, targets: int) -> None:
+        """Add a step."""
         self.loss += loss * targets
         self.correct += correct
         self.targets += targets
 
     def judged(self, metric: Metric) -> dict[str, float]:
+        """Means of the interval: the loss, and the metric of a built-in model."""
         loss = self.loss / max(self.targets, 1)
         if metric not in BUILT_IN:
             return {"loss": loss}
@@ -95,10 +98,12 @@ class Interval:
         return {"loss": loss, metric.name: value}
 
     def restart(self, treated: TreatedSums) -> None:
+        """Begin the next interval, with what was treated by now."""
         self.loss, self.correct, self.targets = 0.0, 0, 0
         self.elements, self.zeros, self.bits = treated
 
     def to_json(self) -> dict[str, Any]:
+        """The sums as plain values."""
         return asdict(self)
 
 
@@ -146,6 +151,7 @@ class TreatedSums(NamedTuple):
 
 
 def treated(handle: Handle | None) -> TreatedSums:
+    """Sums over all gradients that a handle has treated; zeros without a handle."""
     if handle is None:
         return TreatedSums()
     elements, zeros, bits = 0, 0, 0.0

@@ -26,9 +26,11 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomState:
+        """The states as they are."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
 
     def restore(self) -> None:
+        """Set the three generators back to these states."""
         torch.set_rng_state(self.torch)
         np.random.set_state(self.numpy)  # noqa: NPY002
         random.setstate(self.python)

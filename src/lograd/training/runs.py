@@ -58,6 +58,7 @@ class Run:
 
     @property
     def metric(self) -> Metric:
+        """The number that the run is judged by."""
         return metric_of_run(self.config, self.record)
 
     @property
@@ -67,10 +68,12 @@ class Run:
 
     @property
     def steps(self) -> int:
+        """The last step that has a line of metrics."""
         return max((int(line["step"]) for line in self.lines), default=0)
 
     @property
     def tests(self) -> list[Line]:
+        """The lines of evaluations."""
         return [line for line in self.lines if line["kind"] == "test"]
 
     @property

@@ -15,6 +15,7 @@ from .session import Session, prunes
 def summarise(
     session: Session, metrics: Path, status: Literal["finished", "diverged"], reason: str = ""
 ) -> dict[str, Any]:
+    """The content of summary.json for a session at its end."""
     lines = read_lines(metrics)
     judged = [line for line in lines if line["kind"] == session.metric.kind]
     counters = None if session.handle is None else session.handle.counters()

@@ -34,7 +34,7 @@ class Forward(NamedTuple):
 
 
 class Work(ABC):
-    """What a session trains: a model, a source of batches, their loss, and how the model is judged.
+    """A model, a source of batches, their loss, and how the model is judged: what a session trains.
 
     `Configured` work follows from a `Config` and is trained in a folder; `InMemory` is at hand.
     """
@@ -93,7 +93,7 @@ class Work(ABC):
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What the next batch depends on, beside the step and torch's random state."""
+        """All that the next batch depends on, beside the step and torch's random state."""
         return None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -122,7 +122,7 @@ class Configured(Work):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What the run notes of its data, with a `fingerprint`."""
+        """Notes of the run on its data, with a `fingerprint`."""
 
     @abstractmethod
     def check_unchanged(self, record: dict[str, Any], folder: object) -> None:
