@@ -19,6 +19,7 @@ import typer
 from torch import Tensor
 
 from lograd import ops, theory
+from lograd.ops.geometry import Geometry
 from lograd.report import Chart, Line, Points, Rule
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
@@ -114,7 +115,7 @@ class Convolution:
     @cached_property
     def geometry(self) -> Geometry:
         around = self.kernel // 2
-        return (self.stride, self.stride), (around, around), (1, 1), 1
+        return Geometry((self.stride, self.stride), (around, around), (1, 1))
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
