@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from lograd import FloatFormat, IntFormat, InvalidType, InvalidValue, native, ops, parse_format
 from lograd.formats import CATALOGUE
-from lograd.ops import reference
 from lograd.ops.grid import grid_of
 from lograd.ops.random import uniform
+from lograd.ops.reference import elementwise as reference
 
 FORMATS = [FloatFormat(e, m) for e in range(1, 8) for m in range(7) if 1 + e + m <= 8]
 FORMATS += [IntFormat(bits) for bits in range(2, 9)] + [IntFormat(4, symmetric=True)]

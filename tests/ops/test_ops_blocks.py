@@ -19,6 +19,7 @@ from bits import (
     keys,
     layouts,
     machine,
+    plain,
 )
 from gfloat import formats as gfloat_formats
 from hypothesis import given
@@ -28,7 +29,6 @@ from torch import Tensor
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.formats import CATALOGUE, BlockFormat, FloatFormat, parse_format
-from lograd.ops import blocks
 from lograd.ops.random import uniform
 
 NAMES = ["mxfp8-e5m2", "mxfp8", "mxfp6-e2m3", "mxfp6", "mxfp4", "nvfp4"]
@@ -64,9 +64,9 @@ class TestNativeEqualsPlain:
             codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
             decode = (*codes[:2], *arguments[1:3], way[1], x.dtype)
             decoded = torch.ops.lograd.dequantize_block_codes.default(*decode)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-        assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
-        assert_same_bits(decoded, blocks.dequantize_plain(*decode))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+        assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
+        assert_same_bits(decoded, plain("dequantize_block_codes")(*decode))
         assert_same_bits(decoded, values[0])
 
     @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -77,8 +77,8 @@ class TestNativeEqualsPlain:
             with machine(*isa):
                 values = torch.ops.lograd.quantize_blocks.default(*arguments)
                 codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
-            assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-            assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
+            assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+            assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
             if name not in ("gaps", "expanded"):
                 assert values[0].stride() == x.stride()
                 assert codes[0].stride() == x.stride()
@@ -93,8 +93,8 @@ class TestNativeEqualsPlain:
         with machine(*isa):
             values = torch.ops.lograd.quantize_blocks.default(*arguments)
             codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-        assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+        assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
 
     def test_large_outputs(self, isa: tuple[str, int]) -> None:
         # Beyond 4 MB results are written past the cache.
@@ -102,7 +102,7 @@ class TestNativeEqualsPlain:
         arguments = (x, torch.tensor(1.0), text(FORMATS["mxfp4"]), False, False, torch.tensor([9, 5]))
         with machine(*isa):
             values = torch.ops.lograd.quantize_blocks.default(*arguments)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

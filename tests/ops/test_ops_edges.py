@@ -19,8 +19,8 @@ from torch._subclasses import FakeTensorMode
 
 from lograd import FloatFormat, InvalidType, InvalidValue, ops
 from lograd.formats import CATALOGUE
-from lograd.ops import reference
 from lograd.ops.grid import grid_of
+from lograd.ops.reference import elementwise as reference
 
 E4M3 = FloatFormat(4, 3)
 

@@ -8,22 +8,18 @@ import os
 import pytest
 import torch
 from bands import assert_in_band
+from bits import plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lograd import native, ops, theory
 from lograd.errors import InvalidType, InvalidValue
 from lograd.formats import FloatFormat
-from lograd.ops import row_operators
-from lograd.ops.row_passes import Native, Plain
+from lograd.ops.reference.row_passes import Plain
+from lograd.ops.reference.rows import householder_groups
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
-BODIES = {
-    "quantize_per_tensor": row_operators.per_tensor,
-    "quantize_per_sample": row_operators.per_sample,
-    "quantize_block_householder": row_operators.block_householder,
-    "quantize_interval": row_operators.interval,
-}
+BODIES = ("quantize_per_tensor", "quantize_per_sample", "quantize_block_householder", "quantize_interval")
 METHODS = {
     "per_tensor": (ops.quantize_per_tensor, ops.pack_per_tensor),
     "per_sample": (ops.quantize_per_sample, ops.pack_per_sample),
@@ -99,10 +95,8 @@ KINDS = [
 
 
 def reference(name, x, bits, stochastic, packed, key, gamma):
-    x = x.contiguous()
-    out = torch.empty_like(x, dtype=torch.uint8 if packed else x.dtype)
     extra = (gamma,) if name == "quantize_interval" else ()
-    return out, *BODIES[name](Plain(), x, out, *extra, bits, stochastic, packed, key)
+    return plain(name)(x, *extra, bits, stochastic, packed, key)
 
 
 def operator(name, x, bits, stochastic, packed, key, gamma):
@@ -318,7 +312,7 @@ class TestVariance:
     def test_block_householder(self, x, bits):
         ranges = x.double().amax(1) - x.double().amin(1)
         ranges = ranges + 1e-8 * ranges.amax()
-        groups = row_operators.householder_groups(ranges)
+        groups = householder_groups(ranges)
         bound = 0.0
         for first in groups.first.unique():
             members = ranges[groups.order[groups.first == first]]
@@ -364,7 +358,7 @@ class TestGroups:
     @given(st.lists(st.floats(1e-8, 1e8), min_size=0, max_size=60))
     def test_every_row_once_the_largest_first(self, ranges):
         ranges = torch.tensor(ranges, dtype=torch.float64)
-        groups = row_operators.householder_groups(ranges)
+        groups = householder_groups(ranges)
         assert groups.order.sort().values.tolist() == list(range(len(ranges)))
         assert groups.stretch.isfinite().all()
         assert (groups.stretch > 0).all()
@@ -382,12 +376,12 @@ class TestGroups:
             small = 1
             while not small * v[40 - small - 1] / v[: 40 - small].sum() > 1:
                 small += 1
-            assert len(row_operators.householder_groups(v).first.unique()) == 40 - small
+            assert len(householder_groups(v).first.unique()) == 40 - small
 
     def test_the_transform_is_the_matrix(self):
         x = contents("rows", (20, 33), torch.float32, 1)
         ranges = x.double().amax(1) - x.double().amin(1)
-        groups = row_operators.householder_groups(ranges)
+        groups = householder_groups(ranges)
         matrix = torch.zeros(20, 20, dtype=torch.float64)
         for first in groups.first.unique().tolist():
             places = (groups.first == first).nonzero()[:, 0]
@@ -401,7 +395,7 @@ class TestGroups:
                 assert torch.allclose(reflection[:, 0], torch.full((n,), 1 / math.sqrt(n), dtype=torch.float64))
             rows = groups.order[places]
             matrix[rows[:, None], rows] = reflection * groups.stretch[places].double()
-        for passes in [Plain()] + [Native()] * native.status().available:
+        for passes in all_passes():
             transformed, back = torch.empty_like(x), torch.empty_like(x)
             bounds = torch.stack([x.amin(1), x.amax(1)])
             passes.reflect(x, transformed, groups, bounds)
@@ -410,6 +404,14 @@ class TestGroups:
             )
             passes.reflect_back(transformed, back, groups)
             assert torch.allclose(back, x, rtol=0, atol=1e-6 * float(x.abs().max()))
+
+
+def all_passes():
+    if not native.status().available:
+        return [Plain()]
+    from lograd.ops.cpu.rows import Native  # adds its kernels when imported
+
+    return [Plain(), Native()]
 
 
 class TestEdges:

@@ -7,8 +7,10 @@ gradients themselves.
 Scalars may be numbers, or one-element tensors, which change from call to call without a recompilation.
 """
 
+from . import cpu, reference  # noqa: F401  they fill the table of operators
 from .arguments import Counted
 from .blocks import BlockCodes, dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
+from .codes import dequantize_codes, pack_nibbles, quantize_codes, unpack_nibbles
 from .elementwise import (
     Logarithmic,
     dither,
@@ -23,8 +25,7 @@ from .elementwise import (
 )
 from .hadamard import hadamard, hadamard_inverse
 from .histogram import LogHistogram, log_histogram
-from .library import library
-from .packed import dequantize_codes, pack_nibbles, quantize_codes, unpack_nibbles
+from .registry import library
 from .rows import (
     Clipped,
     PackedClipped,

@@ -11,7 +11,7 @@ from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
 from .arguments import Counted, Scalar, check_floats, check_out, in_type_of, key_of, scalar
 from .grid import arguments_of
-from .library import call, dense
+from .registry import call
 
 
 def stochastic_prune(
@@ -158,15 +158,11 @@ def luq(
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
-    if out is not None:
+    if out is None:
+        result, counts = call(name, x, *arguments, counted)
+    else:
         check_out(out, x, x.dtype)
-        if out.stride() == x.stride() and dense(x) is x:
-            counts = call(f"{name}_out", x, *arguments, counted, out)
-            return Counted(out, counts) if counted else out
-    # Random numbers belong to positions in the memory of x: another layout is filled afterwards.
-    result, counts = call(name, x, *arguments, counted)
-    if out is not None:
-        result = out.copy_(result)
+        result, counts = out, call(f"{name}_out", x, *arguments, counted, out)
     return Counted(result, counts) if counted else result
 
 

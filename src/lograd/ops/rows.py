@@ -38,8 +38,9 @@ from torch import Tensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
 from .arguments import Counted, check_codes, check_floats, check_out, check_tensor, key_of, type_name
-from .library import FLOAT_TYPES, call
-from .row_operators import check_groups, check_parameters, check_samples
+from .contracts import FLOAT_TYPES
+from .reference.rows import check_groups, check_parameters, check_samples
+from .registry import call
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -186,8 +187,8 @@ def quantize_block_householder(
 ) -> Any:
     """BHQ of [chen2020]: T^-1 PSQ(T x), where T spreads the few rows with a wide range over many with a narrow one.
 
-    Rows are sorted by range and grouped, one large row with some small ones (`row_operators.householder_groups`).  In a
-    group of n rows T = H diag(s1, s2, ..., s2) with the Householder reflection
+    Rows are sorted by range and grouped, one large row with some small ones (`householder_groups` of
+    `reference.rows`).  In a group of n rows T = H diag(s1, s2, ..., s2) with the Householder reflection
 
         H = I - v v^T / (1 - 1 / sqrt n),    v = 1 / sqrt n - e1,    so that H e1 = 1 / sqrt n,
 
