@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import lograd
+import lograd.engine.multiply
+import lograd.engine.site
 import lograd.sparse.threshold
 from lograd import FloatFormat, InvalidValue, native, ops
 from lograd.engine.slots import COUNTERS

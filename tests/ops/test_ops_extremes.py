@@ -134,12 +134,8 @@ def test_blocks_and_transforms(isa: str, dtype: torch.dtype) -> None:
         for format, stochastic, unbiased in (("mxfp4", True, True), ("mxfp8", False, False), ("nvfp4", True, False)):
             for number in (1.0, 0.37, 1e-40, 3e38):
                 arguments = (torch.tensor(number), str(CATALOGUE[format]), stochastic, unbiased, KEY)
-                assert_all_same_bits(
-                    compiled("quantize_blocks")(x, *arguments), plain("quantize_blocks")(x, *arguments)
-                )
-                assert_all_same_bits(
-                    compiled("quantize_block_codes")(x, *arguments), plain("quantize_block_codes")(x, *arguments)
-                )
+                for name in ("quantize_blocks", "quantize_block_codes"):
+                    assert_all_same_bits(compiled(name)(x, *arguments), plain(name)(x, *arguments))
         for size in (16, 64):
             arguments = (x, size, KEY, False)
             assert_same_bits(compiled("hadamard")(*arguments), plain("hadamard")(*arguments))

@@ -61,8 +61,8 @@ class TestAgainstTheScalarFormat:
         expected = [format.decode(code) if code < 2**format.bits else math.nan for code in range(256)]
         expected = [math.nan if math.isnan(value) else value for value in expected]  # one NaN, without a sign
         assert_same_bits(values, torch.tensor(expected))
-        plain = plain("dequantize_codes")(torch.arange(256, dtype=torch.uint8), torch.tensor(1.0), name, torch.float32)
-        assert_same_bits(values, plain)
+        arguments = (torch.arange(256, dtype=torch.uint8), torch.tensor(1.0), name, torch.float32)
+        assert_same_bits(values, plain("dequantize_codes")(*arguments))
 
     def test_every_code_comes_back(self, name: str) -> None:
         format = FORMATS[name]
