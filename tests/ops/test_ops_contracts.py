@@ -38,7 +38,7 @@ def valid_arguments() -> dict[str, tuple[Any, ...]]:
     """For every operator, arguments that it takes; made anew, because some are written."""
     x, wide = torch.randn(4, 64), torch.randn(4, 8, 6, 6)
     rows, householder = ops.pack_per_sample(x, 4), ops.pack_block_householder(x, 4)
-    parameters = torch.stack([rows.scale, rows.low, rows.zero])
+    parameters, (reflection,) = torch.stack([rows.scale, rows.low, rows.zero]), householder.transform
     codes, blocks = ops.quantize_codes(x, FloatFormat(2, 1)), ops.quantize_block_codes(x, lograd.parse_format(MX))
     linear = (torch.randn(4, 16), x, torch.randn(16, 64), ONE, KEY)
     convolution = (torch.randn(4, 12, 6, 6), wide, torch.randn(12, 8, 3, 3), ONE, KEY)
@@ -59,7 +59,7 @@ def valid_arguments() -> dict[str, tuple[Any, ...]]:
         "quantize_block_householder": (x, *common),
         "dequantize_rows": (rows.codes, parameters, 15, torch.float32),
         "dequantize_block_householder": (
-            householder.codes, parameters, householder.groups, householder.stretch, 15, torch.float32,
+            householder.codes, parameters, reflection.groups, reflection.stretch, 15, torch.float32,
         ),
     }  # fmt: skip
     with_out = {
@@ -76,7 +76,7 @@ def valid_arguments() -> dict[str, tuple[Any, ...]]:
         "pack_nibbles": (codes,),
         "unpack_nibbles": (codes, 128),
         "quantize_block_codes": (x, ONE, MX, True, False, KEY),
-        "dequantize_block_codes": (blocks.codes, blocks.scales, ONE, MX, False, torch.float32),
+        "dequantize_block_codes": (blocks.codes, blocks.block_scales, ONE, MX, False, torch.float32),
         "sparse_linear_backward": (*linear, *need),
         "sparse_convolution_backward": (*convolution, *geometry, *need),
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),

@@ -14,11 +14,12 @@ belong to positions in row-major order, whatever the layout.  Scales and codes a
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..coded import CodedTensor, Encoded, Layout, ThreeQuarters
 from ..errors import InvalidValue, sentence
 from ..formats import BlockFormat
 from ..formats.values import check_rounding
@@ -30,14 +31,6 @@ from .reference.blocks import check_scales
 from .registry import call
 
 Variant = Literal["standard", "unbiased"]
-
-
-class BlockCodes(NamedTuple):
-    """Codes of the elements in the shape of x, codes of the scales (..., blocks of a row), and counts."""
-
-    codes: Tensor
-    scales: Tensor
-    counts: Tensor
 
 
 def quantize_blocks(
@@ -98,14 +91,21 @@ def quantize_block_codes(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     tensor_scale: Scalar = 1.0,
-) -> BlockCodes:
-    """What `quantize_blocks` computes, with the same random numbers, kept as codes: one byte per element and per block.
+    *,
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is `quantize_blocks`, bit for bit: one byte per element and per block's scale.
 
-    A block that held NaN or infinity has the scale NaN and elements 0.  `dequantize_block_codes` gives what
-    `quantize_blocks` gives, bit for bit; `pack_nibbles` halves the codes of 4-bit elements.
+    Arguments as there; with `counted` the result is an `Encoded`.  A block that held NaN or infinity has the scale NaN
+    and elements 0.
     """
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
-    return BlockCodes(*call("quantize_block_codes", *arguments))
+    codes, scales, counts = call("quantize_block_codes", *arguments)
+    coded = CodedTensor(
+        codes, arguments[1], arguments[2], Layout(tuple(x.shape), tuple(codes.stride()), x.dtype), block_scales=scales,
+        transform=(ThreeQuarters(),) if variant == "unbiased" else (),
+    )  # fmt: skip
+    return Encoded(coded, counts) if counted else coded
 
 
 def dequantize_block_codes(
@@ -116,7 +116,7 @@ def dequantize_block_codes(
     tensor_scale: Scalar = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values of `quantize_block_codes`, for the same format, variant and tensor scale."""
+    """The values of codes and block scales as `quantize_block_codes` makes them, for the same other arguments."""
     check_codes("codes", codes)
     check_codes("scales", scales)
     check_dtype(dtype)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..coded import CodedTensor, Encoded, Layout
 from ..errors import InvalidType
-from ..formats import Format
+from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding
 from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar, type_name
 from .codings import check_element_format, text_of
@@ -65,6 +66,38 @@ def quantize_codes(
         check_out(out, x, torch.uint8)
         codes, counts = out, call("quantize_codes_out", *arguments, out)
     return Counted(codes, counts) if counted else codes
+
+
+def pack_codes(
+    x: Tensor,
+    format: Format,
+    scale: Scalar = 1.0,
+    rounding: Rounding = "nearest",
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is `quantize(x, format, scale, ...)`, bit for bit but for -0.0 in integers.
+
+    Arguments as in `quantize_codes`; with `counted` the result is an `Encoded`.  Where x holds a NaN and the format has
+    none, the scale becomes NaN, and the tensor decodes to NaN as a whole.
+
+    >>> pack_codes(torch.tensor([1.0, -1.0, 6.5]), FloatFormat(2, 1)).decode()
+    tensor([ 1., -1.,  6.])
+    """
+    codes, counts = quantize_codes(x, format, scale, rounding, seed, offset, counted=True)
+    factor = scalar("scale", scale, x, math.ulp(0.0))
+    if not _has_nan(format):
+        factor = torch.where(counts[1] > 0, math.nan, factor)
+    coded = CodedTensor(codes, factor, text_of(format), Layout(tuple(x.shape), tuple(codes.stride()), x.dtype))
+    return Encoded(coded, counts) if counted else coded
+
+
+def _has_nan(format: Format) -> bool:
+    if not isinstance(format, FloatFormat):
+        return False
+    return format.specials in ("fn", "fnuz") or (format.specials == "ieee" and format.mantissa > 0)
 
 
 def dequantize_codes(codes: Tensor, format: Format, scale: Scalar = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
