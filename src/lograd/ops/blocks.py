@@ -102,8 +102,8 @@ def quantize_block_codes(
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
     codes, scales, counts = call("quantize_block_codes", *arguments)
     coded = CodedTensor(
-        codes, arguments[1], arguments[2], Layout(tuple(x.shape), tuple(codes.stride()), x.dtype), block_scales=scales,
-        transform=(ThreeQuarters(),) if variant == "unbiased" else (),
+        codes, arguments[1].clone(), arguments[2], Layout(tuple(x.shape), tuple(codes.stride()), x.dtype),
+        block_scales=scales, transform=(ThreeQuarters(),) if variant == "unbiased" else (),
     )  # fmt: skip
     return Encoded(coded, counts) if counted else coded
 

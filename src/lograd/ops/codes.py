@@ -88,8 +88,8 @@ def pack_codes(
     """
     codes, counts = quantize_codes(x, format, scale, rounding, seed, offset, counted=True)
     factor = scalar("scale", scale, x, math.ulp(0.0))
-    if not _has_nan(format):
-        factor = torch.where(counts[1] > 0, math.nan, factor)
+    # Either way a new tensor: a scale that is a tensor may change, and what was coded may not.
+    factor = factor.clone() if _has_nan(format) else torch.where(counts[1] > 0, math.nan, factor)
     coded = CodedTensor(codes, factor, text_of(format), Layout(tuple(x.shape), tuple(codes.stride()), x.dtype))
     return Encoded(coded, counts) if counted else coded
 
