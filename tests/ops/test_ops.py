@@ -264,22 +264,6 @@ def test_stochastic_rounding_is_unbiased(format):
 # -- torch's own machinery --
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_opcheck(dtype):
-    x, value = sample(100, dtype).nan_to_num(1.0), torch.tensor(0.7)  # opcheck takes two NaN for a difference
-    grid = (False, 1, -6, False, 1.0, 1.0)
-    checks = [
-        ("stochastic_prune", (value, KEY, True)),
-        ("threshold_prune", (value, False)),
-        ("dither", (value, KEY, True)),
-        ("quantize", (value, *grid, True, KEY, True)),
-    ]
-    for name, arguments in checks:
-        torch.library.opcheck(getattr(torch.ops.lograd, name).default, (x, *arguments))
-        out = torch.empty_like(x)
-        torch.library.opcheck(getattr(torch.ops.lograd, f"{name}_out").default, (x, *arguments, out))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_compiled_code_gives_the_same_bits_and_does_not_recompile():
     format = FloatFormat(4, 1)

@@ -140,12 +140,6 @@ def test_nan_and_infinity_reach_their_block_and_no_other() -> None:
         assert y[32:].isfinite().all()
 
 
-def test_opcheck() -> None:
-    x, key = torch.randn(4, 3, 64), torch.tensor([1, 0])
-    torch.library.opcheck(torch.ops.lograd.hadamard.default, (x, 32, key, False))
-    torch.library.opcheck(torch.ops.lograd.hadamard.default, (x.transpose(0, 1), 64, None, True))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
 def test_compiled_gives_the_same_bits() -> None:
     def there_and_back(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:

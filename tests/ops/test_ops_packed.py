@@ -190,17 +190,6 @@ def test_nibbles_of_strided_codes_and_half_of_the_last_byte() -> None:
     assert ops.unpack_nibbles(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [1, 2]
 
 
-def test_opcheck() -> None:
-    x = awkward((4, 33), torch.float32)
-    scale, key = torch.tensor(2.0), torch.tensor([1, 2])
-    codes = ops.quantize_codes(x, FORMATS["e2m1"])
-    lograd = torch.ops.lograd
-    torch.library.opcheck(lograd.quantize_codes.default, (x.T, scale, "1-2-1", True, key))
-    torch.library.opcheck(lograd.dequantize_codes.default, (codes, scale, "1-2-1", torch.bfloat16))
-    torch.library.opcheck(lograd.pack_nibbles.default, (codes,))
-    torch.library.opcheck(lograd.unpack_nibbles.default, (ops.pack_nibbles(codes), 33))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
 def test_compiled_gives_the_same_bits() -> None:
     def there_and_back(x: Tensor, seed: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class Plain:
         y = (x - low) * scale
         steps = torch.where(y.abs() < _FAR, y.abs(), _FAR)
         code = (torch.copysign(_rounded(steps, stochastic, key), y) + zero).clamp(0, bins)
-        nan = x.isnan()
+        nan, outside = x.isnan(), ((x < smallest) | (x > largest)).sum()  # x may be out
         if out.dtype == torch.uint8:
             zeros = torch.zeros_like(nan)
             out.copy_(torch.where(nan, _nan_code(bins), code))
@@ -155,7 +155,7 @@ class Plain:
             value = torch.where(nan, x, (code - zero) / scale + low)
             zeros = value == 0
             out.copy_(in_type(value, out.dtype))
-        return torch.stack([zeros.sum(), nan.sum(), ((x < smallest) | (x > largest)).sum()])
+        return torch.stack([zeros.sum(), nan.sum(), outside])
 
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
@@ -201,10 +201,11 @@ class Plain:
     def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
         x = x.float()
         low, high = bounds[0][:, None], bounds[1][:, None]
+        outside = ((x < low) | (x > high)).sum()  # x may be out
         clamped = torch.where(x < low, low, torch.where(x > high, high, x))
         out[groups.order] = _reflected(clamped[groups.order] * groups.stretch[:, None], groups)
         nothing = torch.zeros((), dtype=torch.int64, device=x.device)
-        return torch.stack([nothing, nothing, ((x < low) | (x > high)).sum()])
+        return torch.stack([nothing, nothing, outside])
 
     def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
         result = torch.empty_like(x)
