@@ -113,8 +113,9 @@ def _kernels(form: _Form, write: Writer) -> tuple[Kernel, Kernel]:
         others = fill(out, x, *rest)
         return out if alone else (out, *others)
 
-    def new_in_memory_order(x: Tensor, *rest: Any) -> Any:  # one step less on the way of the fastest operators
-        x = dense(x)
+    def new_in_memory_order(x: Tensor, *rest: Any) -> Any:  # fewer steps on the way of the fastest operators
+        if not x.is_contiguous():
+            x = dense(x)
         out = torch.empty_like(x) if dtype is None else torch.empty_like(x, dtype=dtype(x, *rest))
         return out, *write(out, x, *rest)
 
