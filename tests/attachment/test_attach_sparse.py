@@ -10,6 +10,7 @@ import lograd
 from lograd import InvalidValue, Plan
 from lograd.engine import multiply as multiplying
 from lograd.engine.multiply import DENSE, SPARSE, UNDECIDED, work_of_element
+from lograd.engine.slots import COUNTERS
 from lograd.plan import LayerPlan
 from lograd.treatments import recipe
 
@@ -276,7 +277,11 @@ def test_what_has_no_kernel_stays_dense_and_says_why(layer, x, reason):
 
 
 def test_the_operator_keeps_the_rules_of_torch_library():
-    choice, key, counters = torch.tensor([SPARSE, 0, 0, 0]), torch.tensor([5, 0]), torch.zeros(7, dtype=torch.int64)
+    choice, key, counters = (
+        torch.tensor([SPARSE, 0, 0, 0]),
+        torch.tensor([5, 0]),
+        torch.zeros(len(COUNTERS), dtype=torch.int64),
+    )
     control, threshold = torch.tensor([1, 0]), torch.tensor([0.5])
     for ready in (0, 1):
         control[0] = ready

@@ -34,7 +34,9 @@ def make():
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "slow.py").write_text(SLOW)
-    code = "import sys; from lograd.cli import main; sys.argv = ['lograd', *sys.argv[1:]]; main()"
+    # A shell's background jobs ignore SIGINT, and so do all that they start; a person's Ctrl-C does not.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heard + "import sys; from lograd.cli import main; sys.argv = ['lograd', *sys.argv[1:]]; main()"
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Profile
+from lograd.errors import LogradWarning
 from lograd.files.archives import read_arrays
 from lograd.files.whole import CannotRead
 
@@ -183,7 +184,8 @@ def test_any_json_in_any_place_of_the_header_is_refused_or_makes_a_profile(array
 def test_not_finite_samples_of_a_gradient_that_was_are_kept(tmp_path):
     batches = vector_batches(2)
     batches[1][0][0, 0] = np.nan
-    found = lograd.profile(mlp(), batches, cross_entropy)
+    with pytest.warns(LogradWarning, match="NaN or infinite gradients in 2 of 2 layers"):
+        found = lograd.profile(mlp(), batches, cross_entropy)
     assert np.isnan(found["0"].sample).any()
     assert Profile.load(found.save(tmp_path / "p.npz")) == found
     found.thin(1)  # drops the step that had them

@@ -160,7 +160,7 @@ def test_recommended_bits_from_the_shell(profile, folder):
     result = run("plan", folder, "--bits", "recommended", "--json")
     assert result.exit_code == 0, result.output
     assert Plan.from_json(json.loads(result.stdout)["plan"]) == profile.plan(bits="recommended")
-    assert run("plan", folder, "--bits", "6", "--json").exit_code == 0
+    assert run("plan", folder, "--bits", "6", "--json", "--overwrite").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_wrong_options_are_refused_in_a_sentence(folder, arguments, words):
 
 
 def test_everywhere_from_the_shell(profile, folder):
-    left_out = run("plan", folder, "--sparsity", "0.5", "--json")
-    all_pruned = run("plan", folder, "--sparsity", "0.5", "--everywhere", "--json")
+    left_out = run("plan", folder, "--sparsity", "0.5", "--json", "--overwrite")
+    all_pruned = run("plan", folder, "--sparsity", "0.5", "--everywhere", "--json", "--overwrite")
     assert list(json.loads(left_out.stdout)["plan"]["layers"]) == ["2"]
     assert list(json.loads(all_pruned.stdout)["plan"]["layers"]) == ["0", "2"]

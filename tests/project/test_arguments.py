@@ -82,7 +82,7 @@ TABLE: dict[str, Row] = {
     )),
     "uniform": (lograd.Plan.uniform, {}, ("name",)),
     "diff": (PLAN.diff, {}, ("other",)),
-    "attach": (_attach, {}, ("model", "plan", "seed", "refresh", "products", "loss_scale", "start")),
+    "attach": (_attach, {}, ("model", "plan", "seed", "refresh", "backend", "loss_scale", "start")),
     "step": (_step, {}, ("loss_scale",)),
     "FloatFormat": (lograd.FloatFormat, {"exponent": 4, "mantissa": 1}, ("exponent", "mantissa", "bias")),
     "IntFormat": (lograd.IntFormat, {}, ("bits",)),
@@ -212,7 +212,7 @@ def test_every_width_in_the_range_makes_a_plan() -> None:
 def test_text_for_a_number_is_a_type_error_that_says_what_to_give() -> None:
     with pytest.raises(InvalidType, match=r"^sparsity must be a number above 0 and below 1, such as 0.85; got '0.85'"):
         PROFILE.plan(sparsity="0.85")  # type: ignore[arg-type]
-    with pytest.raises(InvalidType, match=r"^bits must be a whole number from 2 to 8; got '6'"):
+    with pytest.raises(InvalidType, match=r"^bits must be a whole number from 2 to 8, or 'recommended'; got '6'"):
         PROFILE.plan(bits="6")  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match=r"^sparsity must be a number or an array of numbers; got '0.85'"):
         theory.threshold(LAW, "0.85")

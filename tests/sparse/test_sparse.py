@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import native, ops
+from lograd.engine import choice as choosing
 from lograd.engine.choice import Times, faster, unserved, unserved_here
 from lograd.errors import LogradError
-from lograd.sparse import choosing, functional
+from lograd.sparse import functional
 
 Call = Any
 

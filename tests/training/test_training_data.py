@@ -6,6 +6,7 @@ import torch
 import training_files as files
 
 import lograd
+from lograd.errors import LogradWarning
 from lograd.training import Config, load_data
 from lograd.training.data import Dataset
 from lograd.training.images import SHIFT, augmented
@@ -91,7 +92,8 @@ def test_text_windows_are_shifted_and_followed_by_the_next_character(made):
 def test_words_are_numbered_by_the_training_part(tmp_path):
     folder = files.sentences(tmp_path / "s", train=4, test=2)
     (folder / "dev.tsv").write_text("sentence\tlabel\nA fine unheard word\t2\r\n" + "film " * 100 + "\t0\n")
-    data = load_data(Config("bert-mini", folder, batch=2))
+    with pytest.warns(LogradWarning, match=r"no example of class 2, so 50.0% of the test part"):
+        data = load_data(Config("bert-mini", folder, batch=2))
     # indeed, a, film, dull, fine: by frequency and then by name, after padding and unknown
     assert data.sizes == {"tokens": 7, "classes": 3}
     (words, labels), *_ = data.test_batches()

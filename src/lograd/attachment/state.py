@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..engine.multiply import MODE, SPARSE, TOO_SMALL, ZEROS
 from ..engine.site import TreatedLayer
-from ..engine.slots import COUNTERS, READY, all_counters
+from ..engine.slots import COUNTERS, CPU, READY, all_counters, zeros
 from ..errors import InvalidValue, nearest_name, sentence
 from ..files.checks import MANY, check_number, check_object, check_text, check_whole
 from ..ops.histogram import SLOTS
@@ -181,7 +181,7 @@ def _check_tensors(name: str, tensors: Any, layer: TreatedLayer) -> None:
         kind = str(key).rpartition(".")[2]
         if kind == "counters" and isinstance(tensor, Tensor) and tensor.dim() == 1:
             tensor = all_counters(tensor)
-        like = torch.zeros(4, dtype=torch.int64) if like is None else like
+        like = zeros(4, torch.int64, CPU) if like is None else like
         _check_tensor(f"{key} of layer {name!r}", tensor, like, RANGES.get(kind))
         if kind == "counters":
             counted = dict(zip(COUNTERS, tensor.tolist(), strict=True))
@@ -198,8 +198,8 @@ def _check_tensor(what: str, tensor: Any, like: Tensor, bounds: Range | None) ->
         raise InvalidValue(f"{what} must be {kind}; got {found}.")
     if bounds is None:
         return
-    values = tensor.detach().cpu()
-    low, high = (torch.tensor(bound, dtype=like.dtype) for bound in bounds)
+    values = tensor.detach().to(CPU)
+    low, high = (torch.tensor(bound, dtype=like.dtype, device=CPU) for bound in bounds)
     outside = ~((values >= low) & (values <= high))  # NaN lies nowhere
     if bool(outside.any()):
         raise InvalidValue(f"{what} has a value that cannot be: {values[outside][0].item()}.")
@@ -210,7 +210,7 @@ def _check_statistics(name: str, values: Any, statistics: LayerStatistics) -> No
     check_object(what, values, ("table", "step", "loss_scale", "passed_over", "allotted"), ("energies",))
     table = values["table"]
     size = 0 if isinstance(table, Tensor) and not table.numel() else SLOTS
-    _check_tensor(f"the histogram in {what}", table, torch.zeros(size, dtype=torch.int64), RANGES["histogram"])
+    _check_tensor(f"the histogram in {what}", table, zeros(size, torch.int64, CPU), RANGES["histogram"])
     if size and not int(table.sum()):
         raise InvalidValue(f"the histogram in {what} is empty.")
     check_whole(f"the step of {what}", values["step"], -1, LONGEST)

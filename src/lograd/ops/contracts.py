@@ -100,7 +100,8 @@ class Contract:
                 raise InvalidType(self._sentence(name, takes, value))
             if takes.elements is not None and value.numel() != takes.elements:
                 raise InvalidValue(self._sentence(name, takes, value))
-            if value.device != first and not takes.anywhere:
+            # On the meta device nothing is read, so that small tensors may stay where they are.
+            if value.device != first and not takes.anywhere and first.type != "meta":
                 raise InvalidValue(
                     f"the tensors of lograd::{self._name} must lie on one device; {name} is on {value.device}, and "
                     f"the first on {first}."

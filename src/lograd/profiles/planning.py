@@ -139,8 +139,8 @@ def _check_bits(bits: Bits | None, budget: Budget) -> None:
     if bits is None and budget.sparsity is None:
         raise InvalidValue("a plan needs bits=, sparsity= or both; got neither.")
     if isinstance(bits, str) and bits != RECOMMENDED:
-        raise InvalidValue(
-            sentence("bits", bits, "a number of bits or 'recommended'") + nearest_name(bits, (RECOMMENDED,))
+        raise InvalidType(
+            sentence("bits", bits, "a whole number from 2 to 8, or 'recommended'") + nearest_name(bits, (RECOMMENDED,))
         )
     if bits is not None and bits != RECOMMENDED:
         check_bits(bits)
