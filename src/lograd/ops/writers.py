@@ -33,7 +33,7 @@ class _Form(NamedTuple):
     """How the writers of an operator are called."""
 
     order: Order
-    dtype: DtypeOf | None
+    dtype: DtypeOf | torch.dtype | None
     alone: bool
     """True if y is the only result."""
 
@@ -47,7 +47,7 @@ def register_writer(
     fake: Writer,
     *,
     order: Order,
-    dtype: DtypeOf | None = None,
+    dtype: DtypeOf | torch.dtype | None = None,
     check: Callable[..., None] | None = None,
     takes: Mapping[str, Takes] | None = None,
 ) -> None:
@@ -58,7 +58,7 @@ def register_writer(
         reference: the writer in plain PyTorch.
         fake: fake(x, *arguments) gives the other results without elements.
         order: what the writers see: see the module.
-        dtype: dtype(x, *arguments) is the type of y; that of x if None.
+        dtype: the type of y, or dtype(x, *arguments) that gives it; that of x if None.
         check: called as check(x, *arguments), as in `register`.
         takes: as in `register`.
     """
@@ -66,18 +66,15 @@ def register_writer(
     alone = len(results) == 1
     _forms[name] = _Form(order, dtype, alone)
 
-    def type_of(x: Tensor, *rest: Any) -> torch.dtype:
-        return x.dtype if dtype is None else dtype(x, *rest)
-
     def fake_new(x: Tensor, *rest: Any) -> Any:
         others = fake(x, *rest)
-        out = empty_for(x, type_of(x, *rest))
+        out = empty_for(x, _type_of(dtype, x, *rest))
         return out if alone else (out, *others)
 
     def check_out(x: Tensor, *rest: Any) -> None:
         if check is not None:
             check(x, *rest[:-1])
-        check_result(x, rest[-1], type_of(x, *rest[:-1]))
+        check_result(x, rest[-1], _type_of(dtype, x, *rest[:-1]))
 
     new, into = _kernels(_forms[name], reference)
     register(signature, new, None, fake_new, check, takes)
@@ -97,7 +94,7 @@ def add_writer(name: str, backend: str, write: Writer) -> None:
 def _kernels(form: _Form, write: Writer) -> tuple[Kernel, Kernel]:
     """The kernels of `name` and of `name_out`."""
     order, dtype, alone = form
-    in_memory = order == "memory"
+    in_memory, fixed = order == "memory", None if callable(dtype) else dtype
 
     def fill(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         source = dense(x) if in_memory else x.contiguous()
@@ -109,21 +106,27 @@ def _kernels(form: _Form, write: Writer) -> tuple[Kernel, Kernel]:
         return others
 
     def new(x: Tensor, *rest: Any) -> Any:
-        out = empty_for(x, None if dtype is None else dtype(x, *rest))
+        out = empty_for(x, _type_of(dtype, x, *rest))
         others = fill(out, x, *rest)
         return out if alone else (out, *others)
 
     def new_in_memory_order(x: Tensor, *rest: Any) -> Any:  # fewer steps on the way of the fastest operators
         if not x.is_contiguous():
             x = dense(x)
-        out = torch.empty_like(x) if dtype is None else torch.empty_like(x, dtype=dtype(x, *rest))
+        out = torch.empty_like(x) if fixed is None else torch.empty_like(x, dtype=fixed)
         return out, *write(out, x, *rest)
 
     def into(x: Tensor, *rest: Any) -> Any:
         torch.autograd.graph.increment_version(rest[-1])  # the kernels write behind PyTorch's back
         return _given(fill(rest[-1], x, *rest[:-1]))
 
-    return new_in_memory_order if in_memory and not alone else new, into
+    return new_in_memory_order if in_memory and not alone and not callable(dtype) else new, into
+
+
+def _type_of(dtype: DtypeOf | torch.dtype | None, x: Tensor, *rest: Any) -> torch.dtype:
+    if dtype is None:
+        return x.dtype
+    return dtype if isinstance(dtype, torch.dtype) else dtype(x, *rest)
 
 
 def _given(results: tuple[Tensor, ...]) -> Any:

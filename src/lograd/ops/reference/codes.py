@@ -83,7 +83,7 @@ register_writer(
     quantize_codes,
     _fake_counts,
     order="memory",
-    dtype=lambda x, *rest: torch.uint8,
+    dtype=torch.uint8,
 )
 register(
     "dequantize_codes(Tensor codes, Tensor scale, str format, ScalarType dtype) -> Tensor",
