@@ -19,6 +19,7 @@ from bits import (
     keys,
     layouts,
     machine,
+    plain,
 )
 from gfloat import formats as gfloat_formats
 from hypothesis import given
@@ -28,7 +29,6 @@ from torch import Tensor
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.formats import CATALOGUE, BlockFormat, FloatFormat, parse_format
-from lograd.ops import blocks
 from lograd.ops.random import uniform
 
 NAMES = ["mxfp8-e5m2", "mxfp8", "mxfp6-e2m3", "mxfp6", "mxfp4", "nvfp4"]
@@ -64,9 +64,9 @@ class TestNativeEqualsPlain:
             codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
             decode = (*codes[:2], *arguments[1:3], way[1], x.dtype)
             decoded = torch.ops.lograd.dequantize_block_codes.default(*decode)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-        assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
-        assert_same_bits(decoded, blocks.dequantize_plain(*decode))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+        assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
+        assert_same_bits(decoded, plain("dequantize_block_codes")(*decode))
         assert_same_bits(decoded, values[0])
 
     @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -77,8 +77,8 @@ class TestNativeEqualsPlain:
             with machine(*isa):
                 values = torch.ops.lograd.quantize_blocks.default(*arguments)
                 codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
-            assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-            assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
+            assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+            assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
             if name not in ("gaps", "expanded"):
                 assert values[0].stride() == x.stride()
                 assert codes[0].stride() == x.stride()
@@ -93,8 +93,8 @@ class TestNativeEqualsPlain:
         with machine(*isa):
             values = torch.ops.lograd.quantize_blocks.default(*arguments)
             codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
-        assert_all_same_bits(codes, blocks.quantize_codes_plain(*arguments))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
+        assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
 
     def test_large_outputs(self, isa: tuple[str, int]) -> None:
         # Beyond 4 MB results are written past the cache.
@@ -102,7 +102,7 @@ class TestNativeEqualsPlain:
         arguments = (x, torch.tensor(1.0), text(FORMATS["mxfp4"]), False, False, torch.tensor([9, 5]))
         with machine(*isa):
             values = torch.ops.lograd.quantize_blocks.default(*arguments)
-        assert_all_same_bits(values, blocks.quantize_plain(*arguments))
+        assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -116,7 +116,8 @@ def test_every_block_is_that_of_the_scalar_format(name: str, rounding: str) -> N
     x = torch.where(torch.arange(rows)[:, None] % 2 == 0, x, (x.clamp(-9, 9) * magnitudes))
     x[1] = -0.0
     result = ops.quantize_blocks(x, format, rounding, seed=3, offset=8)
-    codes, scales, counts = ops.quantize_block_codes(x, format, rounding, seed=3, offset=8)
+    coded, counts = ops.quantize_block_codes(x, format, rounding, seed=3, offset=8, counted=True)
+    codes, scales = coded.codes, coded.block_scales
     draws = uniform(x.numel(), torch.tensor([3, 8])).view(rows, columns)
     nans, largest = 0, torch.finfo(torch.float32).max
     for row in range(rows):
@@ -210,10 +211,12 @@ def test_a_block_with_nan_or_infinity_is_nan_and_its_neighbours_are_not() -> Non
         expected[0, 32:64] = math.nan
         assert_same_bits(result, expected)
         assert counts.tolist() == [0, 32, 0]
-        codes, scales, counts = ops.quantize_block_codes(x, FORMATS["mxfp4"])
+        coded, counts = ops.quantize_block_codes(x, FORMATS["mxfp4"], counted=True)
+        codes, scales = coded.codes, coded.block_scales
         assert scales.tolist() == [[125, 255, 125], [125, 125, 125]]
         assert counts.tolist() == [0, 32, 0]
         assert_same_bits(ops.dequantize_block_codes(codes, scales, FORMATS["mxfp4"]), expected)
+        assert_same_bits(coded.decode(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -231,7 +234,8 @@ def test_the_scale_per_tensor() -> None:
     assert (ops.quantize_blocks(x, format) == 0).all()  # below what E4M3 scales reach
     t = ops.tensor_scale_of(x, format)
     assert t == x.abs().max() / 2688
-    codes, scales, _ = ops.quantize_block_codes(x, format, tensor_scale=t)
+    coded = ops.quantize_block_codes(x, format, tensor_scale=t)
+    codes, scales = coded.codes, coded.block_scales
     assert scales.max() == format.scale.encode(448.0)
     y = ops.dequantize_block_codes(codes, scales, format, tensor_scale=t)
     assert_same_bits(y, ops.quantize_blocks(x, format, tensor_scale=t))
@@ -245,7 +249,8 @@ def test_the_scale_per_tensor() -> None:
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (), (1,), (2, 3, 0)], ids=str)
 def test_empty_and_single(shape: tuple[int, ...]) -> None:
     x = torch.full(shape, -3.2)
-    codes, scales, counts = ops.quantize_block_codes(x, FORMATS["mxfp4"])
+    coded, counts = ops.quantize_block_codes(x, FORMATS["mxfp4"], counted=True)
+    codes, scales = coded.codes, coded.block_scales
     assert codes.shape == shape
     assert scales.shape == (*shape[:-1], -(-shape[-1] // 32) if shape else 1)
     assert counts.tolist() == [0, 0, x.numel()]  # 3.2 is 6.4 in units of its scale
@@ -254,25 +259,14 @@ def test_empty_and_single(shape: tuple[int, ...]) -> None:
     assert_same_bits(ops.dequantize_block_codes(codes, scales, FORMATS["mxfp4"]), expected)
 
 
-def test_opcheck() -> None:
-    x, one, key = awkward((4, 3, 70), torch.float32), torch.tensor(1.0), torch.tensor([1, 2])
-    mxfp4 = text(FORMATS["mxfp4"])
-    codes, scales, _ = ops.quantize_block_codes(x, FORMATS["mxfp4"])
-    lograd = torch.ops.lograd
-    torch.library.opcheck(lograd.quantize_blocks.default, (x.transpose(0, 2), one, mxfp4, True, True, key))
-    torch.library.opcheck(lograd.quantize_block_codes.default, (x, one, mxfp4, True, False, key))
-    torch.library.opcheck(lograd.dequantize_block_codes.default, (codes, scales, one, mxfp4, False, torch.float16))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
 def test_compiled_gives_the_same_bits() -> None:
     mxfp4, nvfp4 = CATALOGUE["mxfp4"], CATALOGUE["nvfp4"]
 
     def every_function(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = ops.tensor_scale_of(x, nvfp4)
-        codes, scales, _ = ops.quantize_block_codes(x, nvfp4, "stochastic", seed=seed, tensor_scale=t)
-        decoded = ops.dequantize_block_codes(codes, scales, nvfp4, tensor_scale=t)
-        return ops.quantize_blocks(x, mxfp4, "stochastic", "unbiased", seed), decoded, scales
+        coded = ops.quantize_block_codes(x, nvfp4, "stochastic", seed=seed, tensor_scale=t)
+        return ops.quantize_blocks(x, mxfp4, "stochastic", "unbiased", seed), coded.decode(), coded.block_scales
 
     compiled = torch.compile(every_function, fullgraph=True)
     for seed in (1, 2):
@@ -283,7 +277,8 @@ def test_compiled_gives_the_same_bits() -> None:
 def test_errors() -> None:
     x = torch.ones(4, 40)
     mxfp4, nvfp4 = FORMATS["mxfp4"], FORMATS["nvfp4"]
-    codes, scales, _ = ops.quantize_block_codes(x, mxfp4)
+    coded = ops.quantize_block_codes(x, mxfp4)
+    codes, scales = coded.codes, coded.block_scales
     with pytest.raises(InvalidType, match="takes a BlockFormat, such as CATALOGUE"):
         ops.quantize_blocks(x, CATALOGUE["e2m1"])
     with pytest.raises(InvalidType, match="x must be float32, bfloat16 or float16; got int64"):

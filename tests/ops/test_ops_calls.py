@@ -12,9 +12,9 @@ from torch._subclasses import FakeTensorMode
 
 from lograd import FloatFormat, IntFormat, native, ops
 from lograd.formats import CATALOGUE
-from lograd.ops import reference
 from lograd.ops.grid import grid_of
-from lograd.ops.library import _direct, call
+from lograd.ops.reference import elementwise as reference
+from lograd.ops.registry import _direct, call
 
 E4M3, INT8 = FloatFormat(4, 3), IntFormat(8)
 

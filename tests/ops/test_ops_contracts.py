@@ -10,85 +10,45 @@ from typing import Any
 
 import pytest
 import torch
+from operators import EXAMPLES, KEY, MX, NEED, ONE
+from operators import arguments as example_arguments
 from torch import Tensor
 
 import lograd
 import lograd.attachment
 import lograd.sparse
-from lograd import FloatFormat, InvalidValue, native, ops
+from lograd import InvalidValue, native, ops
 from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
-from lograd.ops.grid import arguments_of
 from lograd.ops.histogram import SLOTS
-from lograd.ops.library import contracts
+from lograd.ops.registry import operators as contracts
 from lograd.treatments import Prune, to_json
 
 SOURCE = Path(lograd.__file__).parent
-KEY, ONE = torch.tensor([3, 4]), torch.tensor(0.5)
-GRID = arguments_of(FloatFormat(4, 3))
-MX = "1-2-1/32/0-8-0:fn:nozero"
 
 
 def long(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def valid_arguments() -> dict[str, tuple[Any, ...]]:
-    """For every operator, arguments that it takes; made anew, because some are written."""
-    x, wide = torch.randn(4, 64), torch.randn(4, 8, 6, 6)
-    rows, householder = ops.pack_per_sample(x, 4), ops.pack_block_householder(x, 4)
-    parameters = torch.stack([rows.scale, rows.low, rows.zero])
-    codes, blocks = ops.quantize_codes(x, FloatFormat(2, 1)), ops.quantize_block_codes(x, lograd.parse_format(MX))
-    linear = (torch.randn(4, 16), x, torch.randn(16, 64), ONE, KEY)
-    convolution = (torch.randn(4, 12, 6, 6), wide, torch.randn(12, 8, 3, 3), ONE, KEY)
-    geometry, need = ([1, 1], [1, 1], [1, 1], 1), (True, True, True)
-    common = (4, True, False, KEY)
-    treatments = json.dumps(to_json((Prune(0.5),)))
-    single = {
-        "stochastic_prune": (x, ONE, KEY, True),
-        "threshold_prune": (x, ONE, True),
-        "dither": (x, ONE, KEY, True),
-        "quantize": (x, ONE, *GRID, True, KEY, True),
-        "quantize_codes": (x, ONE, "1-4-3", True, KEY),
-        "quantize_blocks": (x, ONE, MX, True, False, KEY),
-        "hadamard": (x, 32, KEY, False),
-        "quantize_per_tensor": (x, *common),
-        "quantize_per_sample": (x, *common),
-        "quantize_interval": (x, ONE.double(), *common),
-        "quantize_block_householder": (x, *common),
-        "dequantize_rows": (rows.codes, parameters, 15, torch.float32),
-        "dequantize_block_householder": (
-            householder.codes, parameters, householder.groups, householder.stretch, 15, torch.float32,
-        ),
-    }  # fmt: skip
-    with_out = {
-        f"{name}_out": (*arguments, torch.empty_like(x, dtype=torch.uint8 if name == "quantize_codes" else x.dtype))
-        for name, arguments in single.items()
-    }
+def valid_arguments(name: str) -> tuple[Any, ...]:
+    """Arguments that an operator takes; made anew, because some are written."""
+    if name.removesuffix("_out") in EXAMPLES:
+        return example_arguments(name, torch.randn(4, 64))
+    x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
+    counters = long(len(COUNTERS))
     return {
-        **single,
-        **with_out,
-        "log_histogram": (x, 1),
-        "kth_magnitude": (x, 3),
-        "largest_and_scale": (x, 64.0),
-        "dequantize_codes": (codes, ONE, "1-2-1", torch.float32),
-        "pack_nibbles": (codes,),
-        "unpack_nibbles": (codes, 128),
-        "quantize_block_codes": (x, ONE, MX, True, False, KEY),
-        "dequantize_block_codes": (blocks.codes, blocks.scales, ONE, MX, False, torch.float32),
-        "sparse_linear_backward": (*linear, *need),
-        "sparse_convolution_backward": (*convolution, *geometry, *need),
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            long(len(COUNTERS)),
+            counters,
         ),
         "multiply": (
-            *linear[:3], [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), long(len(COUNTERS)),
-            torch.tensor([2, 0, 0, 0]), *need,
+            torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
+            torch.tensor([2, 0, 0, 0]), *NEED,
         ),
-    }  # fmt: skip
+    }[name]  # fmt: skip
 
 
 def operator(name: str) -> Any:
@@ -100,15 +60,14 @@ def tensors_of(name: str) -> list[tuple[int, str]]:
     return [(place, each.name) for place, each in enumerate(arguments) if "Tensor" in str(each.type)]
 
 
-def test_every_operator_is_here_and_every_tensor_has_a_rule() -> None:
-    assert set(valid_arguments()) == set(contracts)
-    for name, contract in contracts.items():
-        assert {argument for _, argument in tensors_of(name)} <= contract.covered, name
+def test_every_tensor_has_a_rule() -> None:
+    for name, row in contracts.items():
+        assert {argument for _, argument in tensors_of(name)} <= row.contract.covered, name
 
 
 @pytest.mark.parametrize("name", contracts)
 def test_valid_arguments_are_taken(name: str) -> None:
-    operator(name)(*valid_arguments()[name])
+    operator(name)(*valid_arguments(name))
 
 
 DATA = ("x", "g", "weight")
@@ -133,7 +92,7 @@ def refused(name: str, arguments: list[Any], place: int, value: Any, why: object
 
 def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
     for place, argument in tensors_of(name):
-        arguments = list(valid_arguments()[name])
+        arguments = list(valid_arguments(name))
         yield arguments, place, argument, arguments[place]
 
 
@@ -211,7 +170,7 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
 @pytest.mark.parametrize("why", MISMATCHES)
 def test_what_does_not_fit_together_is_refused(why: str) -> None:
     name, place, value = MISMATCHES[why]
-    refused(name, list(valid_arguments()[name]), place, value, why)
+    refused(name, list(valid_arguments(name)), place, value, why)
 
 
 def test_public_functions_refuse_gradients_that_do_not_fit() -> None:
@@ -237,7 +196,7 @@ def test_counts_are_a_tensor_beside_a_given_result() -> None:
 
 @pytest.mark.parametrize("name", [name for name in contracts if name.endswith("_out")])
 def test_out_that_shares_some_memory_is_refused(name: str) -> None:
-    arguments = valid_arguments()[name]
+    arguments = valid_arguments(name)
     if arguments[-1].dtype != arguments[0].dtype:
         memory = torch.zeros(4 * 64 * 4 + 64, dtype=torch.uint8)
         x = memory[: 4 * 64 * 4].view(torch.float32).view(4, 64) if arguments[0].dtype == torch.float32 else None
@@ -254,12 +213,13 @@ def test_out_that_shares_some_memory_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stochastic_prune", "threshold_prune", "dither", "quantize"])
-def test_out_laid_out_otherwise_is_refused_by_operators_that_write_in_memory_order(name: str) -> None:
-    x, *rest = valid_arguments()[name]
-    pairs = ((x, torch.empty(64, 4).t()), (x[:, :1].expand(4, 64), torch.empty(4, 64)), (x[::2], x[1::2]))
+def test_out_may_be_laid_out_otherwise(name: str) -> None:
+    x, *rest = valid_arguments(name)
+    pairs = ((x, torch.empty(64, 4).t()), (x[:, :1].expand(4, 64), torch.empty(4, 64)), (x[::2], torch.empty(2, 64)))
     for source, out in pairs:
-        with pytest.raises(InvalidValue, match="out must have the type, shape and strides of x, which has no gaps"):
-            operator(f"{name}_out")(source, *rest, out)
+        expected, counts = operator(name)(source, *rest)
+        assert torch.equal(operator(f"{name}_out")(source, *rest, out), counts)
+        assert torch.equal(out, expected)
 
 
 # -------------------------------------------------------------------------------------------------------- the gateway

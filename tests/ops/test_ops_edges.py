@@ -19,8 +19,8 @@ from torch._subclasses import FakeTensorMode
 
 from lograd import FloatFormat, InvalidType, InvalidValue, ops
 from lograd.formats import CATALOGUE
-from lograd.ops import reference
 from lograd.ops.grid import grid_of
+from lograd.ops.reference import elementwise as reference
 
 E4M3 = FloatFormat(4, 3)
 
@@ -38,7 +38,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "luq": lambda x: ops.luq(x, 4, 3).result,
     "per tensor": lambda x: ops.quantize_per_tensor(x, 4, seed=3),
     "per sample": lambda x: ops.quantize_per_sample(x, 4, seed=3),
-    "packed per sample": lambda x: ops.dequantize_rows(*ops.pack_per_sample(x, 4, seed=3)[:5]),
+    "packed per sample": lambda x: ops.pack_per_sample(x, 4, seed=3).decode(),
     "block Householder": lambda x: ops.quantize_block_householder(x, 4, seed=3),
     "interval": lambda x: ops.quantize_interval(x, 4, 0.6, seed=3).result,
     "blocks": lambda x: ops.quantize_blocks(x, CATALOGUE["mxfp4"], "stochastic", "unbiased", 3),
@@ -175,14 +175,15 @@ def test_codes_keep_channels_last() -> None:
     x = gradient(4, 6, 5, 5).to(memory_format=torch.channels_last)
     packed = ops.pack_per_sample(x, 4, seed=1)
     assert packed.codes.is_contiguous(memory_format=torch.channels_last)
-    decoded = ops.dequantize_rows(*packed[:5])
+    decoded = packed.decode()
     assert decoded.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(decoded, ops.quantize_per_sample(x, 4, seed=1))
 
 
 def test_householder_groups_are_checked_before_they_become_addresses() -> None:
-    packed = ops.pack_block_householder(gradient(6, 32), 4, seed=1)
-    codes, scale, low, groups, stretch, bins = packed[:6]
+    coded = ops.pack_block_householder(gradient(6, 32), 4, seed=1)
+    (step,) = coded.transform
+    codes, scale, low, groups, stretch, bins = coded.codes, coded.scale, coded.low, step.groups, step.stretch, 15
     outside = groups.clone()
     outside[0, 0] = 1000
     for arguments, message in (

@@ -5,23 +5,20 @@ Bits are compared, those of NaN included, for every instruction set that this CP
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-
 import pytest
 import torch
 from bands import assert_in_band
-from bits import assert_all_same_bits, assert_same_bits, machine
+from bits import assert_all_same_bits, assert_same_bits, compiled, machine, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import FloatFormat, IntFormat, ops
 from lograd.formats import CATALOGUE
-from lograd.ops import blocks, histogram, packed, reference, row_operators, select
 from lograd.ops.grid import arguments_of, grid_of
-from lograd.ops.library import in_type
-from lograd.ops.row_passes import Native, Plain
+from lograd.ops.layouts import in_type
+from lograd.ops.reference import elementwise as reference
+from lograd.ops.reference.row_passes import Plain
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 SETS = ["generic", "avx2", "avx512"]
@@ -29,7 +26,6 @@ KEY = torch.tensor([3, 5])
 NUMBERS = [2.0**e for e in (-149, -140, -127, -126, -104, -101, -60, 0, 60, 100, 103, 126, 127)]
 NUMBERS += [3e-39, 1e-30, 0.37, 2.6e38, 3.4028234663852886e38]
 FORMATS = [FloatFormat(4, 3), FloatFormat(3, 0), FloatFormat(1, 0), FloatFormat(7, 0), IntFormat(4)]
-hadamard = importlib.import_module("lograd.ops.hadamard")  # the package's name is the function's
 
 
 def every_exponent(dtype: torch.dtype) -> Tensor:
@@ -54,13 +50,13 @@ def test_single_elements(isa: str, dtype: torch.dtype) -> None:
     x = every_exponent(dtype)
     for number in NUMBERS:
         value = torch.tensor(number)
-        for name, arguments, plain in (
+        for name, arguments, expected in (
             ("stochastic_prune", (value, KEY), reference.stochastic_prune(x.float(), value, KEY)),
             ("threshold_prune", (value,), reference.threshold_prune(x.float(), value)),
             ("dither", (value, KEY), reference.dither(x.float(), value, KEY)),
         ):
             found = getattr(torch.ops.lograd, name).default(x, *arguments, False)[0]
-            assert_same_bits(found, in_type(plain[0], dtype))
+            assert_same_bits(found, in_type(expected[0], dtype))
 
 
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
@@ -70,14 +66,14 @@ def test_formats(isa: str, dtype: torch.dtype, format: FloatFormat | IntFormat, 
     x, every_code = every_exponent(dtype), torch.arange(256).to(torch.uint8)
     for number in NUMBERS:
         scale = torch.tensor(number)
-        plain, clipped = reference.quantize(x.float(), scale, grid_of(format), stochastic, KEY)
+        expected, clipped = reference.quantize(x.float(), scale, grid_of(format), stochastic, KEY)
         found, counts = torch.ops.lograd.quantize.default(x, scale, *arguments_of(format), stochastic, KEY, True)
-        assert_same_bits(found, in_type(plain, dtype))
-        assert counts.tolist()[1:3] == [int(plain.isnan().sum()), int(clipped)]
+        assert_same_bits(found, in_type(expected, dtype))
+        assert counts.tolist()[1:3] == [int(expected.isnan().sum()), int(clipped)]
         coded = (scale, str(format), stochastic, KEY)
-        assert_all_same_bits(packed.quantize_native(x, *coded), packed.quantize_plain(x, *coded))
+        assert_all_same_bits(compiled("quantize_codes")(x, *coded), plain("quantize_codes")(x, *coded))
         back = (scale, str(format), dtype)
-        assert_same_bits(packed.dequantize_native(every_code, *back), packed.dequantize_plain(every_code, *back))
+        assert_same_bits(compiled("dequantize_codes")(every_code, *back), plain("dequantize_codes")(every_code, *back))
 
 
 def magnitudes(dtype: torch.dtype, exponent: int, seed: int = 0) -> Tensor:
@@ -116,15 +112,7 @@ def test_luq_anywhere(exponent: int, bits: int, stochastic: bool, dtype: torch.d
     assert_same_bits(found.result, luq(x, bits, stochastic))
 
 
-ROWS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    "per tensor": row_operators.per_tensor,
-    "per sample": row_operators.per_sample,
-    "block Householder": row_operators.block_householder,
-    "interval": row_operators.interval,
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ["per_tensor", "per_sample", "block_householder", "interval"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_rows(isa: str, dtype: torch.dtype, name: str) -> None:
     extra = (torch.tensor(0.4, dtype=torch.float64),) if name == "interval" else ()
@@ -132,13 +120,11 @@ def test_rows(isa: str, dtype: torch.dtype, name: str) -> None:
         x = magnitudes(dtype, exponent)
         x[1], x[2] = 0.0, x[2, 0]
         for bits, stochastic, coded in ((2, True, False), (8, True, True), (4, False, False), (2, False, True)):
-            results = []
-            for passes in (Native(), Plain()):
-                out = torch.empty_like(x, dtype=torch.uint8 if coded else dtype)
-                results.append((out, *ROWS[name](passes, x, out, *extra, bits, stochastic, coded, KEY)))
-            assert_all_same_bits(*results)
-            if not coded and name != "block Householder":
-                assert results[0][0].isfinite().all()
+            arguments = (x, *extra, bits, stochastic, coded, KEY)
+            results = compiled(f"quantize_{name}")(*arguments)
+            assert_all_same_bits(results, plain(f"quantize_{name}")(*arguments))
+            if not coded and name != "block_householder":
+                assert results[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -148,24 +134,19 @@ def test_blocks_and_transforms(isa: str, dtype: torch.dtype) -> None:
         for format, stochastic, unbiased in (("mxfp4", True, True), ("mxfp8", False, False), ("nvfp4", True, False)):
             for number in (1.0, 0.37, 1e-40, 3e38):
                 arguments = (torch.tensor(number), str(CATALOGUE[format]), stochastic, unbiased, KEY)
-                out = torch.empty_like(x)
-                (counts,) = blocks.quantize_into(out, x, *arguments)
-                assert_all_same_bits((out, counts), blocks.quantize_plain(x, *arguments))
-                assert_all_same_bits(
-                    blocks.quantize_codes_native(x, *arguments), blocks.quantize_codes_plain(x, *arguments)
-                )
+                for name in ("quantize_blocks", "quantize_block_codes"):
+                    assert_all_same_bits(compiled(name)(x, *arguments), plain(name)(x, *arguments))
         for size in (16, 64):
-            out = torch.empty_like(x)
-            hadamard.hadamard_into(out, x, size, KEY, False)
-            assert_all_same_bits((out,), hadamard.hadamard_plain(x, size, KEY, False))
+            arguments = (x, size, KEY, False)
+            assert_same_bits(compiled("hadamard")(*arguments), plain("hadamard")(*arguments))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_statistics(isa: str, dtype: torch.dtype) -> None:
     x = every_exponent(dtype)
     for k in (1, 2, 40, x.numel() // 2, x.numel()):
-        assert_same_bits(select._native(x, k), select._plain(x, k))
-    assert_same_bits(histogram._native(x, 1), histogram._plain(x, 1))
+        assert_same_bits(compiled("kth_magnitude")(x, k), plain("kth_magnitude")(x, k))
+    assert_same_bits(compiled("log_histogram")(x, 1), plain("log_histogram")(x, 1))
 
 
 # ------------------------------------------------------------------------------------------- ranges far from one

@@ -18,6 +18,7 @@ from bits import (
     keys,
     layouts,
     machine,
+    plain,
     words,
 )
 from hypothesis import given
@@ -27,7 +28,7 @@ from torch import Tensor
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat, parse_format
-from lograd.ops import packed
+from lograd.ops.codings import coding_of
 
 NAMES = [
     "e5m2", "e4m3fn", "e4m3", "e3m4", "e5m2fnuz", "e4m3fnuz", "e4m3b11fnuz", "e3m2", "e2m3", "e2m1", "e3m0", "1-4-1",
@@ -40,7 +41,7 @@ FORMATS = {name: parse_format(name) for name in NAMES}
 def expected_code(format: FloatFormat | IntFormat, x: float) -> int:
     rounded = format.round(x)
     if math.isnan(rounded):
-        return packed.coding_of(str(format)).nan
+        return coding_of(str(format)).nan
     return format.encode(rounded)
 
 
@@ -60,8 +61,8 @@ class TestAgainstTheScalarFormat:
         expected = [format.decode(code) if code < 2**format.bits else math.nan for code in range(256)]
         expected = [math.nan if math.isnan(value) else value for value in expected]  # one NaN, without a sign
         assert_same_bits(values, torch.tensor(expected))
-        plain = packed.dequantize_plain(torch.arange(256, dtype=torch.uint8), torch.tensor(1.0), name, torch.float32)
-        assert_same_bits(values, plain)
+        arguments = (torch.arange(256, dtype=torch.uint8), torch.tensor(1.0), name, torch.float32)
+        assert_same_bits(values, plain("dequantize_codes")(*arguments))
 
     def test_every_code_comes_back(self, name: str) -> None:
         format = FORMATS[name]
@@ -86,7 +87,7 @@ class TestAgainstTheScalarFormat:
         codes = ops.quantize_codes(x, format, 0.7, rounding, seed=3, offset=11)
         decoded = ops.dequantize_codes(codes, format, 0.7, dtype)
         direct = ops.quantize(x, format, 0.7, rounding, seed=3, offset=11)
-        coding = packed.coding_of(str(format))
+        coding = coding_of(str(format))
         if not coding.negative_zero:
             direct = direct + 0.0
         if coding.nan:
@@ -128,7 +129,7 @@ class TestNativeEqualsPlain:
         arguments = (x, torch.tensor(scale), str(FORMATS[name]), stochastic, key)
         with machine(*isa):
             native = torch.ops.lograd.quantize_codes.default(*arguments)
-        assert_all_same_bits(native, packed.quantize_plain(*arguments))
+        assert_all_same_bits(native, plain("quantize_codes")(*arguments))
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("stochastic", [False, True])
@@ -137,11 +138,11 @@ class TestNativeEqualsPlain:
             arguments = (x, torch.tensor(1.5), str(FORMATS["e4m3fn"]), stochastic, torch.tensor([1, 3]))
             with machine(*isa):
                 codes, counts = torch.ops.lograd.quantize_codes.default(*arguments)
-                assert_all_same_bits((codes, counts), packed.quantize_plain(*arguments))
+                assert_all_same_bits((codes, counts), plain("quantize_codes")(*arguments))
                 if name not in ("gaps", "expanded"):
                     assert codes.stride() == x.stride()
                 decode = (codes, torch.tensor(1.5), arguments[2], dtype)
-                assert_same_bits(torch.ops.lograd.dequantize_codes.default(*decode), packed.dequantize_plain(*decode))
+                assert_same_bits(torch.ops.lograd.dequantize_codes.default(*decode), plain("dequantize_codes")(*decode))
 
     @pytest.mark.parametrize("size", [1, 127, 128, 129, 70_001])
     def test_sizes_and_threads(self, isa: tuple[str, int], size: int) -> None:
@@ -150,8 +151,8 @@ class TestNativeEqualsPlain:
         with machine(*isa):
             codes, counts = torch.ops.lograd.quantize_codes.default(*arguments)
             values = ops.dequantize_codes(codes, FORMATS["int4"])
-        assert_all_same_bits((codes, counts), packed.quantize_plain(*arguments))
-        assert_same_bits(values, packed.dequantize_plain(codes, torch.tensor(1.0), "int4", torch.float32))
+        assert_all_same_bits((codes, counts), plain("quantize_codes")(*arguments))
+        assert_same_bits(values, plain("dequantize_codes")(codes, torch.tensor(1.0), "int4", torch.float32))
 
     @pytest.mark.parametrize("shape", [(0,), (1,), (2,), (7,), (3, 0), (0, 3), (5, 63), (5, 64), (301, 333), (70_001,)])
     def test_nibbles(self, isa: tuple[str, int], shape: tuple[int, ...]) -> None:
@@ -160,8 +161,8 @@ class TestNativeEqualsPlain:
             both = ops.pack_nibbles(codes)
             again = ops.unpack_nibbles(both, shape[-1])
         assert both.shape == (*shape[:-1], (shape[-1] + 1) // 2)
-        assert_same_bits(both, packed.pack_plain(codes))
-        assert_same_bits(again, packed.unpack_plain(both, shape[-1]))
+        assert_same_bits(both, plain("pack_nibbles")(codes))
+        assert_same_bits(again, plain("unpack_nibbles")(both, shape[-1]))
         assert_same_bits(again, codes)
 
 
@@ -171,7 +172,7 @@ def test_ties_of_the_upper_bits_are_settled_by_the_lower_ones() -> None:
     arguments = (x, torch.tensor(1.0), "int4", True, torch.tensor([4, 0]))
     codes, _ = torch.ops.lograd.quantize_codes.default(*arguments)
     assert 0 < codes.sum() < 30  # 8 expected
-    assert_same_bits(codes, packed.quantize_plain(*arguments)[0])
+    assert_same_bits(codes, plain("quantize_codes")(*arguments)[0])
 
 
 def test_nan_is_counted_where_it_has_no_code() -> None:
@@ -187,17 +188,6 @@ def test_nibbles_of_strided_codes_and_half_of_the_last_byte() -> None:
     assert ops.pack_nibbles(codes).tolist() == [[0x40, 0x08], [0x51, 0x09], [0x62, 0x0A], [0x73, 0x0B]]
     assert_same_bits(ops.unpack_nibbles(ops.pack_nibbles(codes), 3), codes.contiguous())
     assert ops.unpack_nibbles(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [1, 2]
-
-
-def test_opcheck() -> None:
-    x = awkward((4, 33), torch.float32)
-    scale, key = torch.tensor(2.0), torch.tensor([1, 2])
-    codes = ops.quantize_codes(x, FORMATS["e2m1"])
-    lograd = torch.ops.lograd
-    torch.library.opcheck(lograd.quantize_codes.default, (x.T, scale, "1-2-1", True, key))
-    torch.library.opcheck(lograd.dequantize_codes.default, (codes, scale, "1-2-1", torch.bfloat16))
-    torch.library.opcheck(lograd.pack_nibbles.default, (codes,))
-    torch.library.opcheck(lograd.unpack_nibbles.default, (ops.pack_nibbles(codes), 33))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates

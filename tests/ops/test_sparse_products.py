@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lograd import native, ops
 from lograd.ops import sparse_products
-from lograd.ops.library import dense
+from lograd.ops.layouts import dense
 
 KEY = torch.tensor([7, 3])
 ALL = (True, True, True)

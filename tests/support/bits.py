@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import native
+from lograd.ops.registry import Kernel, operators
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MACHINES = [("generic", 1), ("avx2", 1), ("avx2", 2), ("avx512", 2)]
@@ -34,6 +35,16 @@ def machine(isa: str, threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         native.use_isa()
+
+
+def plain(name: str) -> Kernel:
+    """The kernel of an operator in plain PyTorch: its definition."""
+    return operators[name].kernels["reference"]
+
+
+def compiled(name: str) -> Kernel:
+    """The kernel of an operator in native code."""
+    return operators[name].kernels["cpu"]
 
 
 keys = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**62)).map(torch.tensor)

@@ -20,7 +20,7 @@ from lograd import Plan
 from lograd.commands.cite import citations
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.ops.library import dense
+from lograd.ops.layouts import dense
 from lograd.plan import LayerPlan
 from lograd.theory import per_sample_variance_bound
 from lograd.treatments import (

@@ -21,7 +21,7 @@ from ..engine.site import Site
 from ..engine.slots import CPU, PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
-from ..ops.library import transforming
+from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
 from ..treatments import BACKWARD, PRODUCTS, Backend

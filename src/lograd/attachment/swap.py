@@ -20,7 +20,7 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import kind_of_class
 from ..errors import InvalidValue
 from ..ops.geometry import Geometry
-from ..ops.library import transforming
+from ..ops.registry import transforming
 
 ATTRIBUTE = "_lograd_engine"
 

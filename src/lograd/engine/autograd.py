@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import LogradError
 from ..ops.geometry import Geometry
-from ..ops.library import transforming
+from ..ops.registry import transforming
 
 Gradients = tuple[Tensor | None, ...]
 Need = tuple[bool, bool, bool]

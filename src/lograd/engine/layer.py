@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..ops.library import call
+from ..ops.registry import call
 from ..plan import LayerPlan
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, Backend
 from .autograd import Form, Gradients, Need, Treated

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..ops.contracts import Takes
+from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.histogram import SLOTS
-from ..ops.library import FLOAT_TYPES, call, register
+from ..ops.registry import call, register
 from ..treatments import OPERANDS, PRODUCTS, Sentence
 from .clock import BACKWARD
 from .site import Site

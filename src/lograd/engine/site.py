@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue, sentence
-from ..ops.contracts import Takes
-from ..ops.library import FLOAT_TYPES, call, dense, register
+from ..ops.contracts import FLOAT_TYPES, Takes
+from ..ops.layouts import dense
+from ..ops.registry import call, register
 from ..treatments import Numbers, Sentence, from_json, memories, to_json, treat
 from .clock import BACKWARD
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros

@@ -7,13 +7,16 @@ gradients themselves.
 Scalars may be numbers, or one-element tensors, which change from call to call without a recompilation.
 """
 
+from . import cpu, reference  # noqa: F401  they fill the table of operators
 from .arguments import Counted
-from .blocks import BlockCodes, dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
+from .blocks import dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
+from .codes import dequantize_codes, pack_codes, pack_nibbles, quantize_codes, unpack_nibbles
 from .elementwise import (
     Logarithmic,
     dither,
     dither_,
     luq,
+    pack_luq,
     quantize,
     quantize_,
     stochastic_prune,
@@ -23,13 +26,10 @@ from .elementwise import (
 )
 from .hadamard import hadamard, hadamard_inverse
 from .histogram import LogHistogram, log_histogram
-from .library import library
-from .packed import dequantize_codes, pack_nibbles, quantize_codes, unpack_nibbles
+from .registry import library
 from .rows import (
     Clipped,
-    PackedClipped,
-    PackedHouseholder,
-    PackedRows,
+    ClippedCodes,
     dequantize_block_householder,
     dequantize_rows,
     pack_block_householder,
@@ -45,12 +45,13 @@ from .select import kth_magnitude
 from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 
 __all__ = [
-    "Counted", "LogHistogram", "dither", "dither_", "kth_magnitude", "library", "log_histogram", "quantize",
-    "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune", "threshold_prune_",
-    "Clipped", "Logarithmic", "PackedClipped", "PackedHouseholder", "PackedRows", "dequantize_block_householder",
-    "dequantize_rows", "luq", "pack_block_householder", "pack_interval", "pack_per_sample", "pack_per_tensor",
-    "quantize_block_householder", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
-    "BlockCodes", "dequantize_block_codes", "dequantize_codes", "hadamard", "hadamard_inverse", "pack_nibbles",
-    "quantize_block_codes", "quantize_blocks", "quantize_codes", "tensor_scale_of", "unpack_nibbles",
+    "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic",
+    "dither", "dither_", "luq", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune",
+    "threshold_prune_", "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",
+    "quantize_block_householder", "quantize_blocks", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
+    "tensor_scale_of",
+    "pack_block_householder", "pack_codes", "pack_interval", "pack_luq", "pack_nibbles", "pack_per_sample",
+    "pack_per_tensor", "quantize_block_codes", "quantize_codes",
+    "dequantize_block_codes", "dequantize_block_householder", "dequantize_codes", "dequantize_rows", "unpack_nibbles",
     "sparse_convolution_backward", "sparse_linear_backward",
 ]  # fmt: skip

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..errors import InvalidType, InvalidValue, sentence
 from .contracts import FLOAT_TYPES
 from .contracts import type_name as type_name
-from .library import refuse_overlap, watched
+from .registry import watched
+from .writers import refuse_overlap
 
 Scalar = float | Tensor
 

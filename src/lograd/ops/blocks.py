@@ -14,120 +14,23 @@ belong to positions in row-major order, whatever the layout.  Scales and codes a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .. import native
-from ..errors import InvalidType, InvalidValue, sentence
-from ..formats import BlockFormat, parse_format
+from ..coded import CodedTensor, Encoded, Layout, ThreeQuarters
+from ..errors import InvalidValue, sentence
+from ..formats import BlockFormat
 from ..formats.values import check_rounding
-from . import reference
 from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar
-from .grid import Grid, grid_of
-from .library import COUNTS, FLOAT_TYPES, call, register
-from .packed import Coding, Rounding, check_dtype
-from .registration import empty_for, in_layout_of, narrowed, register_with_out, rows_and_columns, text_of
+from .codes import Rounding, check_dtype
+from .codings import check_block_format, text_of
+from .codings import why_biased as why_biased
+from .reference.blocks import check_scales
+from .registry import call
 
 Variant = Literal["standard", "unbiased"]
-_LIMIT = "quantize_blocks takes formats whose scale"
-
-
-class BlockCodes(NamedTuple):
-    """Codes of the elements in the shape of x, codes of the scales (..., blocks of a row), and counts."""
-
-    codes: Tensor
-    scales: Tensor
-    counts: Tensor
-
-
-@dataclass(frozen=True)
-class BlockCoding:
-    """A block format as the kernels see it."""
-
-    element: Coding
-    scale: Coding
-    size: int
-    power_of_two: bool
-    """The scale is 2^(floor(log2 max) - element_emax), as in MX; else max / element.max, rounded to nearest."""
-    element_emax: int
-    scale_emin: int
-    scale_emax: int
-
-    @classmethod
-    def of(cls, format: BlockFormat) -> BlockCoding:
-        scale = format.scale
-        if scale.bits > 8 or (scale.subnormals if not scale.mantissa else not scale.subnormals):
-            raise InvalidValue(
-                f"{_LIMIT} has at most 8 bits and is a power of two without zero (as E8M0), or has a mantissa and "
-                f"subnormals (as E4M3); the scale of {format} is {scale}."
-            )
-        if scale.mantissa and (scale.emin - scale.mantissa < -100 or scale.emax > 100):
-            raise InvalidValue(f"{_LIMIT} stays within 2^-100 to 2^100; the scale of {format} is {scale}.")
-        if not scale.mantissa and not (scale.emin >= -127 and scale.emax <= 127):
-            raise InvalidValue(f"{_LIMIT} stays within 2^-127 to 2^127; the scale of {format} is {scale}.")
-        grid = Grid(False, scale.mantissa, scale.emin, False, scale.max, scale.max)
-        coding = cls(
-            element=Coding.of(format.element, grid_of(format.element)),
-            scale=Coding.of(scale, grid),
-            size=format.size,
-            power_of_two=scale.mantissa == 0,
-            element_emax=math.frexp(format.element.max)[1] - 1,
-            scale_emin=scale.emin,
-            scale_emax=scale.emax,
-        )
-        if not math.isnan(coding.scale.values[coding.scale.nan]):
-            raise InvalidValue(
-                f"{_LIMIT} has a NaN, by which a block says that it held NaN or infinity; the scale of {format}, "
-                f"{scale}, has none."
-            )
-        return coding
-
-    def per_row(self, columns: int) -> int:
-        return (columns + self.size - 1) // self.size
-
-    def compiled(self) -> Any:
-        numbers = (self.size, self.power_of_two, self.element_emax, self.scale_emin, self.scale_emax)
-        return native.kernel("block_coding")(self.element.compiled(), self.scale.compiled(), *numbers)
-
-
-@lru_cache(maxsize=64)
-def coding_of(text: str, unbiased: bool) -> BlockCoding:
-    """The coding of a block format that serves the variant."""
-    format = parse_format(text)
-    _check_format(format)
-    assert isinstance(format, BlockFormat)
-    if unbiased and (reason := why_biased(format)):
-        raise InvalidValue(reason)
-    return BlockCoding.of(format)
-
-
-@lru_cache(maxsize=64)
-def why_biased(format: BlockFormat) -> str:
-    """Why the unbiased variant does not serve a format; empty if it does."""
-    coding = BlockCoding.of(format)
-    if not coding.power_of_two:
-        return (
-            f"variant='unbiased' is for scales that are powers of two, as in MX; the scale of {format} is "
-            f"{format.scale}."
-        )
-    if format.element.max < 1.5 * 2.0**coding.element_emax:
-        return (
-            f"variant='unbiased' needs elements that reach 1.5 times their largest power of two; {format.element} ends "
-            f"at {format.element.max:g}."
-        )
-    return ""
-
-
-@lru_cache(maxsize=64)
-def _compiled(text: str, unbiased: bool) -> Any:
-    return coding_of(text, unbiased).compiled()
-
-
-# ----------------------------------------------------------------------------------------------------- public functions
 
 
 def quantize_blocks(
@@ -188,14 +91,21 @@ def quantize_block_codes(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     tensor_scale: Scalar = 1.0,
-) -> BlockCodes:
-    """What `quantize_blocks` computes, with the same random numbers, kept as codes: one byte per element and per block.
+    *,
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is `quantize_blocks`, bit for bit: one byte per element and per block's scale.
 
-    A block that held NaN or infinity has the scale NaN and elements 0.  `dequantize_block_codes` gives what
-    `quantize_blocks` gives, bit for bit; `pack_nibbles` halves the codes of 4-bit elements.
+    Arguments as there; with `counted` the result is an `Encoded`.  A block that held NaN or infinity has the scale NaN
+    and elements 0.
     """
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
-    return BlockCodes(*call("quantize_block_codes", *arguments))
+    codes, scales, counts = call("quantize_block_codes", *arguments)
+    coded = CodedTensor(
+        codes, arguments[1].clone(), arguments[2], Layout(tuple(x.shape), tuple(codes.stride()), x.dtype),
+        block_scales=scales, transform=(ThreeQuarters(),) if variant == "unbiased" else (),
+    )  # fmt: skip
+    return Encoded(coded, counts) if counted else coded
 
 
 def dequantize_block_codes(
@@ -206,13 +116,13 @@ def dequantize_block_codes(
     tensor_scale: Scalar = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values of `quantize_block_codes`, for the same format, variant and tensor scale."""
+    """The values of codes and block scales as `quantize_block_codes` makes them, for the same other arguments."""
     check_codes("codes", codes)
     check_codes("scales", scales)
     check_dtype(dtype)
-    _check_format(format)
+    check_block_format(format)
     _check_variant(variant)
-    _check_scales(codes, scales, format.size)
+    check_scales(codes, scales, format.size)
     result: Tensor = call(
         "dequantize_block_codes",
         codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
@@ -227,7 +137,7 @@ def tensor_scale_of(x: Tensor, format: BlockFormat) -> Tensor:
     The largest block scale then is the largest that the format has.  1 where x is all zero; never below 2^-126.
     """
     check_floats(x)
-    _check_format(format)
+    check_block_format(format)
     if not format.scale.mantissa:
         raise InvalidValue(
             f"a scale per tensor serves scales with a mantissa, as in NVFP4; that of {text_of(format)} is a power of "
@@ -251,7 +161,7 @@ def _arguments(
 ) -> tuple[Any, ...]:
     check_floats(x)
     check_rounding(rounding, ("nearest", "stochastic"))
-    _check_format(format)
+    check_block_format(format)
     _check_variant(variant)
     if variant == "unbiased" and rounding != "stochastic":
         raise InvalidValue("variant='unbiased' needs rounding='stochastic': rounding to nearest is never unbiased.")
@@ -265,202 +175,6 @@ def _arguments(
     )
 
 
-def _check_scales(codes: Tensor, scales: Tensor, size: int) -> None:
-    blocks = _scales_shape(codes, size)
-    if scales.shape != blocks:
-        raise InvalidValue(
-            f"codes of shape {tuple(codes.shape)} in blocks of {size} need scales of shape {blocks}; got "
-            f"{tuple(scales.shape)}."
-        )
-
-
 def _check_variant(variant: str) -> None:
     if variant not in ("standard", "unbiased"):
         raise InvalidValue(sentence("variant", variant, "'standard' or 'unbiased'"))
-
-
-def _check_format(format: object) -> None:
-    if not isinstance(format, BlockFormat):
-        raise InvalidType(f"quantize_blocks takes a BlockFormat, such as CATALOGUE['mxfp4']; got {format!r}.")
-
-
-# ---------------------------------------------------------------------------------- plain PyTorch, native, registration
-
-
-class Rounded(NamedTuple):
-    """Rows of element values, NaN where a block became NaN; blocks of scale codes; how many elements were cut off."""
-
-    value: Tensor
-    scale_codes: Tensor
-    clipped: Tensor
-
-
-def round_plain(
-    x: Tensor, tensor_scale: Tensor, coding: BlockCoding, stochastic: bool, unbiased: bool, key: Tensor
-) -> Rounded:
-    """Q(x / (t s)), or Q(3/4 x / (t s)), of float32 rows; NaN in a block that held NaN or infinity."""
-    rows, columns = x.shape
-    y = x / tensor_scale
-    blocks = coding.per_row(columns)
-    padded = torch.nn.functional.pad(y.abs(), (0, blocks * coding.size - columns))
-    scale_codes = _scale_codes(padded.reshape(rows, blocks, coding.size).amax(-1), coding)
-    s = _per_element(coding.scale.table(x.device)[scale_codes.long()], coding, columns)
-    y = torch.where(s == 0, 0.0, y / s)
-    if unbiased:
-        y = y * 0.75
-    one = x.new_ones(())
-    value, clipped = reference.quantize(y.flatten(), one, coding.element.grid, stochastic, key)
-    value = value.reshape(rows, columns)
-    if not coding.element.negative_zero:
-        value = value + 0.0  # -0.0 becomes 0.0
-    return Rounded(value, scale_codes, torch.as_tensor(clipped, device=x.device))
-
-
-def restore_plain(
-    value: Tensor, scale_codes: Tensor, tensor_scale: Tensor, coding: BlockCoding, unbiased: bool, dtype: torch.dtype
-) -> Tensor:
-    """t s value, or 4/3 of it, within the finite numbers of `dtype`."""
-    if unbiased:
-        value = value / value.new_full((), 0.75)
-    s = _per_element(coding.scale.table(value.device)[scale_codes.long()], coding, value.shape[-1])
-    largest = torch.finfo(dtype).max
-    return (value * s * tensor_scale).clamp(-largest, largest)
-
-
-def _scale_codes(largest: Tensor, coding: BlockCoding) -> Tensor:
-    finite = largest.isfinite()
-    m = torch.where(finite, largest, 0.0)
-    if coding.power_of_two:
-        exponent = torch.frexp(m).exponent - 1 - coding.element_emax
-        exponent = torch.where(m > 0, exponent, coding.scale_emin).clamp(coding.scale_emin, coding.scale_emax)
-        codes = exponent - coding.scale_emin
-    else:
-        ideal = (m / m.new_full((), coding.element.grid.largest)).flatten()
-        one = m.new_ones(())
-        value, _ = reference.quantize(
-            ideal, one, coding.scale.grid, False, torch.zeros(2, dtype=torch.int64, device=m.device)
-        )
-        codes = coding.scale.codes_of(value).reshape(m.shape).int()
-    return torch.where(finite, codes, coding.scale.nan).to(torch.uint8)
-
-
-def _per_element(scales: Tensor, coding: BlockCoding, columns: int) -> Tensor:
-    return scales.repeat_interleave(coding.size, -1)[:, :columns]
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.contiguous().reshape(rows_and_columns(x))
-
-
-def _scales_shape(x: Tensor, size: int) -> tuple[int, ...]:
-    return (*x.shape[:-1], (x.shape[-1] + size - 1) // size if x.dim() else 1)
-
-
-def quantize_plain(
-    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
-) -> tuple[Tensor, Tensor]:
-    coding = coding_of(format, unbiased)
-    t = tensor_scale.float()
-    rounded = round_plain(_rows(x).float(), t, coding, stochastic, unbiased, key)
-    y = restore_plain(rounded.value, rounded.scale_codes, t, coding, unbiased, x.dtype)
-    counts = torch.stack([(y == 0).sum(), y.isnan().sum(), rounded.clipped])
-    return in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape)), counts
-
-
-def quantize_codes_plain(
-    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    coding = coding_of(format, unbiased)
-    value, scale_codes, clipped = round_plain(_rows(x).float(), tensor_scale.float(), coding, stochastic, unbiased, key)
-    codes = torch.where(value.isnan(), 0, coding.element.codes_of(value))
-    counts = torch.stack([(value == 0).sum(), value.isnan().sum(), clipped])
-    return in_layout_of(x, codes.reshape(x.shape)), scale_codes.reshape(_scales_shape(x, coding.size)), counts
-
-
-def dequantize_plain(
-    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
-) -> Tensor:
-    coding = coding_of(format, unbiased)
-    value = coding.element.table(codes.device)[_rows(codes).long()]
-    blocks = scales.reshape(value.shape[0], coding.per_row(value.shape[1]))
-    y = restore_plain(value, blocks, tensor_scale.float(), coding, unbiased, dtype)
-    return in_layout_of(codes, narrowed(y, dtype).reshape(codes.shape))
-
-
-def _run_native(
-    x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
-    stochastic: bool, unbiased: bool, key: Tensor,
-) -> Tensor:  # fmt: skip
-    source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
-    address, (rows, columns) = native.address, rows_and_columns(x)
-    n, blocks = rows * columns, rows * coding_of(format, unbiased).per_row(columns)
-    native.kernel("quantize_blocks")(
-        _compiled(format, unbiased), FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n),
-        0 if y is None else address("out", y, x.dtype, n),
-        0 if codes is None else address("codes", codes, torch.uint8, n),
-        0 if scales is None else address("scales", scales, torch.uint8, blocks), rows, columns,
-        address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(x.dtype).max, stochastic, unbiased,
-        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
-    )  # fmt: skip
-    return counts
-
-
-def quantize_into(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return (_run_native(x, out, None, None, *rest),)
-
-
-def quantize_codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    codes = x.new_empty(x.shape, dtype=torch.uint8)
-    scales = x.new_empty(_scales_shape(x, coding_of(format, rest[1]).size), dtype=torch.uint8)
-    counts = _run_native(x, None, codes, scales, tensor_scale, format, *rest)
-    return in_layout_of(x, codes), scales, counts
-
-
-def dequantize_native(
-    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
-) -> Tensor:
-    source, per_block = codes.contiguous(), scales.contiguous()
-    y = codes.new_empty(codes.shape, dtype=dtype)
-    address, (rows, columns) = native.address, rows_and_columns(codes)
-    n, blocks = rows * columns, rows * coding_of(format, unbiased).per_row(columns)
-    native.kernel("dequantize_blocks")(
-        _compiled(format, unbiased), address("codes", source, torch.uint8, n),
-        address("scales", per_block, torch.uint8, blocks), FLOAT_TYPES[dtype], address("out", y, dtype, n), rows,
-        columns, address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(dtype).max, unbiased,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return in_layout_of(codes, y)
-
-
-def quantize_fake_counts(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, ...]:
-    coding_of(format, rest[1])
-    return (x.new_empty(COUNTS, dtype=torch.int64),)
-
-
-def quantize_codes_fake(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    scales = x.new_empty(_scales_shape(x, coding_of(format, rest[1]).size), dtype=torch.uint8)
-    return empty_for(x, torch.uint8), scales, x.new_empty(COUNTS, dtype=torch.int64)
-
-
-_AVAILABLE = native.kernel("quantize_blocks") is not None
-_ARGUMENTS = "Tensor tensor_scale, str format, bool stochastic, bool unbiased, Tensor key"
-register_with_out(
-    "quantize_blocks", _ARGUMENTS, "Tensor", quantize_plain, quantize_into if _AVAILABLE else None,
-    lambda x, *rest: x.dtype, quantize_fake_counts,
-)  # fmt: skip
-register(
-    f"quantize_block_codes(Tensor x, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
-    quantize_codes_plain,
-    quantize_codes_native if _AVAILABLE else None,
-    quantize_codes_fake,
-)
-register(
-    "dequantize_block_codes(Tensor codes, Tensor scales, Tensor tensor_scale, str format, bool unbiased, "
-    "ScalarType dtype) -> Tensor",
-    dequantize_plain,
-    dequantize_native if _AVAILABLE else None,
-    lambda codes, scales, tensor_scale, format, unbiased, dtype: empty_for(codes, dtype),
-    lambda codes, scales, tensor_scale, format, unbiased, dtype: _check_scales(
-        codes, scales, coding_of(format, unbiased).size
-    ),
-)

@@ -1,4 +1,4 @@
-"""What an operator takes, argument by argument: refused in one sentence before a kernel of any device runs.
+"""Contracts: what an operator takes, argument by argument, refused in one sentence before a kernel of any device runs.
 
 PyTorch's own signatures know tensors and numbers only; that a key is an int64 pair, or that a gradient has the shape
 that its layer gives, is said here and in the checks beside the operators.  Whoever calls `torch.ops.lograd` directly
@@ -21,6 +21,8 @@ FLOATS = tuple(FLOAT_TYPES)
 WIDE_FLOATS = (*FLOATS, torch.float64)
 BLOCKS = (16, 32, 64, 128)
 """Sizes of a Hadamard transform."""
+COUNTS = 3
+"""How many numbers count a result: its zeros, its NaN and its saturated elements."""
 
 
 class Takes(NamedTuple):

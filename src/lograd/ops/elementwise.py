@@ -10,8 +10,9 @@ from torch import Tensor
 from ..formats import FloatFormat, Format
 from ..formats.values import check_rounding, check_width
 from .arguments import Counted, Scalar, check_floats, check_out, in_type_of, key_of, scalar
+from .codes import pack_codes
 from .grid import arguments_of
-from .library import call, dense
+from .registry import call
 
 
 def stochastic_prune(
@@ -149,24 +150,39 @@ def luq(
       year      = {2023}
     }
     """
-    check_width("bits", bits, 2, 8)
-    _scalar("scale", 1.0, x, 0.0)
-    format = _POWERS_OF_TWO[bits]
+    format = _powers_of_two(bits, x)
     largest, scale = call("largest_and_scale", x, format.max).unbind()
     result, counts = quantize(x, format, scale, rounding, seed, offset, out=out, counted=True)
     return Logarithmic(result, largest, counts)
 
 
+def pack_luq(
+    x: Tensor,
+    bits: int = 4,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    *,
+    rounding: Literal["nearest", "stochastic"] = "stochastic",
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is the result of `luq`; with `counted` an `Encoded`."""
+    format = _powers_of_two(bits, x)
+    scale = call("largest_and_scale", x, format.max)[1]
+    return pack_codes(x, format, scale, rounding, seed, offset, counted=counted)
+
+
+def _powers_of_two(bits: int, x: Tensor) -> FloatFormat:
+    check_width("bits", bits, 2, 8)
+    check_floats(x)
+    return _POWERS_OF_TWO[bits]
+
+
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
-    if out is not None:
+    if out is None:
+        result, counts = call(name, x, *arguments, counted)
+    else:
         check_out(out, x, x.dtype)
-        if out.stride() == x.stride() and dense(x) is x:
-            counts = call(f"{name}_out", x, *arguments, counted, out)
-            return Counted(out, counts) if counted else out
-    # Random numbers belong to positions in the memory of x: another layout is filled afterwards.
-    result, counts = call(name, x, *arguments, counted)
-    if out is not None:
-        result = out.copy_(result)
+        result, counts = out, call(f"{name}_out", x, *arguments, counted, out)
     return Counted(result, counts) if counted else result
 
 

@@ -6,20 +6,13 @@ orthogonal, so (H D X)^T (H D Y) = X^T Y.  [tseng2025] does so in the backward p
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from .. import native
 from ..errors import InvalidValue, sentence
 from .arguments import check_floats, check_out, key_of
 from .contracts import BLOCKS
-from .library import FLOAT_TYPES, call
-from .random import philox
-from .registration import in_layout_of, narrowed, register_with_out, rows_and_columns
-
-_SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
+from .reference.hadamard import check_columns
+from .registry import call
 
 
 def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: Tensor | None = None) -> Tensor:
@@ -57,19 +50,11 @@ def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0, 
     return _run(y, block, seed, True, out)
 
 
-def random_signs(columns: int, seed: Tensor) -> Tensor:
-    """1.0 and -1.0 for the positions of the last dimension."""
-    index = torch.arange(columns, device=seed.device)
-    words = torch.stack(philox(index >> 7, _SIGN_STREAM, seed), dim=-1)
-    word = words.gather(-1, ((index >> 5) & 3)[:, None])[:, 0]
-    return 1.0 - 2.0 * ((word >> (index & 31)) & 1).float()
-
-
 def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: Tensor | None) -> Tensor:
     check_floats(x)
     if block not in BLOCKS:
         raise InvalidValue(sentence("block", block, "one of 16, 32, 64, 128"))
-    _check_columns(x, block)
+    check_columns(x, block)
     key = None if seed is None else key_of(seed, 0, x)
     if out is None:
         result: Tensor = call("hadamard", x, block, key, inverse)
@@ -77,46 +62,3 @@ def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: T
     check_out(out, x, x.dtype)
     call("hadamard_out", x, block, key, inverse, out)
     return out
-
-
-def _check_columns(x: Tensor, block: int, *rest: object) -> None:
-    columns = x.shape[-1] if x.dim() else 1
-    if columns % block:
-        raise InvalidValue(
-            f"the last dimension must be a multiple of the block of {block}; got {columns}: pad it with zeros, or "
-            f"choose a smaller block."
-        )
-
-
-def hadamard_plain(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
-    rows, columns = rows_and_columns(x)
-    y = x.contiguous().float().reshape(rows, columns)
-    signs = y.new_ones(columns) if key is None else random_signs(columns, key[0])
-    if not inverse:
-        y = y * signs
-    distance = 1
-    while distance < block:
-        pairs = y.reshape(rows, columns // (2 * distance), 2, distance)
-        a, b = pairs.unbind(2)
-        y = torch.stack([a + b, a - b], dim=2).reshape(rows, columns)
-        distance *= 2
-    y = y * (1 / math.sqrt(block))
-    if inverse:
-        y = y * signs
-    return (in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape)),)
-
-
-def hadamard_into(out: Tensor, x: Tensor, block: int, key: Tensor | None, inverse: bool) -> tuple[Tensor, ...]:
-    source, address, n = x.contiguous(), native.address, x.numel()
-    native.kernel("hadamard")(
-        FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n), address("out", out, x.dtype, n), *rows_and_columns(x),
-        block, 0 if key is None else address("key", key, torch.int64, 2), inverse, torch.get_num_threads(),
-    )  # fmt: skip
-    return ()
-
-
-register_with_out(
-    "hadamard", "int block, Tensor? key, bool inverse", "", hadamard_plain,
-    hadamard_into if native.kernel("hadamard") is not None else None,
-    lambda x, *rest: x.dtype, lambda x, *rest: (), _check_columns,
-)  # fmt: skip

@@ -6,24 +6,18 @@ It is what the empirical law of a gradient is made of, and cheap enough to take 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import Tensor
 
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
 from .arguments import check_floats
-from .library import FLOAT_TYPES, call, dense, flat, register
-
-LOWEST, BINS = native.histogram_layout("float32")
-SLOTS = BINS + len(native.EXTRA_SLOTS)
-LINE_BYTES = 128
-
-_FRACTION_BITS = 23
-_SHIFT = 19  # what remains of a float32 is its exponent and the leading four mantissa bits
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio's fraction in 64 bits, as an int64
+from .reference.statistics import BINS as BINS
+from .reference.statistics import LOWEST as LOWEST
+from .reference.statistics import SLOTS as SLOTS
+from .registry import call
 
 
 @final
@@ -104,54 +98,3 @@ def log_histogram(x: Tensor, sample: float = 1.0) -> LogHistogram:
     if not (isinstance(sample, float | int) and 1e-9 <= sample <= 1):
         raise InvalidValue(sentence("sample", sample, "above 0 (1e-9 or more) and at most 1"))
     return LogHistogram(call("log_histogram", x, round(1 / sample)))
-
-
-def lines_of(x: Tensor, stride: int) -> Tensor:
-    """The elements of the sampled lines: one line of every `stride`."""
-    size = LINE_BYTES // x.element_size()
-    groups = -(-x.numel() // (size * stride))
-    group = torch.arange(groups, device=x.device)
-    place = (((group * _GOLDEN) >> 32 & 0xFFFFFFFF) * stride) >> 32
-    index = ((group * stride + place) * size)[:, None] + torch.arange(size, device=x.device)
-    return x[index[index < x.numel()]]
-
-
-def _check_stride(x: Tensor, stride: int) -> None:
-    if not 1 <= stride <= 10**9:
-        raise InvalidValue(sentence("stride of lograd::log_histogram", stride, "from 1 to 1000000000"))
-
-
-def _plain(x: Tensor, stride: int) -> Tensor:
-    x = flat(dense(x))
-    x = x if stride == 1 else lines_of(x, stride)
-    m = (x.float().view(torch.int32) & 0x7FFFFFFF).long()
-    infinity = 0xFF << _FRACTION_BITS
-    normal = (m >> _SHIFT) + (_FRACTION_BITS - 1) * native.BINS_PER_OCTAVE
-    # A subnormal is the whole number m times 2^-149.
-    fraction, exponent = torch.frexp(m.double())
-    subnormal = (exponent - 1) * native.BINS_PER_OCTAVE + ((2 * fraction - 1) * native.BINS_PER_OCTAVE).long()
-    slot = torch.where(m < 1 << _FRACTION_BITS, subnormal, normal)
-    for extra, where in enumerate((m == 0, m > infinity, m == infinity)):
-        slot = slot.masked_fill(where, BINS + extra)
-    return torch.bincount(slot, minlength=SLOTS)
-
-
-def _native(x: Tensor, stride: int) -> Tensor:
-    x = dense(x)
-    table = x.new_zeros(SLOTS, dtype=torch.int64)
-    address, n = native.address, x.numel()
-    _kernel(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, stride, torch.get_num_threads(),
-        address("table", table, torch.int64, SLOTS),
-    )  # fmt: skip
-    return table
-
-
-_kernel: Any = native.kernel("log_histogram")
-register(
-    "log_histogram(Tensor x, int stride) -> Tensor",
-    _plain,
-    _native if _kernel is not None else None,
-    lambda x, stride: x.new_empty(SLOTS, dtype=torch.int64),
-    _check_stride,
-)

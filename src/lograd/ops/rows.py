@@ -5,8 +5,8 @@ With rows X_i, B = `bins` and u uniform, all of them compute
     code = clamp(SR(s (x - low)) + zero, 0, B)        x_q = (code - zero) / s + low
 
 where SR(y) rounds y stochastically to a whole number, up with probability y - floor(y), so that E[x_q] = x wherever x
-lies inside the range.  `quantize_*` gives x_q in the type of x; `pack_*` gives the codes, one uint8 each, with s, low
-and zero, and `dequantize_*` is the exact inverse: dequantize(pack(x)) equals quantize(x) bit for bit.
+lies inside the range.  `quantize_*` gives x_q in the type of x; `pack_*` gives a `CodedTensor` with the codes, one
+uint8 each, and s, low and zero: pack(x).decode() equals quantize(x) bit for bit.
 
 - Arithmetic is float32, randomness has 48 bits: E[x_q] = x to 2^-22 of the row's range (per tensor and interval, where
   zero is a code: to 2^-48 of a step near zero), and to the rounding of x_q to the type of x.
@@ -35,43 +35,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..coded import CodedTensor, Encoded, Householder, Layout, Transform
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
 from .arguments import Counted, check_codes, check_floats, check_out, check_tensor, key_of, type_name
-from .library import FLOAT_TYPES, call
-from .row_operators import check_groups, check_parameters, check_samples
+from .contracts import FLOAT_TYPES
+from .reference.rows import check_groups, check_parameters, check_samples
+from .registry import call
 
 Rounding = Literal["nearest", "stochastic"]
-
-
-class PackedRows(NamedTuple):
-    """Codes with what decodes them: `dequantize_rows(*packed[:5])`."""
-
-    codes: Tensor
-    """uint8, in the shape of x."""
-    scale: Tensor
-    """s of each row; of shape (1,) where the tensor has one."""
-    low: Tensor
-    zero: Tensor
-    bins: int
-    """The largest code."""
-    counts: Tensor
-    """int64: NaN and saturated elements."""
-
-
-class PackedHouseholder(NamedTuple):
-    """Codes of a transformed matrix, with what decodes them: `dequantize_block_householder(*packed[:6])`."""
-
-    codes: Tensor
-    scale: Tensor
-    low: Tensor
-    groups: Tensor
-    """(2, rows): the rows group by group, the largest of each first; and where in that list the group begins."""
-    stretch: Tensor
-    """The factor of the row at each place of that list, before the reflection."""
-    bins: int
-    counts: Tensor
-    """int64: NaN (after the transform) and saturated elements."""
 
 
 class Clipped(NamedTuple):
@@ -86,12 +58,13 @@ class Clipped(NamedTuple):
     """int64: exact zeros, NaN, and elements with |x| > c."""
 
 
-class PackedClipped(NamedTuple):
-    """As `Clipped`, with codes."""
+class ClippedCodes(NamedTuple):
+    """As `Clipped`, with a coded tensor."""
 
-    rows: PackedRows
+    coded: CodedTensor
     largest: Tensor
     share: Tensor
+    counts: Tensor
 
 
 def quantize_per_tensor(
@@ -130,12 +103,15 @@ def pack_per_tensor(
     offset: int | Tensor = 0,
     *,
     out: Tensor | None = None,
-) -> PackedRows:
-    """The codes of `quantize_per_tensor`, one uint8 each; `out` may take them."""
-    codes, parameters, counts = _run(
-        "quantize_per_tensor", x, 0, (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x)), out, torch.uint8
-    )
-    return _packed(codes, parameters, 2**bits - 1, counts)
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is `quantize_per_tensor`, bit for bit.
+
+    Arguments as there.  `out` may take the codes, one uint8 each; with `counted` the result is an `Encoded`.
+    """
+    arguments = (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
+    codes, parameters, counts = _run("quantize_per_tensor", x, 0, arguments, out, torch.uint8)
+    return _encoded(_coded(x, codes, parameters, f"uint{bits}"), counts, counted, parameters[2])
 
 
 def quantize_per_sample(
@@ -166,12 +142,12 @@ def pack_per_sample(
     offset: int | Tensor = 0,
     *,
     out: Tensor | None = None,
-) -> PackedRows:
-    """The codes of `quantize_per_sample`, one uint8 each; `out` may take them."""
-    codes, parameters, counts = _run(
-        "quantize_per_sample", x, 2, (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x)), out, torch.uint8
-    )
-    return _packed(codes, parameters, 2**bits - 1, counts)
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` whose decode() is `quantize_per_sample`; `out` and `counted` as in `pack_per_tensor`."""
+    arguments = (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
+    codes, parameters, counts = _run("quantize_per_sample", x, 2, arguments, out, torch.uint8)
+    return _encoded(_coded(x, codes, parameters, f"uint{bits}"), counts, counted)
 
 
 def quantize_block_householder(
@@ -186,8 +162,8 @@ def quantize_block_householder(
 ) -> Any:
     """BHQ of [chen2020]: T^-1 PSQ(T x), where T spreads the few rows with a wide range over many with a narrow one.
 
-    Rows are sorted by range and grouped, one large row with some small ones (`row_operators.householder_groups`).  In a
-    group of n rows T = H diag(s1, s2, ..., s2) with the Householder reflection
+    Rows are sorted by range and grouped, one large row with some small ones (`householder_groups` of
+    `reference.rows`).  In a group of n rows T = H diag(s1, s2, ..., s2) with the Householder reflection
 
         H = I - v v^T / (1 - 1 / sqrt n),    v = 1 / sqrt n - e1,    so that H e1 = 1 / sqrt n,
 
@@ -208,11 +184,16 @@ def pack_block_householder(
     offset: int | Tensor = 0,
     *,
     out: Tensor | None = None,
-) -> PackedHouseholder:
-    """The codes of T x in `quantize_block_householder`, one uint8 each, and T; `out` may take the codes."""
+    counted: bool = False,
+) -> Any:
+    """A `CodedTensor` of T x whose decode() is `quantize_block_householder`; its transform is T.
+
+    `out` and `counted` as in `pack_per_tensor`.
+    """
     arguments = (_bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
     codes, parameters, groups, stretch, counts = _run("quantize_block_householder", x, 2, arguments, out, torch.uint8)
-    return PackedHouseholder(codes, parameters[0], parameters[1], groups, stretch, 2**bits - 1, counts[1:])
+    coded = _coded(x, codes, parameters, f"uint{bits}", (Householder(groups, stretch),))
+    return _encoded(coded, counts, counted)
 
 
 def quantize_interval(
@@ -249,12 +230,15 @@ def pack_interval(
     offset: int | Tensor = 0,
     *,
     out: Tensor | None = None,
-) -> PackedClipped:
-    """The codes of `quantize_interval`, one uint8 each; `out` may take them."""
+) -> ClippedCodes:
+    """A `CodedTensor` whose decode() is the result of `quantize_interval`, with the other results of it.
+
+    `out` may take the codes, one uint8 each.
+    """
     arguments = (_gamma(gamma, x), _bits(bits), _stochastic(rounding), True, _key(seed, offset, x))
     codes, parameters, statistics, counts = _run("quantize_interval", x, 0, arguments, out, torch.uint8)
-    rows = _packed(codes, parameters, 2**bits - 2, counts)
-    return PackedClipped(rows, statistics[0].float(), statistics[1])
+    coded, counts = _encoded(_coded(x, codes, parameters, f"int{bits}:symmetric"), counts, True, parameters[2])
+    return ClippedCodes(coded, statistics[0].float(), statistics[1], counts)
 
 
 def dequantize_rows(
@@ -305,8 +289,20 @@ def _stacked(*lists: Tensor) -> Tensor:
     return torch.stack([values.float() for values in lists])
 
 
-def _packed(codes: Tensor, parameters: Tensor, bins: int, counts: Tensor) -> PackedRows:
-    return PackedRows(codes, parameters[0], parameters[1], parameters[2], bins, counts[1:])
+def _coded(
+    x: Tensor, codes: Tensor, parameters: Tensor, format: str, transform: tuple[Transform, ...] = ()
+) -> CodedTensor:
+    layout = Layout(tuple(x.shape), tuple(codes.stride()), x.dtype)
+    scale, low, zero = parameters.unbind()
+    return CodedTensor(codes, scale, format, layout, zero, low, transform=transform)
+
+
+def _encoded(coded: CodedTensor, counts: Tensor, counted: bool, zero: Tensor | None = None) -> Any:
+    """The kernels count no zeros among codes: those are the elements with the code `zero`, or what decodes to 0."""
+    if not counted:
+        return coded
+    same = coded.codes == zero.to(torch.uint8) if zero is not None else coded.decode(torch.float32) == 0
+    return Encoded(coded, torch.stack([same.sum(), counts[1], counts[2]]))
 
 
 def _quantize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from .arguments import check_floats
-from .library import FLOAT_TYPES, call, dense, flat, register
+from .reference.statistics import check_place
+from .registry import call
 
 
 def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = None) -> Tensor:
@@ -41,37 +39,6 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
     elif isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise InvalidType(sentence("k", k, "a whole number"))
     else:
-        _check_place(x, k)
+        check_place(x, k)
     result: Tensor = call("kth_magnitude", x, k)
     return result
-
-
-def _check_place(x: Tensor, k: int) -> None:
-    if not 1 <= k <= x.numel():
-        raise InvalidValue(sentence("k", k, f"from 1 to {x.numel()}, the number of elements"))
-
-
-def _plain(x: Tensor, k: int) -> Tensor:
-    value = flat(dense(x)).float().abs().kthvalue(x.numel() + 1 - k).values
-    return torch.where(value.isnan(), torch.nan, value)  # one NaN for all
-
-
-def _native(x: Tensor, k: int) -> Tensor:
-    x = dense(x)
-    out = x.new_empty((), dtype=torch.float32)
-    address, n = native.address, x.numel()
-    _kernel(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, k, torch.get_num_threads(),
-        address("out", out, torch.float32, 1),
-    )  # fmt: skip
-    return out
-
-
-_kernel: Any = native.kernel("kth_magnitude")
-register(
-    "kth_magnitude(Tensor x, SymInt k) -> Tensor",
-    _plain,
-    _native if _kernel is not None else None,
-    lambda x, k: x.new_empty((), dtype=torch.float32),
-    _check_place,
-)

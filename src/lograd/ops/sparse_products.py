@@ -28,9 +28,10 @@ from torch import Tensor
 
 from .. import native
 from ..errors import InvalidType, InvalidValue
-from .contracts import WIDE_FLOATS, Takes, type_name
+from .contracts import FLOAT_TYPES, WIDE_FLOATS, Takes, type_name
 from .geometry import Geometry
-from .library import FLOAT_TYPES, call, dense, register
+from .layouts import dense
+from .registry import call, register
 
 Products = tuple[Tensor, Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]

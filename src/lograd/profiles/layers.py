@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..engine.layers import kind_of, plain_name, unwrapped
 from ..errors import InvalidType, sentence
-from ..ops.library import FLOAT_TYPES
+from ..ops.contracts import FLOAT_TYPES
 
 FilterFunction = Callable[[nn.Module, str], bool]
 

@@ -26,7 +26,7 @@ from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
-from ..ops.library import dense, flat
+from ..ops.layouts import dense, flat
 from .layers import (
     FilterFunction,
     Flops,

@@ -16,7 +16,7 @@ from ..errors import InvalidValue
 from ..ops import log_histogram
 from ..ops.arguments import in_type_of
 from ..ops.contracts import WIDE_FLOATS, Takes
-from ..ops.library import register
+from ..ops.registry import register
 from ..treatments import Prune, Statistics
 
 SAMPLE = 65536

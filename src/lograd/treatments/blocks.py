@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from .. import ops
+from ..coded import Encoded, Layout
 from ..errors import InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
-from ..ops.blocks import why_biased
+from ..ops.codings import why_biased
+from ..ops.layouts import dense
 from .quantize import Rounding
 from .tensors import contracted_last
 from .treatment import Setting, Treatment
@@ -56,19 +58,29 @@ class Blocks(Treatment):
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         matrix, back = contracted_last(g, setting.contracted)
-        result = cast(
-            ops.Counted,
-            ops.quantize_blocks(
-                matrix,
-                self.format,
-                self.rounding,
-                "unbiased" if self.unbiased else "standard",
-                setting.key,
-                tensor_scale=ops.tensor_scale_of(matrix, self.format) if self.format.scale.mantissa else 1.0,
-                counted=True,
-            ),
-        )
+        result = cast(ops.Counted, ops.quantize_blocks(matrix, **self._arguments(matrix, setting)))
         return ops.Counted(back(result.result), result.counts)
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """Zeros are counted before a product of scales that underflows makes more of them."""
+        layout = Layout.summed_last(dense(g), setting.contracted)
+        matrix = layout.matrix(g)
+        coded, counts = cast(Encoded, ops.quantize_block_codes(matrix, **self._arguments(matrix, setting)))
+        return Encoded(replace(coded, layout=layout), counts)
+
+    def _arguments(self, matrix: Tensor, setting: Setting) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "rounding": self.rounding,
+            "variant": "unbiased" if self.unbiased else "standard",
+            "seed": setting.key,
+            "tensor_scale": ops.tensor_scale_of(matrix, self.format) if self.format.scale.mantissa else 1.0,
+            "counted": True,
+        }
 
     def __str__(self) -> str:
         return f"{self.format}" + (", nearest" if self.rounding == "nearest" else "")

@@ -10,7 +10,7 @@ import torch
 
 from .. import ops
 from ..laws.law import Values
-from ..ops.library import dense
+from ..ops.layouts import dense
 from .fields import checked_number
 from .quantize import stepped
 from .statistics import Statistics
@@ -27,8 +27,8 @@ class Dithered(Treatment):
     """Non-subtractive dither of [wiedemann2020]: g rounded stochastically to multiples of `factor` times std(g).
 
     Below one step that is Eq. 5 of [chmiel2021] with the step as threshold; there are no multiples beyond which it
-    saturates.  A gradient whose elements are all the same stays as it is.  Reconstructed: that the step is a multiple
-    of the standard deviation is from memory of the paper.
+    saturates, and so no codes of a fixed width.  A gradient whose elements are all the same stays as it is.
+    Reconstructed: that the step is a multiple of the standard deviation is from memory of the paper.
 
     @inproceedings{wiedemann2020,
       title     = {Dithered Backprop: A Sparse and Quantized Backpropagation Algorithm for More Efficient Deep Neural

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
+from .. import coded as coding
 from .. import ops
+from ..coded import Encoded, Layout
 from ..errors import InvalidValue, sentence
+from ..ops.layouts import dense
 from .tensors import contracted_last, counted
 from .treatment import Numbers, Setting, Treatment
 
@@ -70,12 +73,30 @@ class Hadamard(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         matrix, back = contracted_last(g, setting.contracted)
         columns = matrix.shape[1]
-        padded = torch.nn.functional.pad(matrix, (0, -columns % self.block))
-        seed = setting.key[:1] if self.random else None
-        spread = ops.hadamard(padded, self.block, seed)
+        spread, seed = self._spread(matrix, setting)
         treated = self.inner.apply(spread, setting._replace(contracted=(1,)))
         result = back(ops.hadamard_inverse(treated.result, self.block, seed)[:, :columns])
         return counted(result, treated.counts[2])
+
+    @property
+    def can_encode(self) -> bool:
+        """True where the inner treatment can; its codes are those of the transformed tensor."""
+        return self.inner.can_encode
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """Zeros are counted in the decoded tensor, as `apply` does."""
+        layout = Layout.summed_last(dense(g), setting.contracted)
+        spread, seed = self._spread(layout.matrix(g), setting)
+        inner, counts = self.inner.encode(spread, setting._replace(contracted=(1,)))
+        key = None if seed is None else torch.cat([seed, torch.zeros_like(seed)])
+        coded = replace(inner, layout=layout, transform=(*inner.transform, coding.Hadamard(self.block, key)))
+        return Encoded(coded, counted(coded.decode(), counts[2]).counts)
+
+    def _spread(self, matrix: Tensor, setting: Setting) -> tuple[Tensor, Tensor | None]:
+        """The transformed rows, filled up to whole blocks with zeros, and the seed of the signs."""
+        padded = torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % self.block))
+        seed = setting.key[:1] if self.random else None
+        return ops.hadamard(padded, self.block, seed), seed
 
     def state_words(self, state: list[float]) -> Numbers:
         return self.inner.state_words(state)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 from .. import ops
+from ..coded import Encoded
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from .fields import checked_number
@@ -68,10 +69,24 @@ class Interval(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         gamma = float(setting.state[0]) or self._search(g)
         clipped = ops.quantize_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
+        self._remember(gamma, g, clipped, setting)
+        return ops.Counted(clipped.result, clipped.counts)
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        gamma = float(setting.state[0]) or self._search(g)
+        clipped = ops.pack_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
+        self._remember(gamma, g, clipped, setting)
+        return Encoded(clipped.coded, clipped.counts)
+
+    def _remember(self, gamma: float, g: Tensor, clipped: ops.Clipped | ops.ClippedCodes, setting: Setting) -> None:
+        """Move gamma towards the share that is to be clipped."""
         if gamma and clipped.largest > 0 and is_finite(g):
             excess = float(clipped.share) - self.clipped_share
             setting.state[0] = min(max(gamma + self.beta * float((excess > 0) - (excess < 0)), SMALLEST), 1.0)
-        return ops.Counted(clipped.result, clipped.counts)
 
     def _search(self, g: Tensor) -> float:
         """The first gamma that clips more than its share; 0, not found, where there is no gradient."""

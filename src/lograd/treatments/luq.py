@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, cast, final
 
 from .. import ops
+from ..coded import Encoded
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
@@ -55,6 +56,13 @@ class Luq(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         found = ops.luq(g, self.bits, setting.key, rounding=self.rounding)
         return ops.Counted(found.result, found.counts)
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        return cast(Encoded, ops.pack_luq(g, self.bits, setting.key, rounding=self.rounding, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         return rounded(x, self._format, numbers["scale"], self.rounding)

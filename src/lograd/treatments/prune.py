@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 
 import numpy as np
 
 from .. import ops, theory
 from ..laws import Empirical, HalfNormal, Law, LogNormal
 from ..laws.law import Values
+from ..ops.arguments import in_type_of
+from ..ops.registry import call
 from .fields import check_choice, checked_sparsity
 from .statistics import Statistics
 from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
@@ -73,7 +75,8 @@ class Prune(Treatment):
         return {"threshold": float(solve(statistics, statistics.allotted.get(self, self.sparsity)))}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        return cast(ops.Counted, ops.stochastic_prune(g, setting.numbers["threshold"], setting.key, counted=True))
+        # The operator itself: what the public function checks was checked when the site was made.
+        return ops.Counted(*call("stochastic_prune", g, in_type_of(g, setting.numbers["threshold"]), setting.key, True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         return pruned(x, numbers["threshold"])

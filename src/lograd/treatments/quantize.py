@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 import numpy as np
 
 from .. import ops, theory
+from ..coded import Encoded
 from ..errors import InvalidValue
 from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
@@ -108,6 +109,18 @@ class Quantize(Treatment):
         assert scale is not None
         result = cast(ops.Counted, ops.quantize(g, self.format, scale, self.rounding, setting.key, counted=True))
         return self._overflowing(g, scale, result) if self.overflow == "infinity" and result.counts[2] else result
+
+    @property
+    def can_encode(self) -> bool:
+        """False with `overflow="infinity"`: few formats have a code for infinity."""
+        return self.overflow == "saturate"
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        if not self.can_encode:
+            return super().encode(g, setting)
+        scale = setting.numbers.get("scale", self.fixed_scale)
+        assert scale is not None
+        return cast(Encoded, ops.pack_codes(g, self.format, scale, self.rounding, setting.key, counted=True))
 
     def _overflowing(self, g: Tensor, scale: Tensor | float, rounded: ops.Counted) -> ops.Counted:
         beyond = (g.float().abs() * scale) > self._limit

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..coded import CodedTensor, Encoded, Layout, Table
 from ..formats import FloatFormat
 from ..laws.law import Values
-from ..ops.library import dense
+from ..ops.layouts import dense
 from .quantize import rounded
 from .statistics import Statistics
 from .tensors import counted, finite_part, steady_sum
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = FloatFormat(5, 2, specials="ieee")
+_INFINITY, _NAN = FORMAT.encode(math.inf), FORMAT.encode(math.nan)
 TOP = 15.0
 """Where the largest logarithm goes; the mean goes to 0."""
 
@@ -56,11 +58,46 @@ class S2fp8(Treatment):
         return {"alpha": alpha, "beta": -alpha * mean}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        """The map is monotone, so each value of the format has an interval of magnitudes: two short tables."""
+        found = self._places(g)
+        if found is None:
+            return counted(dense(g).clone())
+        place, table = found
+        result = torch.where(g.isnan(), g, table[place].copysign(g))
+        return counted(torch.empty_like(dense(g)).copy_(result), g.isinf().sum())
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """The codes are those of 1-5-2; a table says what each stands for, once the map is undone."""
+        found = self._places(g)
+        if found is None:  # nothing but zeros, infinities and NaN, which stay what they are
+            place, table = torch.where(g.isinf(), _INFINITY, 0), torch.zeros(_INFINITY, dtype=g.dtype, device=g.device)
+        else:
+            place, table = found
+        code = torch.where(g.isnan(), _NAN, place + torch.where(g.signbit(), 128, 0))
+        codes = torch.empty_like(dense(g), dtype=torch.uint8).copy_(code)
+        half = table.new_full((128,), math.nan)
+        half[:_INFINITY], half[_INFINITY] = table, math.inf
+        scale = torch.ones((), dtype=torch.float32, device=g.device)
+        coded = CodedTensor(
+            codes, scale, str(FORMAT), Layout(tuple(g.shape), tuple(codes.stride()), g.dtype),
+            transform=(Table(torch.cat([half, -half])),),
+        )  # fmt: skip
+        zeros = ((coded.decode() == 0).sum(), g.isnan().sum())
+        saturated = torch.zeros_like(zeros[0]) if found is None else g.isinf().sum()
+        return Encoded(coded, torch.stack([*zeros, saturated]))
+
+    def _places(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Code of each magnitude, and the value of each code; None where no element is finite and not zero.
+
+        The map is monotone, so each value of the format has an interval of magnitudes: two short tables.
+        """
         size = finite_part(g).abs()
         present = int((size > 0).sum())
         if not present:
-            return counted(dense(g).clone())
+            return None
         mean = float(steady_sum(torch.where(size > 0, size.log2(), 0.0))) / present
         largest = math.log2(float(size.max()))
         alpha = TOP / (largest - mean) if largest > mean else 1.0
@@ -70,9 +107,7 @@ class S2fp8(Treatment):
         limit = float(torch.finfo(g.dtype).max)
         table = torch.from_numpy(np.minimum(points, limit)).to(g.device, g.dtype)
         magnitudes, ends = g.float().abs().contiguous(), torch.from_numpy(edges).to(g.device, torch.float32)
-        place = torch.bucketize(magnitudes, ends, right=True)
-        result = torch.where(g.isnan(), g, table[place].copysign(g))
-        return counted(torch.empty_like(dense(g)).copy_(result), g.isinf().sum())
+        return torch.bucketize(magnitudes, ends, right=True), table
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         alpha, beta = numbers["alpha"], numbers["beta"]

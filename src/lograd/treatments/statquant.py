@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 
 from .. import ops
+from ..coded import Encoded
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from .fields import check_choice
@@ -64,6 +65,19 @@ class StatQuant(Treatment):
             "bhq": ops.quantize_block_householder if per_row else ops.quantize_per_tensor,
         }[self.method]
         return cast(ops.Counted, quantize(g, self.bits, self.rounding, setting.key, counted=True))
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        per_row = g.dim() >= 2
+        pack = {
+            "ptq": ops.pack_per_tensor,
+            "psq": ops.pack_per_sample if per_row else ops.pack_per_tensor,
+            "bhq": ops.pack_block_householder if per_row else ops.pack_per_tensor,
+        }[self.method]
+        return cast(Encoded, pack(g, self.bits, self.rounding, setting.key, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """Of the tensor's quantizer, were the range symmetric; those of rows depend on the rows."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..coded import Layout
 from ..ops import Counted
-from ..ops.library import dense
+from ..ops.layouts import dense
 
 CHUNK = 1024
 
@@ -51,14 +51,5 @@ def contracted_last(g: Tensor, contracted: tuple[int, ...]) -> tuple[Tensor, Cal
 
     Without contracted dimensions the last one is taken.
     """
-    sums = contracted or (g.dim() - 1,)
-    order = [dim for dim in range(g.dim()) if dim not in sums] + list(sums)
-    moved = g.permute(order) if g.dim() else g
-    columns = math.prod(g.shape[dim] for dim in sums) if g.dim() else 1
-
-    def back(matrix: Tensor) -> Tensor:
-        placed = matrix.reshape(moved.shape)
-        inverse = [order.index(dim) for dim in range(g.dim())]
-        return torch.empty_like(dense(g)).copy_(placed.permute(inverse) if g.dim() else placed)
-
-    return moved.reshape(-1 if columns else 0, columns).contiguous(), back
+    layout = Layout.summed_last(dense(g), contracted)
+    return layout.matrix(g), layout.restore

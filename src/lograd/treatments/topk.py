@@ -10,7 +10,7 @@ import torch
 
 from .. import ops
 from ..laws.law import Values
-from ..ops.library import dense
+from ..ops.layouts import dense
 from .fields import check_choice, checked_sparsity
 from .prune import pruned
 from .statistics import Statistics

@@ -18,6 +18,7 @@ from .statistics import Statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..coded import Encoded
     from ..ops import Counted
 
 Numbers = dict[str, float]
@@ -108,6 +109,19 @@ class Treatment(ABC):
     @abstractmethod
     def apply(self, g: Tensor, setting: Setting) -> Counted:
         """The treated tensor with its counts (zeros, NaN, saturated)."""
+
+    @property
+    def can_encode(self) -> bool:
+        """True if `encode` serves: every value that `apply` gives has a code of at most 8 bits."""
+        return False
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """A coded tensor whose decode() is the result of `apply`, bit for bit, with the counts (zeros, NaN, saturated).
+
+        It draws the same random numbers and changes the memory in the same way, so a tensor is either applied or
+        encoded.  Where NaN and -0.0 have no code, `CodedTensor` says what becomes of them.
+        """
+        raise InvalidValue(f"{self} has no codes of at most 8 bits for its values; apply it, or choose a quantizer.")
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """What each magnitude becomes, and how likely; the expectation that `apply` must meet.

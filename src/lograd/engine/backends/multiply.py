@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import in_type_of
-from ...ops.contracts import Takes
+from ...ops.contracts import FLOAT_TYPES, Takes
 from ...ops.geometry import Geometry
-from ...ops.library import FLOAT_TYPES, call, flat, register
-from ...ops.library import dense as in_memory
+from ...ops.layouts import dense as in_memory
+from ...ops.layouts import flat
+from ...ops.registry import call, register
 from ...ops.sparse_products import check_convolution, check_linear
 from ..clock import BACKWARD
 from ..slots import COUNTERS, READY, count_passed_through, count_treated

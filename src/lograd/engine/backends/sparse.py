@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ... import native
+from ...ops.contracts import FLOAT_TYPES
 from ...ops.geometry import Geometry
-from ...ops.library import FLOAT_TYPES, call
+from ...ops.registry import call
 from ...ops.sparse_products import Results
 
 FEWEST_CHANNELS = 8

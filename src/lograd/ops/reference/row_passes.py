@@ -1,8 +1,8 @@
-"""Passes over the rows of a matrix, in plain PyTorch (the definition, for any device) and in native code (the CPU).
+"""Passes over the rows of a matrix: what a device must be able to do, and the definition in plain PyTorch.
 
-The integer quantizers of `row_operators` are written once over these passes; that the two kinds give the same bits is
-all that their equality needs. A matrix is a contiguous tensor of two dimensions; a result goes into `out`; that may
-be x.
+The integer quantizers of `rows` are written once over these passes; that the passes of two devices give the same bits
+is all that their equality needs.  A matrix is a contiguous tensor of two dimensions; a result goes into `out`, which
+may be x.
 
 A row i has a scale s, a `low`, a `zero` and the bounds of its finite elements.  Its codes are
 
@@ -18,9 +18,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .. import native
-from .library import COUNTS, FLOAT_TYPES, in_type
-from .random import uniform
+from ..layouts import in_type
+from ..random import uniform
 
 NAN_CODE = 255
 # Beyond any code; keeps what is far outside the range small.
@@ -99,7 +98,8 @@ def tensor_parameters(ranges: Tensor, bins: int) -> Tensor:
     low, high = _widened(smallest.clamp(max=0), largest.clamp(min=0))
     zero = (-low * (torch.full_like(low, bins) / (high - low))).floor().clamp(max=bins - 1)
     zero = torch.where(high > low, zero, 0.0)
-    # METHODS' B / (mx' - mn) is zero / -mn.  Without a whole step below zero (zero = 0) the upper end decides instead.
+    # The paper's B / (mx' - mn), with the moved upper end mx', is zero / -mn.  Without a whole step below zero
+    # (zero = 0) the upper end decides instead.
     above = torch.where(smallest < 0, 1.0, 0.0).double()
     scale = torch.where(zero > 0, _scale(zero, -low), _scale(bins - above, high))
     zero = torch.where(zero > 0, zero, above)
@@ -147,7 +147,7 @@ class Plain:
         y = (x - low) * scale
         steps = torch.where(y.abs() < _FAR, y.abs(), _FAR)
         code = (torch.copysign(_rounded(steps, stochastic, key), y) + zero).clamp(0, bins)
-        nan = x.isnan()
+        nan, outside = x.isnan(), ((x < smallest) | (x > largest)).sum()  # x may be out
         if out.dtype == torch.uint8:
             zeros = torch.zeros_like(nan)
             out.copy_(torch.where(nan, _nan_code(bins), code))
@@ -155,7 +155,7 @@ class Plain:
             value = torch.where(nan, x, (code - zero) / scale + low)
             zeros = value == 0
             out.copy_(in_type(value, out.dtype))
-        return torch.stack([zeros.sum(), nan.sum(), ((x < smallest) | (x > largest)).sum()])
+        return torch.stack([zeros.sum(), nan.sum(), outside])
 
     def quantize_samples(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
@@ -201,10 +201,11 @@ class Plain:
     def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
         x = x.float()
         low, high = bounds[0][:, None], bounds[1][:, None]
+        outside = ((x < low) | (x > high)).sum()  # x may be out
         clamped = torch.where(x < low, low, torch.where(x > high, high, x))
         out[groups.order] = _reflected(clamped[groups.order] * groups.stretch[:, None], groups)
         nothing = torch.zeros((), dtype=torch.int64, device=x.device)
-        return torch.stack([nothing, nothing, ((x < low) | (x > high)).sum()])
+        return torch.stack([nothing, nothing, outside])
 
     def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
         result = torch.empty_like(x)
@@ -240,86 +241,3 @@ def _reflected(z: Tensor, groups: Groups) -> Tensor:
     t = (total[first] * share - z[first].double()) * factor
     v = torch.where(place[:, None] == 0, share - 1, share)
     return (z.double() - v * t).float()
-
-
-class Native:
-    """The same through csrc/rows.cpp, with all threads of PyTorch."""
-
-    def ranges(self, x: Tensor) -> Tensor:
-        out = x.new_empty((3, x.shape[0]), dtype=torch.float32)
-        native.kernel("row_ranges")(*_matrix(x), _address("out", out, 3 * x.shape[0]), torch.get_num_threads())
-        return out
-
-    def quantize_samples(
-        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with(
-            x.new_empty((3, x.shape[0]), dtype=torch.float32), "quantize_samples", x, out, (bins,), stochastic, key
-        )
-
-    def quantize_tensor(
-        self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._with(x.new_empty((3, 1), dtype=torch.float32), "quantize_tensor", x, out, (bins,), stochastic, key)
-
-    def quantize_interval(
-        self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = x.new_empty(2, dtype=torch.float64)
-        where = native.address("gamma", gamma, torch.float64, 1)
-        return self._with(statistics, "quantize_interval", x, out, (where, levels), stochastic, key)
-
-    def largest_and_scale(self, x: Tensor, top: float) -> Tensor:
-        out = x.new_empty(2, dtype=torch.float32)
-        native.kernel("largest_and_scale")(*_matrix(x), top, _address("out", out, 2), torch.get_num_threads())
-        return out
-
-    @staticmethod
-    def _with(
-        found: Tensor, name: str, x: Tensor, out: Tensor, what: tuple[int, ...], stochastic: bool, key: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A quantizer that fills `found` (ranges or statistics) and the parameters as it goes."""
-        parameters = x.new_empty((5, x.shape[0]), dtype=torch.float32)
-        counts = x.new_zeros(COUNTS, dtype=torch.int64)
-        packed = out.dtype == torch.uint8
-        native.kernel(name)(
-            *_matrix(x), native.address("out", out, torch.uint8 if packed else x.dtype, x.numel()),
-            native.address("found", found, found.dtype, found.numel()), _address("parameters", parameters, 5 * len(x)),
-            *what, stochastic, packed, native.address("key", key, torch.int64, 2), torch.get_num_threads(),
-            native.address("counts", counts, torch.int64, COUNTS),
-        )  # fmt: skip
-        return found, parameters, counts
-
-    def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
-        native.kernel("dequantize_rows")(
-            FLOAT_TYPES[out.dtype], native.address("codes", codes, torch.uint8, codes.numel()), *codes.shape,
-            native.address("out", out, out.dtype, codes.numel()), _address("parameters", parameters, 3 * len(codes)),
-            bins, torch.get_num_threads(),
-        )  # fmt: skip
-
-    def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
-        return self._reflect(False, x.dtype, x, out, groups, _address("bounds", bounds, 2 * len(x)))
-
-    def reflect_back(self, x: Tensor, out: Tensor, groups: Groups) -> Tensor:
-        return self._reflect(True, out.dtype, x, out, groups, 0)
-
-    @staticmethod
-    def _reflect(inverse: bool, dtype: torch.dtype, x: Tensor, out: Tensor, groups: Groups, bounds: int) -> Tensor:
-        counts = x.new_zeros(COUNTS, dtype=torch.int64)
-        address, rows, n = native.address, len(x), x.numel()
-        native.kernel("reflect_rows")(
-            inverse, FLOAT_TYPES[dtype], address("x", x, torch.float32 if inverse else dtype, n),
-            address("out", out, dtype if inverse else torch.float32, n), *x.shape,
-            address("order", groups.order, torch.int64, rows), address("first", groups.first, torch.int64, rows),
-            _address("stretch", groups.stretch, rows), address("share", groups.share, torch.float64, rows),
-            bounds, torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
-        )  # fmt: skip
-        return counts
-
-
-def _address(what: str, x: Tensor, count: int) -> int:
-    return native.address(what, x, torch.float32, count)
-
-
-def _matrix(x: Tensor) -> tuple[int, ...]:
-    return FLOAT_TYPES[x.dtype], native.address("x", x, x.dtype, x.numel()), *x.shape

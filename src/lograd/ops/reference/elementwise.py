@@ -1,16 +1,22 @@
-"""The operators in plain PyTorch: the definition, for any device, that every other kernel equals bit for bit.
+"""Operators that treat every element by itself, in plain PyTorch: the definition that every other kernel equals.
 
-Each maps a flat float32 tensor to one and to the number of elements that saturated; `key` is (seed, offset), see
-`random`.
+Each maps a flat float32 tensor to one, and to the number of elements that saturated; a `key` is (seed, offset), see
+`random`.  `OPERATORS` names them with their arguments; a new operator is a function here and a line there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .grid import Grid
-from .random import lower32, uniform, upper16
+from ..contracts import COUNTS
+from ..grid import Grid
+from ..layouts import flat, in_type
+from ..random import lower32, uniform, upper16
+from ..writers import Writer, register_writer
 
 Result = tuple[Tensor, Tensor | int]
 
@@ -72,3 +78,53 @@ def _stochastic(steps: Tensor, key: Tensor) -> Tensor:
     """Up if the fraction plus U reaches 1; float32 holds the fraction, float64 the comparison, exactly."""
     whole = steps.floor()
     return whole + (uniform(steps.numel(), key) >= 1 - (steps - whole).double()).float()
+
+
+# --------------------------------------------------------------------------------------------------------- registration
+
+
+def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> Result:
+    *grid, stochastic, key = grid_stochastic_key
+    return quantize(x, scale, Grid(*grid), stochastic, key)
+
+
+OPERATORS: dict[str, tuple[str, Callable[..., Result]]] = {
+    "stochastic_prune": ("Tensor threshold, Tensor key", stochastic_prune),
+    "threshold_prune": ("Tensor threshold", threshold_prune),
+    "dither": ("Tensor step, Tensor key", dither),
+    "quantize": (
+        "Tensor scale, bool integer, int mantissa, int smallest_exponent, bool odd_exponents_up, float largest, "
+        "float largest_negative, bool stochastic, Tensor key",
+        _quantize,
+    ),
+}
+"""Arguments beside x, and the definition.  The native kernel of the same name takes (type, x, y, elements, *arguments,
+threads, counts) with addresses in place of tensors."""
+
+
+def counts_for(x: Tensor, counted: bool) -> Tensor:
+    """Room for the zeros, NaN and saturated elements of a result and the zeros of x; empty unless `counted`."""
+    return x.new_zeros(COUNTS + 1, dtype=torch.int64) if counted else x.new_empty(0, dtype=torch.int64)
+
+
+def _writer(definition: Callable[..., Result]) -> Writer:
+    def write(out: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor]:
+        *values, counted = rest
+        before = (flat(x) == 0).sum() if counted else None  # x may be out
+        result, clipped = definition(flat(x).float(), *values)
+        flat(out).copy_(in_type(result, out.dtype))
+        if before is None:
+            return (counts_for(x, False),)
+        zeros, nan = (result == 0).sum(), result.isnan().sum()
+        return (torch.stack([zeros, nan, torch.as_tensor(clipped, device=x.device), before]),)
+
+    return write
+
+
+for _name, (_arguments, _definition) in OPERATORS.items():
+    register_writer(
+        f"{_name}(Tensor x, {_arguments}, bool counted) -> (Tensor, Tensor)",
+        _writer(_definition),
+        lambda x, *rest: (counts_for(x, rest[-1]),),
+        order="memory",
+    )

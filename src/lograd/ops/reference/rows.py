@@ -1,38 +1,41 @@
-"""The integer gradient quantizers as PyTorch knows them: each is written once, over the passes of `row_passes`.
+"""The integer gradient quantizers: each is written once, over the passes of `row_passes`, for every device.
 
-Every operator also exists as `NAME_out`, which writes into a given tensor.  Bookkeeping of a few numbers per row is in
-float64 and inside the operators, where no compiler reorders it.
+Bookkeeping of a few numbers per row is in float64 and inside the operators, where no compiler reorders it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import native
-from ..errors import InvalidValue
-from .contracts import type_name
-from .library import COUNTS, check_result, register
-from .row_passes import WIDENING, Groups, Native, Passes, Plain
+from ...errors import InvalidValue
+from ..contracts import COUNTS, type_name
+from ..registry import register
+from ..writers import register_writer
+from .row_passes import WIDENING, Groups, Passes, Plain
 
 Rest = tuple[Tensor, ...]
 
 
 def matrix(x: Tensor, rows: int) -> Tensor:
+    """A contiguous tensor as so many rows."""
     return x.view(rows, x.numel() // rows if rows else 0)
 
 
-def per_tensor(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+def per_tensor(passes: Passes, out: Tensor, x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+    """The writer of `quantize_per_tensor`: scale, low and zero of the tensor, and counts."""
     bins = 2**bits - 1
     ranges, parameters, counts = passes.quantize_tensor(matrix(x, 1), matrix(out, 1), bins, stochastic, key)
     return _decoding(parameters, ranges, bins, packed), counts
 
 
-def per_sample(passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+def per_sample(passes: Passes, out: Tensor, x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> Rest:
+    """The writer of `quantize_per_sample`: scale, low and zero of each row, and counts."""
     bins, rows = 2**bits - 1, x.shape[0]
     ranges, parameters, counts = passes.quantize_samples(matrix(x, rows), matrix(out, rows), bins, stochastic, key)
     return _decoding(parameters, ranges, bins, packed), counts
@@ -47,8 +50,9 @@ def _decoding(parameters: Tensor, ranges: Tensor, bins: int, packed: bool) -> Te
 
 
 def interval(
-    passes: Passes, x: Tensor, out: Tensor, gamma: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
+    passes: Passes, out: Tensor, x: Tensor, gamma: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
 ) -> Rest:
+    """The writer of `quantize_interval`: scale, low and zero; largest magnitude and clipped share; counts."""
     levels = 2 ** (bits - 1) - 1
     statistics, parameters, counts = passes.quantize_interval(
         matrix(x, 1), matrix(out, 1), gamma.double(), levels, stochastic, key
@@ -57,8 +61,9 @@ def interval(
 
 
 def block_householder(
-    passes: Passes, x: Tensor, out: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
+    passes: Passes, out: Tensor, x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor
 ) -> Rest:
+    """The writer of `quantize_block_householder`: scale, low and zero of each row; groups; stretch; counts."""
     bins, rows = 2**bits - 1, x.shape[0]
     x, result = matrix(x, rows), matrix(out, rows)
     ranges = passes.ranges(x)
@@ -84,7 +89,7 @@ def _widened_ranges(ranges: Tensor) -> Tensor:
 
 
 def householder_groups(ranges: Tensor) -> Groups:
-    """Which rows share a reflection, and how they are stretched before it, from their float64 ranges.
+    """Groups of rows that share a reflection, and how rows are stretched before it, from their float64 ranges.
 
     Sorted descending, v_1 >= ... >= v_N.  The number G of groups is the largest below N with (N - G) v_G > v_1 + ... +
     v_G: the smallest of the large rows is entitled to at least one small partner.  The N - G small rows are dealt, in
@@ -119,22 +124,26 @@ def householder_groups(ranges: Tensor) -> Groups:
     return Groups(row[listed], first, stretch.float(), share)
 
 
-def dequantize(passes: Passes, codes: Tensor, out: Tensor, parameters: Tensor, bins: int, dtype: torch.dtype) -> Rest:
+def dequantize_rows(
+    passes: Passes, out: Tensor, codes: Tensor, parameters: Tensor, bins: int, dtype: torch.dtype
+) -> Rest:
+    """The writer of `dequantize_rows`."""
     rows = parameters.shape[1]
     passes.dequantize(matrix(codes, rows), matrix(out, rows), parameters.contiguous(), bins)
     return ()
 
 
-def dequantize_householder(
+def dequantize_block_householder(
     passes: Passes,
-    codes: Tensor,
     out: Tensor,
+    codes: Tensor,
     parameters: Tensor,
     groups: Tensor,
     stretch: Tensor,
     bins: int,
     dtype: torch.dtype,
 ) -> Rest:
+    """The writer of `dequantize_block_householder`."""
     rows, listed = parameters.shape[1], _groups_of(groups, stretch)
     result = matrix(out, rows)
     work = result if result.dtype == torch.float32 else torch.empty_like(result, dtype=torch.float32)
@@ -143,73 +152,16 @@ def dequantize_householder(
     return ()
 
 
-# --------------------------------------------------------------------------------------------------------- registration
-
-Body = Callable[..., Rest]
-_AVAILABLE = native.kernel("quantize_samples") is not None
-
-
-def _empty(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result in the layout of x."""
-    return torch.empty_like(x, dtype=dtype)
+def largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
+    """The largest finite magnitude m, and top / m."""
+    return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
 
 
-def _define(
-    name: str,
-    arguments: str,
-    results: str,
-    body: Body,
-    dtype_of: Callable[..., torch.dtype],
-    fake_rest: Callable[..., Rest],
-    check: Callable[..., None] | None = None,
-) -> None:
-    """Register `lograd::name(Tensor x, arguments) -> (y, results)` and `lograd::name_out(..., out) -> (results)`.
-
-    `body(passes, x, out, *arguments)` writes a contiguous `out` of type `dtype_of(x, *arguments)` and returns the rest.
-    `check(x, *arguments)` is that of `register`.
-    """
-
-    def forms(passes: Passes) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        def into(x: Tensor, out: Tensor, *rest: Any) -> Rest:
-            if out.is_contiguous():
-                return body(passes, x.contiguous(), out, *rest)
-            result = torch.empty_like(out, memory_format=torch.contiguous_format)
-            others = body(passes, x.contiguous(), result, *rest)
-            out.copy_(result)
-            return others
-
-        def functional(x: Tensor, *rest: Any) -> Any:
-            out = _empty(x, dtype_of(x, *rest))
-            others = into(x, out, *rest)
-            return (out, *others) if others else out
-
-        def into_given(x: Tensor, *rest: Any) -> Any:
-            torch.autograd.graph.increment_version(rest[-1])  # the kernels write behind PyTorch's back
-            return into(x, rest[-1], *rest[:-1]) or None
-
-        return functional, into_given
-
-    def fake(x: Tensor, *rest: Any) -> Any:
-        others = fake_rest(x, *rest)
-        out = _empty(x, dtype_of(x, *rest))
-        return (out, *others) if others else out
-
-    def check_with_out(x: Tensor, *rest: Any) -> None:
-        if check is not None:
-            check(x, *rest[:-1])
-        check_result(x, rest[-1], dtype_of(x, *rest[:-1]))
-
-    plain, compiled = forms(Plain()), forms(Native()) if _AVAILABLE else (None, None)
-    outer = f"(Tensor, {results})" if results else "Tensor"
-    source = "codes" if name.startswith("dequantize") else "x"
-    register(f"{name}(Tensor {source}, {arguments}) -> {outer}", plain[0], compiled[0], fake, check)
-    register(
-        f"{name}_out(Tensor {source}, {arguments}, Tensor(a!) out) -> ({results})", plain[1], compiled[1],
-        lambda x, *rest: fake_rest(x, *rest[:-1]) or None, check_with_out,
-    )  # fmt: skip
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
 def check_samples(x: Tensor, *rest: object) -> None:
+    """Refuses a tensor without rows."""
     if x.dim() < 2:
         raise InvalidValue(
             f"x must have at least 2 dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
@@ -217,6 +169,7 @@ def check_samples(x: Tensor, *rest: object) -> None:
 
 
 def check_parameters(codes: Tensor, parameters: Tensor, *rest: object) -> None:
+    """Refuses parameters that are not three for the tensor, or three for each row."""
     rows = parameters.shape[-1] if parameters.dim() else 0
     if parameters.dim() != 2 or parameters.shape[0] != 3 or rows not in (1, codes.shape[0] if codes.dim() else 1):
         raise InvalidValue(
@@ -226,7 +179,7 @@ def check_parameters(codes: Tensor, parameters: Tensor, *rest: object) -> None:
 
 
 def check_groups(codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, *rest: object) -> None:
-    """Kernels use the groups as addresses, so `_groups_of` looks at their elements as well."""
+    """Refuses groups of another size than the codes; `_groups_of` looks at their elements, which become addresses."""
     check_parameters(codes, parameters)
     rows = parameters.shape[1]
     for what, value, dtype, shape in (
@@ -272,46 +225,67 @@ def _parameters(x: Tensor, rows: Any) -> Tensor:
     return x.new_empty((3, rows), dtype=torch.float32)
 
 
+# --------------------------------------------------------------------------------------------------------- registration
+
 _COMMON = "int bits, bool stochastic, bool packed, Tensor key"
 
+WRITERS: dict[str, Callable[..., Rest]] = {
+    "quantize_per_tensor": per_tensor,
+    "quantize_per_sample": per_sample,
+    "quantize_interval": interval,
+    "quantize_block_householder": block_householder,
+    "dequantize_rows": dequantize_rows,
+    "dequantize_block_householder": dequantize_block_householder,
+}
+"""Those that take a device's passes, a contiguous `out`, a contiguous x, and the operator's further arguments."""
+
+
+def _define(
+    name: str,
+    arguments: str,
+    results: str,
+    fake: Callable[..., Rest],
+    dtype: Callable[..., torch.dtype],
+    check: Callable[..., None] | None = None,
+) -> None:
+    register_writer(
+        f"{name}({arguments}) -> {results}", partial(WRITERS[name], Plain()), fake, order="rows", dtype=dtype,
+        check=check,
+    )  # fmt: skip
+
+
 _define(
-    "quantize_per_tensor", _COMMON, "Tensor, Tensor", per_tensor, _packed_or_not,
-    lambda x, *rest: (_parameters(x, 1), _counts(x)),
+    "quantize_per_tensor", f"Tensor x, {_COMMON}", "(Tensor, Tensor, Tensor)",
+    lambda x, *rest: (_parameters(x, 1), _counts(x)), _packed_or_not,
 )  # fmt: skip
 _define(
-    "quantize_per_sample", _COMMON, "Tensor, Tensor", per_sample, _packed_or_not,
-    lambda x, *rest: (_parameters(x, x.shape[0]), _counts(x)), check_samples,
+    "quantize_per_sample", f"Tensor x, {_COMMON}", "(Tensor, Tensor, Tensor)",
+    lambda x, *rest: (_parameters(x, x.shape[0]), _counts(x)), _packed_or_not, check_samples,
 )  # fmt: skip
 _define(
-    "quantize_interval", f"Tensor gamma, {_COMMON}", "Tensor, Tensor, Tensor", interval, _packed_or_not,
-    lambda x, *rest: (_parameters(x, 1), x.new_empty(2, dtype=torch.float64), _counts(x)),
+    "quantize_interval", f"Tensor x, Tensor gamma, {_COMMON}", "(Tensor, Tensor, Tensor, Tensor)",
+    lambda x, *rest: (_parameters(x, 1), x.new_empty(2, dtype=torch.float64), _counts(x)), _packed_or_not,
 )  # fmt: skip
 _define(
-    "quantize_block_householder", _COMMON, "Tensor, Tensor, Tensor, Tensor", block_householder, _packed_or_not,
+    "quantize_block_householder", f"Tensor x, {_COMMON}", "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     lambda x, *rest: (
         _parameters(x, x.shape[0]), x.new_empty((2, x.shape[0]), dtype=torch.int64),
         x.new_empty(x.shape[0], dtype=torch.float32), _counts(x),
     ),
-    check_samples,
+    _packed_or_not, check_samples,
 )  # fmt: skip
 _define(
-    "dequantize_rows", "Tensor parameters, int bins, ScalarType dtype", "", dequantize,
-    lambda codes, *rest: rest[-1], lambda codes, *rest: (), check_parameters,
+    "dequantize_rows", "Tensor codes, Tensor parameters, int bins, ScalarType dtype", "Tensor",
+    lambda codes, *rest: (), lambda codes, *rest: rest[-1], check_parameters,
 )  # fmt: skip
 _define(
     "dequantize_block_householder",
-    "Tensor parameters, Tensor groups, Tensor stretch, int bins, ScalarType dtype", "", dequantize_householder,
-    lambda codes, *rest: rest[-1], lambda codes, *rest: (), check_groups,
+    "Tensor codes, Tensor parameters, Tensor groups, Tensor stretch, int bins, ScalarType dtype", "Tensor",
+    lambda codes, *rest: (), lambda codes, *rest: rest[-1], check_groups,
 )  # fmt: skip
-
-
-def _largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
-    return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
-
-
 register(
     "largest_and_scale(Tensor x, float top) -> Tensor",
-    lambda x, top: _largest_and_scale(Plain(), x, top),
-    (lambda x, top: _largest_and_scale(Native(), x, top)) if _AVAILABLE else None,
+    partial(largest_and_scale, Plain()),
+    None,
     lambda x, top: x.new_empty(2, dtype=torch.float32),
 )

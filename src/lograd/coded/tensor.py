@@ -1,0 +1,148 @@
+"""The coded tensor: codes of at most 8 bits with all that turns them back into numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from ..errors import InvalidValue
+from ..formats import BlockFormat, IntFormat, parse_format
+from .layout import Layout
+from .transforms import Hadamard, Householder, Table, ThreeQuarters, Transform
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CodedTensor:
+    """A tensor as codes; `decode` makes it again.
+
+    With V(code) the number that a code of the format stands for, t = `scale` and i the row of an element, its value is
+
+        V(code) / t                             if there is nothing but a scale;
+        (code - zero_i) / scale_i + low_i       with `zero` and `low`, where codes count from 0 up;
+        t V(block scale) V(code)                with `block_scales`, for a block format.
+
+    Arithmetic is float32, in this order, so decoding gives the bits that quantizing gives.  Then `transform` is undone.
+
+    Three things have no code.  The sign of zero is lost in integers and in "fnuz" formats: -0.0 becomes 0.0.  Infinity
+    has saturated before, as in the operators.  NaN is a code of its own where the format has room; where it has none, a
+    scale, a `low` or a block's scale is NaN, so that all that it scales decodes to NaN, and no NaN is lost unseen.
+    """
+
+    codes: Tensor
+    """uint8."""
+    scale: Tensor
+    """float32: one for the tensor, or one for each row (first dimension of the codes)."""
+    format: str
+    """Text of the format, as `parse_format` reads it."""
+    layout: Layout
+    """Shape, strides and type of the tensor, and bits per stored code."""
+    zero: Tensor | None = None
+    """float32, as many as `scale`: the code that `low` has."""
+    low: Tensor | None = None
+    """float32, as many as `scale`."""
+    block_scales: Tensor | None = None
+    """uint8: codes of the scales of blocks along the last dimension of the codes."""
+    transform: tuple[Transform, ...] = ()
+    """In the order in which they are undone."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes and of all scales, without the transform."""
+        parts = (self.codes, self.scale, self.zero, self.low, self.block_scales)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    @property
+    def largest_code(self) -> int:
+        """The largest code of a number where codes count from 0 up; one of 255 beyond it is NaN."""
+        format = parse_format(self.format)
+        assert isinstance(format, IntFormat)
+        return int(2**format.bits - (2 if format.symmetric else 1))
+
+    def decode(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, in the type that it had, or in another one.
+
+        The bits are those of the quantized tensor if the type is its own.
+        """
+        layout, dtype = self.layout, dtype or self.layout.dtype
+        codes = self.codes if layout.bits == 8 else _operator("unpack_nibbles")(self.codes, layout.width)
+        values = self._values(codes, dtype)
+        for step in self.transform:
+            if isinstance(step, Hadamard):
+                values = _operator("hadamard")(values, step.block, step.key, True)
+        return layout.restore(values)
+
+    def _values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Numbers in place of codes, with all undone that single rows and elements have."""
+        first = self.transform[0] if self.transform else None
+        if isinstance(first, Table):
+            table: Tensor = first.values[codes.long()]
+            return table.to(dtype)
+        result: Tensor
+        if self.block_scales is not None:
+            unbiased = isinstance(first, ThreeQuarters)
+            result = _operator("dequantize_block_codes")(
+                codes, self.block_scales, self.scale, self.format, unbiased, dtype
+            )
+        elif self.zero is None or self.low is None:
+            result = _operator("dequantize_codes")(codes, self.scale, self.format, dtype)
+        else:
+            parameters = torch.stack([self.scale, self.low, self.zero])
+            if isinstance(first, Householder):
+                result = _operator("dequantize_block_householder")(
+                    codes, parameters, first.groups, first.stretch, self.largest_code, dtype
+                )
+            else:
+                result = _operator("dequantize_rows")(codes, parameters, self.largest_code, dtype)
+        return result
+
+    def in_nibbles(self) -> CodedTensor:
+        """Two codes to a byte, for formats of at most 4 bits; refused where a NaN has a code beyond them."""
+        format = parse_format(self.format)
+        bits = format.element.bits if isinstance(format, BlockFormat) else format.bits
+        if bits > 4 or self.layout.bits != 8:
+            raise InvalidValue(f"two codes share a byte where each has at most 4 bits of one; these have {bits}.")
+        layout = replace(self.layout, bits=4, width=self.codes.shape[-1] if self.codes.dim() else 0)
+        return replace(self, codes=_operator("pack_nibbles")(self.codes), layout=layout)
+
+
+class Encoded(NamedTuple):
+    """A coded tensor, with what was counted on the way."""
+
+    coded: CodedTensor
+    counts: Tensor
+    """int64: zeros, NaN and saturated elements of the quantized tensor."""
+
+
+def _operator(name: str) -> Any:
+    """An operator of PyTorch's table, whose contract refuses codes and scales that do not fit together."""
+    if not torch.compiler.is_compiling() and not hasattr(torch.ops.lograd, name):
+        import_module("lograd.ops")  # declares them; a coded tensor may come from a file, before anyone needs them
+    return getattr(torch.ops.lograd, name).default
+
+
+def _register(kind: type, tensors: tuple[str, ...]) -> None:
+    """Make a class a node of PyTorch's trees, so that tree_map reaches its tensors."""
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        present = tuple(name for name in tensors if getattr(value, name) is not None)
+        rest = {one.name: getattr(value, one.name) for one in fields(value) if one.name not in present}
+        return [getattr(value, name) for name in present], (present, rest)
+
+    def unflatten(children: Any, context: Any) -> Any:
+        present, rest = context
+        return kind(**dict(zip(present, children, strict=True)), **rest)
+
+    _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=f"lograd.{kind.__name__}")
+
+
+_register(Householder, ("groups", "stretch"))
+_register(Hadamard, ("key",))
+_register(ThreeQuarters, ())
+_register(Table, ("values",))
+_register(CodedTensor, ("codes", "scale", "zero", "low", "block_scales", "transform"))

@@ -1,0 +1,47 @@
+"""What was done to a tensor before its elements were rounded to codes, and is undone when they are decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Householder:
+    """Rows were stretched and reflected in groups: the T of `ops.quantize_block_householder`."""
+
+    groups: Tensor
+    """int64 (2, rows): the rows group by group, the largest of each first; where in that list each group begins."""
+    stretch: Tensor
+    """float32 (rows,): the factor of the row at each place of that list, before the reflection."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Hadamard:
+    """Blocks of neighbours in a row were transformed by `ops.hadamard`."""
+
+    block: int
+    key: Tensor | None
+    """The int64 pair whose first element names the random signs; None where there are none."""
+
+
+@final
+@dataclass(frozen=True)
+class ThreeQuarters:
+    """Elements of blocks were multiplied by 3/4, so that none is cut off: `variant="unbiased"` of `quantize_blocks`."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Elements were mapped by a function of their own; it is undone by looking each code up."""
+
+    values: Tensor
+    """(256,) in the type of the tensor: what each code stands for."""
+
+
+Transform = Householder | Hadamard | ThreeQuarters | Table

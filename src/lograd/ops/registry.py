@@ -1,0 +1,134 @@
+"""The table of operators: one schema, one contract, one fake and a kernel for each backend.
+
+An operator is declared once by `register`, with its kernel in plain PyTorch, the reference, which serves every device.
+Kernels of other backends are added to the same row of the table by `add_kernel`; `torch.library` chooses among them by
+device, and `call` skips it where it has nothing to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contracts import Contract, Takes
+
+_Library: Any = torch.library.Library  # torch leaves it untyped
+library = _Library("lograd", "DEF")
+
+Kernel = Callable[..., Any]
+
+DISPATCH_KEYS = {"reference": "CompositeExplicitAutograd", "cpu": "CPU"}
+"""The backends, and the key under which PyTorch's dispatcher knows each; the reference serves all other devices."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A row of the table."""
+
+    name: str
+    schema: str
+    """The signature, as `torch.library` writes it."""
+    contract: Contract
+    """What the operator takes; every kernel runs behind it where PyTorch's dispatcher calls it."""
+    fake: Kernel
+    """Gives results without elements, for tracers."""
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    """By backend, as in `DISPATCH_KEYS`."""
+
+
+operators: dict[str, Operator] = {}
+"""All operators of `torch.ops.lograd`, by name."""
+
+_direct: dict[str, Kernel] = {}
+"""Kernels that `call` may call at once: those of the CPU, by operator."""
+
+
+def register(
+    signature: str,
+    reference: Kernel,
+    cpu: Kernel | None,
+    fake: Kernel,
+    check: Callable[..., None] | None = None,
+    takes: Mapping[str, Takes] | None = None,
+) -> None:
+    """Declare an operator.
+
+    An operator records no gradient: its results are those of detached tensors.
+
+    Args:
+        signature: name, arguments and results, as `torch.library` writes them.
+        reference: the kernel in plain PyTorch, for every device.
+        cpu: a kernel for the CPU, which may be the reference itself, so that `call` calls it at once; None where there
+            is none, or where `add_kernel` brings it later.
+        fake: gives results without elements, for tracers.
+        check: called as check(*arguments) before a kernel runs; refuses arguments that do not fit together.  The fake,
+            which has shapes without numbers, does without it.
+        takes: rules for single arguments, beside those that `contracts` has for their names.
+    """
+    name = signature.partition("(")[0]
+    library.define(signature)
+    schema = getattr(torch.ops.lograd, name).default._schema
+    operator = operators[name] = Operator(name, signature, Contract(name, schema, takes or {}, check), fake)
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    add_kernel(name, "reference", reference)
+    if cpu is not None:
+        add_kernel(name, "cpu", cpu)
+    torch.library.register_fake(f"lograd::{name}", operator.contract.guarded(fake, alone=True), lib=library)
+
+
+def add_kernel(name: str, backend: str, kernel: Kernel) -> None:
+    """Give an operator of the table its kernel for one more backend."""
+    operator = operators[name]
+    operator.kernels[backend] = kernel
+    library.impl(name, operator.contract.guarded(kernel), DISPATCH_KEYS[backend])
+    if backend == "cpu":
+        _direct[name] = kernel
+
+
+def call(name: str, x: Tensor, *arguments: Any) -> Any:
+    """The result of the operator `lograd::name`.
+
+    PyTorch's dispatcher takes up to 10 microseconds to find a kernel in Python.  So where it would find nothing else on
+    its way (plain tensors; no tracing, transform, mode or profiler), the kernel of the CPU is called at once.
+    """
+    if not torch.compiler.is_compiling():
+        kernel = _direct.get(name)
+        if kernel is not None and not watched() and _are_plain(x, arguments):
+            return kernel(x, *arguments)
+    return getattr(torch.ops.lograd, name).default(x, *arguments)
+
+
+# PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.
+_C: Any = torch._C
+try:
+    _dispatch_keys = _C._dispatch_keys
+    _modes, _function_modes = _C._len_torch_dispatch_stack, _C._is_torch_function_mode_enabled
+    _profiler, _tracer = _C._autograd._profiler_enabled, _C._get_tracing_state
+    transforming = _C._are_functorch_transforms_active
+except AttributeError:
+    _dispatch_keys, transforming = None, lambda: False
+
+with torch.inference_mode(False):
+    _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")) if _dispatch_keys is not None else None
+
+
+def watched() -> bool:
+    """True while a mode, a tracer, a transform or the profiler wants to see each operator."""
+    if _dispatch_keys is None or _modes() or _function_modes() or _profiler():
+        return True
+    return _tracer() is not None or transforming()
+
+
+_PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
+
+
+def _are_plain(x: Any, arguments: tuple[Any, ...]) -> bool:
+    """True if all tensors lie on the CPU and are what they seem; x tells for sure, a glance will do for the others."""
+    for argument in arguments:
+        if isinstance(argument, Tensor) and (type(argument) not in _PLAIN_CLASSES or not argument.is_cpu):
+            return False
+    return type(x) in _PLAIN_CLASSES and bool(_dispatch_keys(x) == _PLAIN_KEYS)

@@ -1,0 +1,131 @@
+"""Every operator of `lograd.ops` x every backend x types x layouts: equal bits, true fakes, PyTorch's own checks.
+
+Operators join by a row in tests/support/operators.py.  Refusals are in test_ops_contracts.py, over the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import operators as table
+import pytest
+import torch
+from bits import DTYPES, MACHINES, awkward, layouts, machine
+from operators import arguments, examples, names
+from rows import same
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from lograd import native
+from lograd.ops.registry import DISPATCH_KEYS, operators
+
+SHAPE = (4, 3, 5, 32)
+LAYOUTS = list(layouts(torch.zeros(SHAPE)))
+NAMES = names()
+
+
+def lay_in(layout: str) -> table.Lay:
+    return lambda x: layouts(x)[layout] if x.dim() == 4 else x
+
+
+def cases(name: str) -> list[tuple[torch.dtype, str, int]]:
+    return [(dtype, layout, place) for dtype in DTYPES for layout in LAYOUTS for place in examples(name)]
+
+
+def made(name: str, case: tuple[torch.dtype, str, int]) -> tuple[Any, ...]:
+    dtype, layout, place = case
+    return arguments(name, awkward(SHAPE, dtype, seed=4), lay_in(layout), place)
+
+
+def tensors(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results or ())
+
+
+def test_every_operator_has_a_row() -> None:
+    declared = {name for name in operators if operators[name].fake.__module__.startswith("lograd.ops")}
+    assert declared == set(NAMES)
+
+
+def test_every_operator_has_a_kernel_for_every_backend() -> None:
+    if native.status().available:
+        for name in NAMES:
+            assert set(operators[name].kernels) == set(DISPATCH_KEYS), name
+
+
+@pytest.mark.parametrize("isa", MACHINES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_give_the_bits_of_the_reference(name: str, isa: tuple[str, int]) -> None:
+    kernels = operators[name].kernels
+    for case in cases(name):
+        given, expected = made(name, case), made(name, case)
+        wanted = tensors(kernels["reference"](*expected))
+        with machine(*isa):
+            found = tensors(kernels["cpu"](*given))
+        pairs = [*zip(found, wanted, strict=True), *pairs_of(given, expected)]
+        for one, other in pairs:
+            same(one, other, case)
+            assert one.stride() == other.stride(), case
+
+
+def pairs_of(given: tuple[Any, ...], expected: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Tensors among the arguments, which a kernel may have written."""
+    return [
+        (one, other) for one, other in zip(given, expected, strict=True) if isinstance(one, Tensor) and one.dim() > 0
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if f"{name}_out" in operators])
+def test_out_of_any_layout_takes_what_a_new_tensor_would(name: str) -> None:
+    """Another layout than that of x, and x itself where the types agree."""
+    for backend in operators[name].kernels:
+        new, into = operators[name].kernels[backend], operators[f"{name}_out"].kernels[backend]
+        for case in cases(name):
+            given = made(name, case)
+            result, *others = tensors(new(*given))
+            for out in outs_for(given[0], result):
+                source = out if out.dtype == given[0].dtype and out.stride() == given[0].stride() else given[0]
+                if source is out:
+                    out.copy_(given[0])
+                found = tensors(into(source, *given[1:], out))
+                same(out, result, case)
+                for one, other in zip(found, others, strict=True):
+                    same(one, other, case)
+
+
+def outs_for(x: Tensor, result: Tensor) -> list[Tensor]:
+    """In the layout of x, contiguous, transposed and with gaps."""
+    n, c, h, w = result.shape
+    filled = torch.empty_like(result)
+    return [
+        filled,
+        torch.empty(result.shape, dtype=result.dtype),
+        torch.empty((n, c, w, h), dtype=result.dtype).transpose(2, 3),
+        torch.empty((n, c, h, 2 * w), dtype=result.dtype)[..., ::2],
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fakes_agree_with_what_is_computed(name: str) -> None:
+    """Shape, type and strides."""
+    operator = getattr(torch.ops.lograd, name).default
+    for case in cases(name):
+        given = made(name, case)
+        wanted = tensors(operator(*given))
+        with FakeTensorMode() as mode:
+            convert = mode.from_tensor
+            faked = tree_map(lambda part, to=convert: to(part) if isinstance(part, Tensor) else part, given)
+            found = tensors(operator(*faked))
+        assert [(one.shape, one.dtype, one.stride()) for one in found] == [
+            (one.shape, one.dtype, one.stride()) for one in wanted
+        ], case
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str, layout: str) -> None:
+    for dtype in DTYPES[: 2 if layout == "contiguous" else 1]:
+        # Without NaN: PyTorch compares results by their values.
+        x = awkward(SHAPE, dtype, seed=4).nan_to_num(0.5, 3.0, -3.0).clamp(-1e4, 1e4)
+        for place in examples(name)[:2]:
+            torch.library.opcheck(getattr(torch.ops.lograd, name).default, arguments(name, x, lay_in(layout), place))

@@ -1,0 +1,142 @@
+"""Example arguments of every operator of `lograd.ops`: a new operator joins the generic tests by a row here.
+
+A row is a tuple of functions (x, lay) -> arguments.  x is a contiguous float tensor of at least two dimensions, the
+last a multiple of 32; `lay` puts a tensor into the layout under test.  `NAME_out` has the rows of NAME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lograd import FloatFormat, IntFormat, ops, parse_format
+from lograd.ops.grid import arguments_of
+from lograd.ops.registry import operators
+
+Lay = Callable[[Tensor], Tensor]
+Example = Callable[[Tensor, Lay], tuple[Any, ...]]
+
+KEY, ONE, NEED = torch.tensor([3, 4]), torch.tensor(0.5), (True, True, True)
+MX, NV = "1-2-1/32/0-8-0:fn:nozero", "1-2-1/16/1-4-3:fn"
+GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
+
+
+def codes_of(x: Tensor, most: int = 15) -> Tensor:
+    """Codes from 0 to `most` in the shape of x."""
+    return (torch.arange(x.numel()) * 7 % (most + 1)).to(torch.uint8).view(x.shape)
+
+
+def small(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """-1, 0 and 1, whose sums of products every type and every order of summation holds exactly."""
+    return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def parameters(x: Tensor) -> Tensor:
+    """Scale, low and zero of each row."""
+    rows = torch.arange(x.shape[0], dtype=torch.float32)
+    return torch.stack([2.0 + rows, -1.0 - rows, rows])
+
+
+def groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups and stretch of the rows, as packing gives them."""
+    (step,) = ops.pack_block_householder(x.nan_to_num(0.0, 1.0, -1.0), 4).transform
+    return step.groups, step.stretch
+
+
+def linear(threshold: Tensor | None) -> Example:
+    def example(x: Tensor, lay: Lay) -> tuple[Any, ...]:
+        gradient = small((*x.shape[:-1], 16), x.dtype, 1)
+        if threshold is None:  # the native kernel draws row by row, the reference in memory order: equal if contiguous
+            gradient = lay(gradient)
+        tensors = gradient, lay(small(tuple(x.shape), x.dtype, 2)), small((16, x.shape[-1]), x.dtype, 3)
+        return *tensors, threshold, KEY, *NEED
+
+    return example
+
+
+def convolution(threshold: Tensor | None) -> Example:
+    def example(x: Tensor, lay: Lay) -> tuple[Any, ...]:
+        gradient, image = small((4, 12, 6, 6), x.dtype, 1), small((4, 8, 6, 6), x.dtype, 2)
+        return lay(gradient), lay(image), small((12, 8, 3, 3), x.dtype, 3), threshold, KEY, *GEOMETRY, *NEED
+
+    return example
+
+
+def quantizer(*before: Any) -> tuple[Example, ...]:
+    """Rounded and as codes; to nearest with 8 bits, stochastically with 4."""
+    return tuple(
+        lambda x, lay, rest=(bits, stochastic, packed): (lay(x), *before, *rest, KEY)
+        for bits, stochastic in ((4, True), (8, False))
+        for packed in (False, True)
+    )
+
+
+BLOCKS: tuple[Example, ...] = (
+    lambda x, lay: (lay(x), ONE, MX, True, True, KEY),
+    lambda x, lay: (lay(x), ONE, NV, False, False, KEY),
+)
+
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "stochastic_prune": (lambda x, lay: (lay(x), ONE, KEY, True), lambda x, lay: (lay(x), ONE, KEY, False)),
+    "threshold_prune": (lambda x, lay: (lay(x), ONE, True),),
+    "dither": (lambda x, lay: (lay(x), ONE, KEY, True),),
+    "quantize": (
+        lambda x, lay: (lay(x), ONE, *arguments_of(FloatFormat(4, 3)), True, KEY, True),
+        lambda x, lay: (lay(x), ONE, *arguments_of(FloatFormat(3, 0)), False, KEY, False),
+        lambda x, lay: (lay(x), ONE, *arguments_of(IntFormat(4)), True, KEY, True),
+    ),
+    "log_histogram": (lambda x, lay: (lay(x), 1), lambda x, lay: (lay(x), 3)),
+    "kth_magnitude": (lambda x, lay: (lay(x), 3),),
+    "largest_and_scale": (lambda x, lay: (lay(x), 64.0),),
+    "hadamard": (lambda x, lay: (lay(x), 32, KEY, False), lambda x, lay: (lay(x), 16, None, True)),
+    "quantize_codes": (
+        lambda x, lay: (lay(x), ONE, "1-4-3", True, KEY),
+        lambda x, lay: (lay(x), ONE, "int4", False, KEY),
+    ),
+    "dequantize_codes": (
+        lambda x, lay: (lay(codes_of(x)), ONE, "1-2-1", x.dtype),
+        lambda x, lay: (lay(codes_of(x, 126)), ONE, "1-4-3:fn", x.dtype),
+    ),
+    "pack_nibbles": (lambda x, lay: (lay(codes_of(x)),),),
+    "unpack_nibbles": (
+        lambda x, lay: (lay(codes_of(x, 255)), 2 * x.shape[-1]),
+        lambda x, lay: (lay(codes_of(x, 255)), 2 * x.shape[-1] - 1),
+    ),
+    "quantize_blocks": BLOCKS,
+    "quantize_block_codes": BLOCKS,
+    "dequantize_block_codes": (
+        lambda x, lay: (
+            lay(codes_of(x)), codes_of(x[..., :: parse_format(MX).size]) + 120, ONE, MX, False, x.dtype,
+        ),
+    ),
+    "quantize_per_tensor": quantizer(),
+    "quantize_per_sample": quantizer(),
+    "quantize_interval": quantizer(ONE.double()),
+    "quantize_block_householder": quantizer(),
+    "dequantize_rows": (lambda x, lay: (lay(codes_of(x)), parameters(x), 15, x.dtype),),
+    "dequantize_block_householder": (lambda x, lay: (lay(codes_of(x)), parameters(x), *groups(x), 15, x.dtype),),
+    "sparse_linear_backward": (linear(torch.tensor(2.0)), linear(None)),
+    "sparse_convolution_backward": (convolution(torch.tensor(2.0)), convolution(None)),
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """All operators of `lograd.ops`, those with `out` included."""
+    return [name for name in operators if name.removesuffix("_out") in EXAMPLES]
+
+
+def arguments(name: str, x: Tensor, lay: Lay = lambda x: x, place: int = 0) -> tuple[Any, ...]:
+    """Arguments of an operator by the example at a place; made anew, as some are written."""
+    given = EXAMPLES[name.removesuffix("_out")][place](x, lay)
+    if not name.endswith("_out"):
+        return given
+    result = operators[name.removesuffix("_out")].kernels["reference"](*given)
+    return *given, torch.empty_like(result[0] if isinstance(result, tuple) else result)
+
+
+def examples(name: str) -> range:
+    """The places of an operator's examples."""
+    return range(len(EXAMPLES[name.removesuffix("_out")]))
