@@ -172,7 +172,8 @@ def accuracy() -> str:
 
 
 def _epochs(settings: Row) -> str:
-    return f"{settings['epochs']} epoch" + "s" * (settings["epochs"] > 1)
+    count: int = settings["epochs"]
+    return f"{count} epoch" + "s" * (count > 1)
 
 
 def _points(rows: list[Row]) -> str:
