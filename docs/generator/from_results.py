@@ -226,6 +226,13 @@ def noise() -> str:
     return table(["split", "sparsity", *columns], lines)
 
 
+def costly_layers() -> str:
+    """The layers whose pruning brings the most noise, and their share of the work."""
+    layers = sorted(experiment("noise")["layers"], key=lambda one: -float(one["won by keeping it"]))[:5]
+    lines = [[one["layer"], *(f"{100 * one[name]:.1f} %" for name in ("won by keeping it", "work"))] for one in layers]
+    return table(["layer", "noise that is gone if it is kept", "share of the work"], lines)
+
+
 # ---------------------------------------------------------------------------------------------------- laws, predictions
 
 
@@ -289,6 +296,17 @@ def machine() -> str:
     return table(["command", "CPU", "cores", "instruction set", "date", "versions"], lines, words=6)
 
 
+def files() -> str:
+    """Links to the results as they were written: tables with every case, and the JSON that this page is made from."""
+    lines = []
+    for folder in (BENCHMARKS, EXPERIMENTS):
+        place = "../" + folder.relative_to(ROOT).as_posix()
+        for path in sorted(folder.glob("*.json")):
+            links = [f"[{path.stem}{end}]({place}/{path.stem}{end})" for end in (".json", ".md")]
+            lines.append([links[0], links[1] if path.with_suffix(".md").exists() else ""])
+    return table(["numbers", "tables"], lines, words=2)
+
+
 BLOCKS: dict[str, Maker] = {
     "speed": speed,
     "models": models,
@@ -301,9 +319,11 @@ BLOCKS: dict[str, Maker] = {
     "learning-resnet18": learning_resnet18,
     "learning-resnet20": learning_resnet20,
     "noise": noise,
+    "costly-layers": costly_layers,
     "laws": laws,
     "sparsity": sparsity,
     "predictions": predictions,
     "machine": machine,
+    "files": files,
 }
 """A function for each name of a block."""
