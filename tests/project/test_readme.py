@@ -160,6 +160,23 @@ def test_a_broken_block_is_refused(page, words, blocks):
         blocks.filled(page, {"one": lambda: "new"})
 
 
+# -- diffs --
+
+
+def test_the_diffs_show_what_is_in_the_source():
+    """Each added line of docs/adding.md stands in the file that the diff names, and in that order."""
+    shown = "".join(re.findall(r"```diff\n(.*?)```", text_of("docs/adding.md"), re.DOTALL))
+    files = re.split(r"^\+\+\+ (.+)\n", shown, flags=re.MULTILINE)[1:]
+    assert len(files) > 20
+    for name, lines in zip(files[::2], files[1::2], strict=True):
+        source, place = text_of(name).splitlines(), 0
+        for line in lines.splitlines():
+            assert line == "..." or line.startswith("+"), line
+            if line != "...":
+                assert line[1:] in source[place:], f"{name}: {line[1:]!r} is not there, or not in this order"
+                place += source[place:].index(line[1:]) + 1
+
+
 # -- links --
 
 
@@ -172,7 +189,7 @@ def anchors(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_named_files_are_there(page):
     text = page.read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+    for target in re.findall(r"\]\(([^)]+)\)", re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)):
         if not target.startswith("https://"):
             path, _, anchor = target.partition("#")
             file = (page.parent / path).resolve() if path else page
