@@ -22,7 +22,7 @@ from lograd.treatments.recipes import MODIFIERS, RECIPES
 from .blocks import Maker, table
 
 WIDTH = 110
-"""Columns of the help texts."""
+"""Columns of the help texts; their wording is that of the typer in constraints.txt."""
 
 REGISTERING = (ops, attachment, sparse)
 """Packages whose import registers operators with PyTorch."""

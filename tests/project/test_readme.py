@@ -198,6 +198,8 @@ def test_links_and_named_files_are_there(page):
             assert not anchor or anchor in anchors(file), target
     for path in re.findall(r"(?<![\w./-])((?:tests|benchmarks|experiments|src|docs)/[\w./-]+\.\w+)", text):
         assert (ROOT / path).exists(), path
+    for command in re.findall(r"`\./dev test ([^`]+)`", text):
+        assert all((ROOT / path).exists() for path in command.split()), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
