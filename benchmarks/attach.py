@@ -130,7 +130,7 @@ def main(
     what = (
         f"A training step of ResNet-{depth} with {batch} images of 32x32 on {torch.get_num_threads()} threads, dense "
         f"products: medians of {steps} steps taken in turns. The mean contains the steps that take statistics. "
-        "`./dev bench attach` makes this table, which is also in README.md."
+        "`./dev bench attach` makes this table."
     )
     text = markdown(shown, list(shown[0]))
     print(text)

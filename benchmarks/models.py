@@ -182,7 +182,7 @@ def main(
     what = (
         "Speed-up of training with pruned gradients over dense PyTorch in its better layout, of minima and of medians "
         "of steps in turns, in one process; all layers but the last are pruned, and each takes dense or sparse "
-        "products, whichever was faster. `./dev bench models` makes this table, which is in README.md."
+        "products, whichever was faster. `./dev bench models` makes this table."
     )
     text = table(rows)
     print(text)

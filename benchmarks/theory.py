@@ -88,7 +88,7 @@ def main() -> None:
     table = markdown(rows, ("case", "ms", "over root_scalar", "over brentq"))
     what = f"{LAYERS} layers, median of {REPEATS} interleaved repeats"
     result = {"what": what, "versions": versions("numpy", "scipy"), "machine": machine(), "rows": rows}
-    write("theory", result, f"{what}. `./dev bench theory` makes this table, which is in README.md.", table)
+    write("theory", result, f"{what}. `./dev bench theory` makes this table.", table)
     print(table)
 
 

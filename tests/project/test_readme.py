@@ -1,43 +1,207 @@
-"""README keeps its word: its example runs, its numbers are the committed ones, it shows the two commands."""
+"""README and docs keep their word: examples run, commands work, tables are the generator's, links lead somewhere."""
 
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lograd.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+SHELL = re.compile(r"```\n((?:lograd .*\n)+)```")
+WITH_EXAMPLES = [page for page in PAGES if PYTHON.search(page.read_text())]
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def blocks_of(page):
+    """The Python blocks of a page; one that begins with `# NAME.py` is saved under that name, as the page says."""
+    for block in PYTHON.findall(page.read_text()):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            Path(named[1]).write_text(block)
+        yield block
 
 
 @pytest.mark.filterwarnings("ignore:noise of this plan is predicted")  # of a network before its first step
-def test_the_examples_run(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile uses what torch deprecates
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
+def test_the_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    theory, profile, training, recipes = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scope = {}
-    exec(theory, scope)
-    assert abs(scope["theory"].sparsity(scope["law"], scope["a"]) - 0.85) < 1e-9
-    assert scope["format"].bits == 6
-    exec(profile, scope)
-    exec(training, scope)
-    assert {path.name for path in tmp_path.iterdir()} == {"profile.html", "profile.npz", "plan.json", "run.pt"}
+    for block in blocks_of(page):
+        exec(block, scope)
+    CHECKS.get(page.name, lambda scope, folder: None)(scope, tmp_path)
+
+
+def check_readme(scope, folder):
+    handle = scope["handle"]
+    assert handle.plan == scope["plan"]
+    assert handle.counters().total.treated == 5 * len(scope["plan"].layers)  # six batches; the first is not treated
+
+
+def check_guide(scope, folder):
+    assert {path.name for path in folder.iterdir()} == {"profile.html", "profile.npz", "plan.json", "run.pt"}
     plan, handle = scope["mine"], scope["handle"]
     assert (handle.plan, list(plan.kept)) == (plan, ["fc", "conv1"])
-    assert handle.counters().total.treated == 5 * len(plan.layers)  # six batches, and the first one is not treated
-    exec(recipes, scope)
-    count = scope["handle"].counters().total
-    assert count.treated == 2 * 6 * 10 - 6, "ten layers, two copies, from the first batch on; the first layer needs one"
+    assert handle.counters().total.treated == 5 * len(plan.layers)
+    assert abs(scope["theory"].sparsity(scope["law"], scope["a"]) - 0.85) < 1e-9
+    assert abs((scope["pruned"] == 0).float().mean() - 0.85) < 0.01
+    assert scope["format"].bits == 6
 
 
-def test_the_numbers_are_those_of_the_benchmark():
-    shown = []
-    for results in (ROOT / "benchmarks" / "results").glob("*.md"):
-        introduction, table = results.read_text().split("\n\n", 1)
-        if "in README.md" in introduction:
-            shown.append(results.name)
-            assert table.strip() in README, f"{results.name} changed; copy its table into README.md"
-    assert shown, "no table says that it is in README.md"
+def check_recipes(scope, folder):
+    # Two layers, three batches, two copies of the gradient; the first layer needs no input gradient.
+    assert scope["handle"].counters().total.treated == 3 * (2 * 2 - 1)
 
 
-def test_a_fresh_clone_needs_exactly_two_commands():
-    commands = re.search(r"```\n(\./dev.*?)```", README, re.DOTALL)[1].strip().splitlines()
+CHECKS = {"README.md": check_readme, "guide.md": check_guide, "recipes.md": check_recipes}
+
+
+def run(line, monkeypatch):
+    """A command line of the page, in this process."""
+    monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code, line
+
+
+def test_the_command_lines_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "command-line.md"
+    assert len(list(blocks_of(page))) == 1
+    for line in SHELL.search(page.read_text())[1].splitlines():
+        run(line, monkeypatch)
+    assert {"digits.py", "run", "dense", "pruned", "fp6", "compare.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert "3 runs" in capsys.readouterr().out
+    sys.modules.pop("digits")
+
+
+def test_the_command_lines_of_the_readme_run_with_a_package_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make = PYTHON.search(text_of("docs/command-line.md"))[1]
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "train.py").write_text(make)
+    for line in SHELL.search(text_of("README.md"))[1].splitlines():
+        run(line.replace("--epochs 10", "--steps 3"), monkeypatch)
+    assert (tmp_path / "compare.html").exists()
+    for name in ("mypkg.train", "mypkg"):
+        sys.modules.pop(name)
+
+
+def test_the_readme_is_short_and_a_fresh_clone_needs_exactly_two_commands():
+    readme = text_of("README.md")
+    assert len(readme.splitlines()) <= 130
+    commands = re.search(r"```\n(\./dev.*?)```", readme, re.DOTALL)[1].strip().splitlines()
     assert [command.split("#")[0].strip() for command in commands] == ["./dev demo", "./dev test"]
+
+
+# -- what the generator writes --
+
+
+def generate(*arguments):
+    """`./dev docs` without its set-up."""
+    command = [sys.executable, "-m", "docs.generator", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_tables_are_what_the_generator_writes():
+    done = generate("--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_table_is_found_and_written(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made by ./dev docs: endings -->\nold\n<!-- end -->\nafter\n")
+    stale = generate("--check", page)
+    assert (stale.returncode, "page.md is out of date" in stale.stderr) == (1, True)
+    assert "old" in page.read_text()
+    assert generate(page).returncode == 0
+    assert "| `-nearest` | rounded to nearest |" in page.read_text()
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    """The module docs/generator/blocks.py, which no package contains."""
+    spec = importlib.util.spec_from_file_location("blocks", ROOT / "docs" / "generator" / "blocks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_only_the_block_is_replaced(blocks):
+    page = "before\n<!-- made by ./dev docs: one -->\nold\n<!-- end -->\nafter <!-- end -->\n"
+    filled = blocks.filled(page, {"one": lambda: "new\n"})
+    assert filled == page.replace("old", "new")
+    assert blocks.filled(filled, {"one": lambda: "new"}) == filled
+
+
+def test_bars_do_not_break_a_table(blocks):
+    assert blocks.table(["a", "b"], [["|g|", 1]]) == "| a | b |\n|---|---:|\n| \\|g\\| | 1 |"
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("<!-- made by ./dev docs: two -->\n<!-- end -->\n", "the page: there is no block 'two'; there are one."),
+        ("<!-- made by ./dev docs: one -->\n", "a block has no end"),
+        ("<!-- made by ./dev docs: one -->\n" * 2 + "<!-- end -->\n", "the block 'one' has no end"),
+    ],
+)
+def test_a_broken_block_is_refused(page, words, blocks):
+    with pytest.raises(SystemExit, match=words):
+        blocks.filled(page, {"one": lambda: "new"})
+
+
+# -- diffs --
+
+
+def test_the_diffs_show_what_is_in_the_source():
+    """Each added line of docs/adding.md stands in the file that the diff names, and in that order."""
+    shown = "".join(re.findall(r"```diff\n(.*?)```", text_of("docs/adding.md"), re.DOTALL))
+    files = re.split(r"^\+\+\+ (.+)\n", shown, flags=re.MULTILINE)[1:]
+    assert len(files) > 20
+    for name, lines in zip(files[::2], files[1::2], strict=True):
+        source, place = text_of(name).splitlines(), 0
+        for line in lines.splitlines():
+            assert line == "..." or line.startswith("+"), line
+            if line != "...":
+                assert line[1:] in source[place:], f"{name}: {line[1:]!r} is not there, or not in this order"
+                place += source[place:].index(line[1:]) + 1
+
+
+# -- links --
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_are_there(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), target
+            assert file.is_relative_to(ROOT), target
+            assert not anchor or anchor in anchors(file), target
+    for path in re.findall(r"(?<![\w./-])((?:tests|benchmarks|experiments|src|docs)/[\w./-]+\.\w+)", text):
+        assert (ROOT / path).exists(), path
+    for command in re.findall(r"`\./dev test ([^`]+)`", text):
+        assert all((ROOT / path).exists() for path in command.split()), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_outside_of_the_repository_is_named(page):
+    assert not re.search(r"\.\./shared|METHODS|KERNELS", page.read_text())
