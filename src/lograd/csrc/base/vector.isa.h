@@ -18,6 +18,8 @@
 
 // Loops of a known, small number of turns whose vectors are to stay in registers.
 #define LOGRAD_UNROLL _Pragma("GCC unroll 16")
+// Small functions of innermost loops, whose constants are to stay in registers, too.
+#define LOGRAD_INLINE __attribute__((always_inline)) inline
 
 #ifndef LOGRAD_ISA
 #error "include *.isa.h from the sources in isa/ only"

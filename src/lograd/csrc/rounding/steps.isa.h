@@ -29,7 +29,7 @@ inline I as_integer(I steps) { return steps; }
 struct Nearest {
     static constexpr std::uint32_t kBits = 0;
 
-    F operator()(F steps, const Draw&) const { return (steps + 0x1p23f) - 0x1p23f; }
+    LOGRAD_INLINE F operator()(F steps, const Draw&) const { return (steps + 0x1p23f) - 0x1p23f; }
 };
 
 // By the upper 16 bits; `tied` says if they did not decide for some element.
@@ -39,12 +39,14 @@ class ByUpperBits {
 public:
     static constexpr std::uint32_t kBits = 16;
 
-    I operator()(I scaled, const Draw& draw) {
+    LOGRAD_INLINE I operator()(I scaled, const Draw& draw) {
         const I sum = scaled + random_ints(draw.upper);
         fullest_ = larger_halves(fullest_, bits<U>(sum));
         return sum >> 16;
     }
-    I operator()(F scaled, const Draw& draw) { return (*this)(__builtin_convertvector(scaled, I), draw); }
+    LOGRAD_INLINE I operator()(F scaled, const Draw& draw) {
+        return (*this)(__builtin_convertvector(scaled, I), draw);
+    }
 
     bool tied() const { return any((fullest_ & 0xffffu) == 0xffffu); }
 };
@@ -71,7 +73,7 @@ private:
 
 // Calls round(rule), which rounds a chunk and returns what it counted: by one rule, or again by the next if the first one
 // cannot tell.  The constants of `round` belong inside it, where they stay in registers.
-template <bool Stochastic, class Round> inline auto round_chunk(Round round) {
+template <bool Stochastic, class Round> LOGRAD_INLINE auto round_chunk(Round round) {
     if constexpr (!Stochastic) {
         Nearest nearest;
         return round(nearest);

@@ -92,7 +92,7 @@ template <bool Stochastic, bool Codes> class RowRounder {
 
     // Rounds a chunk by the parameters that at_ holds; the lanes with an element outside its range, or NaN.
     template <class Rule>
-    I round_by(Rule& rule, const float* __restrict in, float* __restrict out, const Draw& draw) const {
+    LOGRAD_INLINE I round_by(Rule& rule, const float* __restrict in, float* __restrict out, const Draw& draw) const {
         const F top = F{} + task_.bins;
         I outside{};
         for (std::size_t j = 0; j < kChunk; j += W) {
@@ -127,7 +127,7 @@ template <bool Stochastic, bool Codes> class RowRounder {
 public:
     RowRounder(const RowPiece& task, Counts& counts) : task_(task), counts_(counts) {}
 
-    void chunk(const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+    LOGRAD_INLINE void chunk(const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
         at_.fill(task_.position + static_cast<std::size_t>(first - first_), valid);
         const Draw draw{random, first, task_.piece.seed};
         if (any(round_chunk<Stochastic>([&](auto& rule) { return round_by(rule, in, out, draw); })))
