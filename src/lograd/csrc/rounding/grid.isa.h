@@ -33,7 +33,7 @@ template <class Rule> class OnGrid {
 public:
     const F bound;  // the largest magnitude: nothing is rounded beyond it, so exponents and steps stay small
 
-    LOGRAD_INLINE explicit OnGrid(const Grid& grid)
+    explicit OnGrid(const Grid& grid)
         : largest_(F{} + grid.largest), largest_negative_(F{} + grid.largest_negative),
           smallest_normal_(F{} + power_of_two(grid.smallest_exponent)), integer_(grid.integer),
           parity_(!grid.integer && grid.mantissa == 0), odd_up_(grid.odd_exponents_up),
@@ -41,7 +41,7 @@ public:
           inverse_of_(2u * kOne + mantissa_ + (Rule::kBits << 23)), bound(larger(largest_, largest_negative_)) {}
 
     // NaN becomes the bound; who calls puts it back.
-    LOGRAD_INLINE auto round(F magnitude, Rule& rule, const Draw& draw) const {
+    auto round(F magnitude, Rule& rule, const Draw& draw) const {
         const F inside = smaller(magnitude, bound);
         // e is the exponent of the binade, of the smallest normal number, or 0 for integers.
         U binade = U{} + kOne;
@@ -58,12 +58,12 @@ public:
         return Rounded<decltype(steps)>{steps, binade};
     }
 
-    template <class Steps> LOGRAD_INLINE F value(const Rounded<Steps>& r) const {
+    template <class Steps> F value(const Rounded<Steps>& r) const {
         return as_float(r.steps) * bits<F>(r.binade - mantissa_);
     }
 
     // The largest magnitude on the side of y.
-    LOGRAD_INLINE F limit(F y) const { return select(bits<I>(y) < 0, largest_negative_, largest_); }
+    F limit(F y) const { return select(bits<I>(y) < 0, largest_negative_, largest_); }
 };
 
 // The constants of a format's codes.
@@ -73,7 +73,7 @@ class Coder {
     const I most_, most_negative_, negative_base_, negative_zero_;
 
 public:
-    LOGRAD_INLINE explicit Coder(const Coding& c)
+    explicit Coder(const Coding& c)
         : integer_(c.grid.integer), twos_complement_(c.negative_step < 0), shift_(I{} + c.grid.mantissa),
           smallest_(I{} + (127 + c.grid.smallest_exponent)), most_(I{} + c.largest),
           most_negative_(I{} + c.largest_negative), negative_base_(I{} + c.negative_base),
@@ -81,7 +81,7 @@ public:
 
     // The code of a rounded magnitude with the sign of y.  Steps of a normal number hold the hidden bit, which carries the
     // missing 1 into the exponent field.
-    template <class Steps> LOGRAD_INLINE I code(const Rounded<Steps>& r, F y) const {
+    template <class Steps> I code(const Rounded<Steps>& r, F y) const {
         I c = as_integer(r.steps);
         if (!integer_) c += (bits<I>(r.binade >> 23) - smallest_) << shift_;
         const I negative = bits<I>(y) < 0, end = negative ? most_negative_ : most_;
@@ -89,7 +89,7 @@ public:
         const I below = twos_complement_ ? negative_base_ - c : negative_base_ + c;
         return negative ? ((c == 0) ? negative_zero_ : below) : c;
     }
-    LOGRAD_INLINE I is_zero(I code) const { return (code == 0) | (code == negative_zero_); }
+    I is_zero(I code) const { return (code == 0) | (code == negative_zero_); }
 };
 
 }  // namespace LOGRAD_ISA

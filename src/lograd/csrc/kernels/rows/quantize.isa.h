@@ -127,7 +127,7 @@ template <bool Stochastic, bool Codes> class RowRounder {
 public:
     RowRounder(const RowPiece& task, Counts& counts) : task_(task), counts_(counts) {}
 
-    LOGRAD_INLINE void chunk(const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+    void chunk(const float* in, float* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
         at_.fill(task_.position + static_cast<std::size_t>(first - first_), valid);
         const Draw draw{random, first, task_.piece.seed};
         if (any(round_chunk<Stochastic>([&](auto& rule) { return round_by(rule, in, out, draw); })))
