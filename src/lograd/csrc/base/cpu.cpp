@@ -80,8 +80,7 @@ std::vector<std::string> cpu_features() {
 
 bool cpu_runs(const std::string& isa) {
     const auto have = cpu_features();
-    if (isa == "avx512")
-        return all_of(have, {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"});
+    if (isa == "avx512") return all_of(have, {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"});
     if (isa == "avx2") return all_of(have, {"avx2", "fma", "f16c"});
     return isa == "generic";
 }

@@ -39,7 +39,8 @@ public:
     explicit Functions(nb::module_& module) : module_(module) {}
     ~Functions() { module_.attr("KERNELS") = nb::tuple(kernels_); }
 
-    template <class Function, class... Extra> void kernel(const char* name, Function&& function, const Extra&... extra) {
+    template <class Function, class... Extra>
+    void kernel(const char* name, Function&& function, const Extra&... extra) {
         module_.def(name, std::forward<Function>(function), nb::call_guard<nb::gil_scoped_release>(), extra...);
         kernels_.append(name);
     }

@@ -11,9 +11,9 @@ using A = Address;
 using N = Size;
 
 void bind_blocks(Functions& functions) {
-    functions.kernel("quantize_blocks", [](A coding, int type, A x, A y, A codes, A scales, N rows, N columns,
-                                           A tensor_scale, float largest, bool stochastic, bool unbiased, A key,
-                                           int threads, A counts) {
+    functions.kernel("quantize_blocks",
+                     [](A coding, int type, A x, A y, A codes, A scales, N rows, N columns, A tensor_scale,
+                        float largest, bool stochastic, bool unbiased, A key, int threads, A counts) {
         Blocks task{};
         task.coding = at<const BlockCoding>(coding);
         task.type = type_of(type);
@@ -31,8 +31,8 @@ void bind_blocks(Functions& functions) {
         task.threads = threads;
         write(quantize_blocks(task), counts);
     });
-    functions.kernel("dequantize_blocks", [](A coding, A codes, A scales, int type, A y, N rows, N columns, A tensor_scale,
-                                             float largest, bool unbiased, int threads) {
+    functions.kernel("dequantize_blocks", [](A coding, A codes, A scales, int type, A y, N rows, N columns,
+                                             A tensor_scale, float largest, bool unbiased, int threads) {
         Blocks task{};
         task.coding = at<const BlockCoding>(coding);
         task.type = type_of(type);

@@ -40,9 +40,15 @@ void bind_codes(Functions& functions) {
     functions.other("block_coding", &block_coding);
     functions.kernel("quantize_codes", [](int type, A x, A codes, N count, A scale, A coding, bool stochastic, A key,
                                           int threads, A counts) {
-        const QuantizeCodes task{type_of(type),           at<const void>(x),       at<std::uint8_t>(codes),
-                                 count,                   at<const Coding>(coding), *at<const float>(scale),
-                                 stochastic,              key_at(key),             threads};
+        const QuantizeCodes task{type_of(type),
+                                 at<const void>(x),
+                                 at<std::uint8_t>(codes),
+                                 count,
+                                 at<const Coding>(coding),
+                                 *at<const float>(scale),
+                                 stochastic,
+                                 key_at(key),
+                                 threads};
         write(quantize_codes(task), counts);
     });
     functions.kernel("dequantize_codes", [](A codes, int type, A y, N count, A scale, A coding, int threads) {

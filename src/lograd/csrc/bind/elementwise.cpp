@@ -28,9 +28,9 @@ void bind_elementwise(Functions& functions) {
     functions.kernel("dither", [](int type, A x, A y, N count, A step, A key, int threads, A counts) {
         dither(task(type, x, y, count, key, threads, counts), value_at(step));
     });
-    functions.kernel("quantize", [](int type, A x, A y, N count, A scale, bool integer, int mantissa, int smallest_exponent,
-                                    bool odd_exponents_up, float largest, float largest_negative, bool stochastic, A key,
-                                    int threads, A counts) {
+    functions.kernel("quantize", [](int type, A x, A y, N count, A scale, bool integer, int mantissa,
+                                    int smallest_exponent, bool odd_exponents_up, float largest, float largest_negative,
+                                    bool stochastic, A key, int threads, A counts) {
         const Grid grid{integer, mantissa, smallest_exponent, odd_exponents_up, largest, largest_negative};
         quantize(task(type, x, y, count, key, threads, counts), grid, value_at(scale), stochastic);
     });

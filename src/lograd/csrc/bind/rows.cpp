@@ -41,12 +41,13 @@ void bind_rows(Functions& functions) {
         write(quantize_interval(m, rounding, *at<const double>(gamma), at<double>(statistics), at<float>(parameters)),
               counts);
     });
-    functions.kernel("dequantize_rows", [](int type, A codes, N rows, N columns, A y, A parameters, int bins, int threads) {
+    functions.kernel("dequantize_rows",
+                     [](int type, A codes, N rows, N columns, A y, A parameters, int bins, int threads) {
         dequantize_rows(matrix(type, codes, rows, columns), at<void>(y), at<const float>(parameters),
                         static_cast<float>(bins), threads);
     });
-    functions.kernel("reflect_rows", [](bool inverse, int type, A x, A y, N rows, N columns, A order, A first, A stretch,
-                                        A share, A bounds, int threads, A counts) {
+    functions.kernel("reflect_rows", [](bool inverse, int type, A x, A y, N rows, N columns, A order, A first,
+                                        A stretch, A share, A bounds, int threads, A counts) {
         const auto* smallest = at<const float>(bounds);
         const auto* largest = smallest == nullptr ? nullptr : smallest + rows;
         const Reflection reflection{inverse,

@@ -21,8 +21,7 @@ constexpr std::size_t kAhead = 512;
 inline void write(const float* from, float* to, bool past_cache) {
     if (past_cache)
         for (std::size_t j = 0; j < kChunk; j += W) stream(to + j, load<F>(from + j));
-    else
-        std::memcpy(to, from, kChunk * sizeof(float));
+    else std::memcpy(to, from, kChunk * sizeof(float));
 }
 template <class T> void write(const float* from, T* to, bool) { narrow(from, to, kChunk); }
 
@@ -40,7 +39,8 @@ enum class Writes { kStraight, kBuffered };
 
 // kernel(put, in, out, random, first, valid): `first` is the random index of in[0]; elements from `valid` on are padding.
 template <bool Random, class In, class Out, class Kernel>
-void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::uint64_t seed, Writes writes, Kernel kernel) {
+void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::uint64_t seed, Writes writes,
+                Kernel kernel) {
     static_assert(Upper16::kBlocks * 8 == kChunk);
     alignas(64) float in[kChunk], out[kChunk];
     alignas(64) std::uint16_t random[kChunk] = {};
@@ -63,8 +63,8 @@ void for_chunks(const In* x, Out* y, std::size_t n, std::uint64_t index, std::ui
     };
     if (done) ragged(0, done);
     const bool apart = static_cast<const void*>(x) != y;
-    const bool past_cache = n * sizeof(Out) >= (std::size_t{4} << 20) && apart &&
-                            reinterpret_cast<std::uintptr_t>(y + done) % (W * 4) == 0;
+    const bool past_cache =
+        n * sizeof(Out) >= (std::size_t{4} << 20) && apart && reinterpret_cast<std::uintptr_t>(y + done) % (W * 4) == 0;
     const auto whole = [&](auto straight, auto put) {
         for (; done + kChunk <= n; done += kChunk) {
             for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(x + done + kAhead + j);

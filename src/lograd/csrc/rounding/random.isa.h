@@ -63,7 +63,8 @@ inline L multiply_low(L v, std::uint32_t factor) {
 inline void store_words(L a, L b, L c, L d, std::uint16_t* out) {
 #if defined(__AVX512F__)
     const __m512i ab = bits<__m512i>((a & 0xffffffffu) | (b << 32)), cd = bits<__m512i>((c & 0xffffffffu) | (d << 32));
-    const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), last = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+    const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0),
+                  last = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
     store(out, _mm512_permutex2var_epi64(ab, first, cd));
     store(out + 2 * W, _mm512_permutex2var_epi64(ab, last, cd));
 #elif defined(__AVX2__)

@@ -44,9 +44,7 @@ public:
         fullest_ = larger_halves(fullest_, bits<U>(sum));
         return sum >> 16;
     }
-    LOGRAD_INLINE I operator()(F scaled, const Draw& draw) {
-        return (*this)(__builtin_convertvector(scaled, I), draw);
-    }
+    LOGRAD_INLINE I operator()(F scaled, const Draw& draw) { return (*this)(__builtin_convertvector(scaled, I), draw); }
 
     bool tied() const { return any((fullest_ & 0xffffu) == 0xffffu); }
 };

@@ -22,7 +22,8 @@ template <class Body> void over_blocks(Blocks& task, Body body) {
 Counts quantize_blocks(Blocks task) {
     const std::size_t size = task.coding->size;
     // A chunk starts where a vector does only if no earlier chunk was short.
-    task.past_cache = past_cache(task.y, task.rows * task.columns, task.type) && 128 % size == 0 && task.columns % size == 0;
+    task.past_cache =
+        past_cache(task.y, task.rows * task.columns, task.type) && 128 % size == 0 && task.columns % size == 0;
     Total total;
     over_blocks(task, [&](std::size_t first, std::size_t last) {
         Counts own{true};

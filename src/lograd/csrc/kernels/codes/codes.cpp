@@ -27,8 +27,12 @@ Counts quantize_codes(const QuantizeCodes& task) {
     Total total;
     parallel_for(task.count, kGrain, task.threads, [&](std::size_t begin, std::size_t end) {
         Counts own{true};
-        const Piece piece{task.type,   element(task.x, begin, bytes(task.type)), task.codes + begin,
-                          end - begin, task.key.offset + begin,                  task.key.seed};
+        const Piece piece{task.type,
+                          element(task.x, begin, bytes(task.type)),
+                          task.codes + begin,
+                          end - begin,
+                          task.key.offset + begin,
+                          task.key.seed};
         kernels().codes.quantize(piece, *task.coding, task.scale, task.stochastic, own);
         total.add(own);
     });
@@ -50,7 +54,8 @@ bool pack_nibbles(const std::uint8_t* codes, std::uint8_t* packed, std::size_t r
     return good;
 }
 
-void unpack_nibbles(const std::uint8_t* packed, std::uint8_t* codes, std::size_t rows, std::size_t columns, int threads) {
+void unpack_nibbles(const std::uint8_t* packed, std::uint8_t* codes, std::size_t rows, std::size_t columns,
+                    int threads) {
     over_rows(rows, columns, threads, [&](std::size_t code, std::size_t byte, std::size_t count, std::size_t width) {
         kernels().codes.unpack_nibbles(packed + byte, codes + code, count, width);
     });

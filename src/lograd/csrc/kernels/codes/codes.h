@@ -35,7 +35,8 @@ void dequantize_codes(const DequantizeCodes&);
 
 // Rows of `columns` codes to rows of (columns + 1) / 2 bytes, the first code in the low half; false if a code exceeds 15.
 bool pack_nibbles(const std::uint8_t* codes, std::uint8_t* packed, std::size_t rows, std::size_t columns, int threads);
-void unpack_nibbles(const std::uint8_t* packed, std::uint8_t* codes, std::size_t rows, std::size_t columns, int threads);
+void unpack_nibbles(const std::uint8_t* packed, std::uint8_t* codes, std::size_t rows, std::size_t columns,
+                    int threads);
 
 // The kernels of one instruction set.
 struct CodeKernels {

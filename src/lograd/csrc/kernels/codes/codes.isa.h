@@ -32,33 +32,33 @@ template <bool Stochastic, class T>
 void quantize_codes_as(const Piece& p, const Coding& coding, float scale, Counts& counts) {
     LaneCounts total;
     std::size_t padding = 0;
-    for_chunks<Stochastic>(
-        static_cast<const T*>(p.x), static_cast<Code*>(p.y), p.count, p.index, p.seed, Writes::kBuffered,
-        [&](auto, const float* __restrict in, auto* out, const std::uint16_t* random, std::uint64_t first,
-            std::size_t valid) {
-            total.add(round_chunk<Stochastic>([&](auto& rule) {
-                const OnGrid<std::remove_reference_t<decltype(rule)>> grid(coding.grid);
-                const Coder coder(coding);
-                const I nan = I{} + coding.nan;
-                LaneCounts own;
-                for (std::size_t j = 0; j < kChunk; j += 4 * W) {
-                    I codes[4];
-                    for (std::size_t k = 0; k < 4; ++k) {
-                        const std::size_t at = j + k * W;
-                        const F y = load<F>(in + at) * scale, m = magnitude(y);
-                        const auto rounded = grid.round(m, rule, {random + at, first + at, p.seed});
-                        const I known = y == y;
-                        codes[k] = known ? coder.code(rounded, y) : nan;
-                        own.zeros -= known & coder.is_zero(codes[k]);
-                        own.nans -= ~known;
-                        own.clipped -= m > grid.limit(y);
-                    }
-                    store_codes(codes, out + j);
+    for_chunks<Stochastic>(static_cast<const T*>(p.x), static_cast<Code*>(p.y), p.count, p.index, p.seed,
+                           Writes::kBuffered,
+                           [&](auto, const float* __restrict in, auto* out, const std::uint16_t* random,
+                               std::uint64_t first, std::size_t valid) {
+        total.add(round_chunk<Stochastic>([&](auto& rule) {
+            const OnGrid<std::remove_reference_t<decltype(rule)>> grid(coding.grid);
+            const Coder coder(coding);
+            const I nan = I{} + coding.nan;
+            LaneCounts own;
+            for (std::size_t j = 0; j < kChunk; j += 4 * W) {
+                I codes[4];
+                for (std::size_t k = 0; k < 4; ++k) {
+                    const std::size_t at = j + k * W;
+                    const F y = load<F>(in + at) * scale, m = magnitude(y);
+                    const auto rounded = grid.round(m, rule, {random + at, first + at, p.seed});
+                    const I known = y == y;
+                    codes[k] = known ? coder.code(rounded, y) : nan;
+                    own.zeros -= known & coder.is_zero(codes[k]);
+                    own.nans -= ~known;
+                    own.clipped -= m > grid.limit(y);
                 }
-                return own;
-            }));
-            padding += kChunk - valid;
-        });
+                store_codes(codes, out + j);
+            }
+            return own;
+        }));
+        padding += kChunk - valid;
+    });
     total.add_to(counts, padding);
 }
 

@@ -33,15 +33,13 @@ template <class Kernel> void over_pieces(const Elementwise& task, Kernel kernel)
 }  // namespace
 
 void stochastic_prune(const Elementwise& task, float threshold) {
-    over_pieces(task, [&](const Piece& piece, Counts& own) {
-        kernels().elementwise.stochastic_prune(piece, threshold, own);
-    });
+    over_pieces(
+        task, [&](const Piece& piece, Counts& own) { kernels().elementwise.stochastic_prune(piece, threshold, own); });
 }
 
 void threshold_prune(const Elementwise& task, float threshold) {
-    over_pieces(task, [&](const Piece& piece, Counts& own) {
-        kernels().elementwise.threshold_prune(piece, threshold, own);
-    });
+    over_pieces(task,
+                [&](const Piece& piece, Counts& own) { kernels().elementwise.threshold_prune(piece, threshold, own); });
 }
 
 void dither(const Elementwise& task, float step) {

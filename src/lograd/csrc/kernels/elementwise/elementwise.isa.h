@@ -52,8 +52,9 @@ struct Tally {
 inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
     const Pruning pruning(a);
     Tally tally(counts);
-    run<true>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
-                             std::uint64_t first, std::size_t valid) {
+    run<true>(p, counts,
+              [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
+                  std::uint64_t first, std::size_t valid) {
         U nearest = U{} - 1u;
         LOGRAD_UNROLL
         for (std::size_t j = 0; j < kChunk; j += W) {
@@ -72,8 +73,9 @@ inline void stochastic_prune(const Piece& p, float a, Counts& counts) {
 // Keep |x| > t, and NaN.
 inline void threshold_prune(const Piece& p, float t, Counts& counts) {
     Tally tally(counts);
-    run<false>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t*,
-                              std::uint64_t, std::size_t valid) {
+    run<false>(p, counts,
+               [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t*, std::uint64_t,
+                   std::size_t valid) {
         for (std::size_t j = 0; j < kChunk; j += W) {
             const F x = load<F>(in + j);
             put(out + j, bits<F>(bits<U>(x) & bits<U>(~(magnitude(x) <= t))));
@@ -86,8 +88,9 @@ inline void threshold_prune(const Piece& p, float t, Counts& counts) {
 // Non-subtractive dither: x rounded stochastically to multiples of `step`.
 inline void dither(const Piece& p, float step, Counts& counts) {
     Tally tally(counts);
-    run<true>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
-                             std::uint64_t first, std::size_t valid) {
+    run<true>(p, counts,
+              [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
+                  std::uint64_t first, std::size_t valid) {
         tally.clipped += round_chunk<true>([&](auto& rule) {
             const F unit = F{} + step;
             for (std::size_t j = 0; j < kChunk; j += W) {
@@ -95,7 +98,8 @@ inline void dither(const Piece& p, float step, Counts& counts) {
                 const I fractional = steps < 0x1p23f;  // a larger float32 is a whole number
                 const F small = bits<F>(bits<I>(steps) & fractional);
                 const F whole = __builtin_convertvector(__builtin_convertvector(small, I), F);
-                const F rounded = whole + as_float(rule((small - whole) * 65536.0f, Draw{random + j, first + j, p.seed}));
+                const F rounded =
+                    whole + as_float(rule((small - whole) * 65536.0f, Draw{random + j, first + j, p.seed}));
                 put(out + j, bits<F>(bits<U>(select(fractional, rounded, steps) * unit) | sign(x)));
             }
             return I{};  // nothing is clipped
@@ -110,8 +114,9 @@ inline void dither(const Piece& p, float step, Counts& counts) {
 template <bool Stochastic, bool Divide, bool Symmetric>
 void quantize_as(const Piece& p, const Grid& grid, float scale, Counts& counts) {
     Tally tally(counts);
-    run<Stochastic>(p, counts, [&](auto put, const float* __restrict in, float* __restrict out,
-                                   const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
+    run<Stochastic>(p, counts,
+                    [&](auto put, const float* __restrict in, float* __restrict out, const std::uint16_t* random,
+                        std::uint64_t first, std::size_t valid) {
         tally.clipped += round_chunk<Stochastic>([&](auto& rule) {
             const OnGrid<std::remove_reference_t<decltype(rule)>> on_grid(grid);
             const F factor = F{} + scale, inverse = 1.0f / factor;

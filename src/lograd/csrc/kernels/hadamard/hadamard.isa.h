@@ -54,8 +54,9 @@ template <std::size_t N> inline void walsh_hadamard(F* v) {
 template <std::size_t N, class T> void hadamard_as(const HadamardPiece& piece, std::size_t first, std::size_t last) {
     static_assert(N % W == 0);
     // The nearest float to 1 / sqrt(N), exact where N is a power of 4.
-    constexpr float factor = N == 16 ? 0.25f : N == 64 ? 0.125f : static_cast<float>(
-        N == 32 ? 0.17677669529663687 : 0.08838834764831843);
+    constexpr float factor = N == 16   ? 0.25f
+                             : N == 64 ? 0.125f
+                                       : static_cast<float>(N == 32 ? 0.17677669529663687 : 0.08838834764831843);
     const Hadamard& task = piece.task;
     const T* x = static_cast<const T*>(task.x);
     T* y = static_cast<T*>(task.y);
@@ -81,7 +82,8 @@ template <std::size_t N, class T> void hadamard_as(const HadamardPiece& piece, s
             if (task.inverse) result = bits<F>(bits<U>(result) ^ flip(i));
             // Which NaN an addition returns depends on the CPU; one NaN for all.
             result = select(result == result, result, F{} + __builtin_nanf(""));
-            if (std::is_same_v<T, float> && piece.past_cache) stream(reinterpret_cast<float*>(y + block * N) + i * W, result);
+            if (std::is_same_v<T, float> && piece.past_cache)
+                stream(reinterpret_cast<float*>(y + block * N) + i * W, result);
             else store(out + i * W, result);
         }
         if (!(std::is_same_v<T, float> && piece.past_cache)) narrow(out, y + block * N, N);

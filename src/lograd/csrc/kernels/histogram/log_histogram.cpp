@@ -68,7 +68,8 @@ template <class Format, std::size_t kTables> class Histogram {
         const int octave = 63 - __builtin_clzll(m);
         // Move the leading one to where normal numbers have it.
         const Word normal = static_cast<Word>(m << (Format::kFraction - octave));
-        return static_cast<std::size_t>(octave) * kBinsPerOctave + ((normal - Format::kSmallestNormal) >> Format::kShift);
+        return static_cast<std::size_t>(octave) * kBinsPerOctave +
+               ((normal - Format::kSmallestNormal) >> Format::kShift);
     }
 
 public:

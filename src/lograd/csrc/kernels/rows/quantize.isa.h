@@ -16,7 +16,7 @@ class Spread {
     static constexpr std::size_t kNone = ~std::size_t{0};
     const RowParameters& rows_;
     std::size_t row_ = kNone, begin_ = 0, end_ = 0;  // the row where the chunk begins
-    std::size_t filled_ = kNone;                      // the row that the lists hold throughout
+    std::size_t filled_ = kNone;                     // the row that the lists hold throughout
 
 public:
     // Element by element, after `fill`.
@@ -159,12 +159,12 @@ void quantize_rows_as(const In* x, Out* y, const RowPiece& task, Counts& counts)
     for_chunks<Stochastic>(
         x, y, p.count, p.index, p.seed, Writes::kBuffered,
         [&](auto, const float* in, auto* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
-            if (task.ahead != 0) {
-                const In* next = x + static_cast<std::size_t>(first - p.index) + task.ahead;
-                for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(next + j);
-            }
-            rounder.chunk(in, out, random, first, valid);
-        });
+        if (task.ahead != 0) {
+            const In* next = x + static_cast<std::size_t>(first - p.index) + task.ahead;
+            for (std::size_t j = 0; j < kChunk; j += 64 / sizeof(In)) __builtin_prefetch(next + j);
+        }
+        rounder.chunk(in, out, random, first, valid);
+    });
 }
 
 inline void quantize_rows(const RowPiece& task, Counts& counts) {
@@ -189,13 +189,13 @@ inline void dequantize_rows(const RowPiece& task) {
         for_chunks<false>(
             static_cast<const Code*>(p.x), static_cast<T*>(p.y), p.count, 0, 0, Writes::kBuffered,
             [&](auto, const float* in, float* out, const std::uint16_t*, std::uint64_t first, std::size_t valid) {
-                at.fill(task.position + static_cast<std::size_t>(first), valid);
-                for (std::size_t j = 0; j < kChunk; j += W) {
-                    const F code = load<F>(in + j);
-                    const F value = (code - load<F>(at.zero + j)) / load<F>(at.scale + j) + load<F>(at.low + j);
-                    store(out + j, select(code == nan_code, nan, value));
-                }
-            });
+            at.fill(task.position + static_cast<std::size_t>(first), valid);
+            for (std::size_t j = 0; j < kChunk; j += W) {
+                const F code = load<F>(in + j);
+                const F value = (code - load<F>(at.zero + j)) / load<F>(at.scale + j) + load<F>(at.low + j);
+                store(out + j, select(code == nan_code, nan, value));
+            }
+        });
     });
 }
 

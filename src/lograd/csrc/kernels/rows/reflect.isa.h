@@ -82,8 +82,7 @@ inline void reflect(const Reflection& r, std::size_t begin, std::size_t end, Cou
             const std::size_t count = end - column < kColumns ? end - column : kColumns;
             if (r.inverse)
                 reflect_block<true>(r, static_cast<const float*>(r.x), static_cast<T*>(r.y), column, count, counts);
-            else
-                reflect_block<false>(r, static_cast<const T*>(r.x), static_cast<float*>(r.y), column, count, counts);
+            else reflect_block<false>(r, static_cast<const T*>(r.x), static_cast<float*>(r.y), column, count, counts);
         }
     });
 }

@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kInCache = 32768;
 
 RowParameters lists(const float* parameters, std::size_t rows, std::size_t columns) {
-    return {parameters,            parameters + rows,     parameters + 2 * rows,
-            parameters + 3 * rows, parameters + 4 * rows, columns};
+    return {parameters, parameters + rows, parameters + 2 * rows, parameters + 3 * rows, parameters + 4 * rows,
+            columns};
 }
 
 // A row without a finite element counts as zero; adding 0 makes -0 equal to 0 in its bits.
@@ -188,7 +188,8 @@ Counts quantize_interval(const Matrix& m, const RowRounding& r, double gamma, do
 
 void dequantize_rows(const Matrix& m, void* y, const float* parameters, float bins, int threads) {
     // Nothing is clipped here: the bounds are read, and not used.
-    const RowParameters rows{parameters, parameters + m.rows, parameters + 2 * m.rows, parameters, parameters, m.columns};
+    const RowParameters rows{parameters, parameters + m.rows, parameters + 2 * m.rows,
+                             parameters, parameters,          m.columns};
     parallel_for(m.rows * m.columns, kGrain, threads, [&](std::size_t begin, std::size_t end) {
         const Piece piece{m.type, element(m.x, begin, 1), element(y, begin, bytes(m.type)), end - begin, 0, 0};
         kernels().rows.dequantize({piece, begin, 0, rows, bins, false, true});

@@ -32,7 +32,8 @@ template <class Format> class Select {
     // Goes down from the highest of the new leading bits to where the rank lies.
     void narrow(const std::vector<std::int64_t>& counts, int shift) {
         std::size_t digit = counts.size() - 1;
-        for (; rank_ > static_cast<std::size_t>(counts[digit]); --digit) rank_ -= static_cast<std::size_t>(counts[digit]);
+        for (; rank_ > static_cast<std::size_t>(counts[digit]); --digit)
+            rank_ -= static_cast<std::size_t>(counts[digit]);
         prefix_ = static_cast<Word>(static_cast<Word>(prefix_ << (shift_ - shift)) | digit);
         candidates_ = static_cast<std::size_t>(counts[digit]);
         shift_ = shift;

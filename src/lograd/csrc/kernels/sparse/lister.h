@@ -35,7 +35,8 @@ private:
     const SparseKernels& kernels_;
     Workspace& work_;
     const int threads_;
-    const bool with_x_ = task_.d_x != nullptr, with_w_ = task_.d_weight != nullptr, with_bias_ = task_.d_bias != nullptr;
+    const bool with_x_ = task_.d_x != nullptr, with_w_ = task_.d_weight != nullptr,
+               with_bias_ = task_.d_bias != nullptr;
     const bool prunes_ = task_.threshold != nullptr && *task_.threshold > 0.0f;
     const std::size_t pixels_ = layer_.y.output * layer_.x.output;  // of an image
 
@@ -75,8 +76,8 @@ private:
                     TwoWayLists&, Found&);
     // G with channels first.
     Found list_planes(Worker&, const Band&, Span strip);
-    void list_part(const Band&, std::size_t block, const Outputs& run, Span outputs, std::uint16_t* random, TwoWayLists&,
-                   Found&);
+    void list_part(const Band&, std::size_t block, const Outputs& run, Span outputs, std::uint16_t* random,
+                   TwoWayLists&, Found&);
 };
 
 }  // namespace lograd

@@ -87,7 +87,8 @@ inline bool pack(const float* data, const Pixels& p, std::size_t width, float* r
             std::size_t c = 0;
             for (; c + 8 <= p.channels; c += 8) {
                 const float* from = data + first + c * p.channel_stride;
-                found = _mm256_or_si256(found, transpose(from, p.channel_stride, rows + first * width + c, width, false));
+                found =
+                    _mm256_or_si256(found, transpose(from, p.channel_stride, rows + first * width + c, width, false));
             }
             for (std::size_t k = first; k < first + 8; ++k) {
                 for (std::size_t rest = c; rest < p.channels; ++rest) {

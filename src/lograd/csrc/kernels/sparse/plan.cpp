@@ -99,8 +99,9 @@ void Plan::join_blocks(std::size_t rows, std::size_t columns) {
         return Rectangle{{a.image.begin, b.image.end}, {a.y.begin, b.y.end}, {a.x.begin, b.x.end}};
     };
     const bool by_column = columns < x.output, by_row = !by_column && rows < y.output;
-    const std::size_t row_of_blocks = by_column ? divided_up(x.output, columns) : by_row ? divided_up(y.output, rows)
-                                                                                          : blocks.size();
+    const std::size_t row_of_blocks = by_column ? divided_up(x.output, columns)
+                                      : by_row  ? divided_up(y.output, rows)
+                                                : blocks.size();
     std::size_t most = 1;
     while (most < row_of_blocks) {
         const Rectangle next = joined(0, most);
@@ -166,7 +167,8 @@ void Plan::join_runs() {
     for (std::size_t run = 0; run < runs.size(); ++run) {
         most_run = std::max(most_run, runs[run].channels.size());
         const std::size_t end = runs[run].channels.end;
-        if (strips.empty() || end - runs[strips.back().begin].channels.begin > kStripColumns) strips.push_back({run, run});
+        if (strips.empty() || end - runs[strips.back().begin].channels.begin > kStripColumns)
+            strips.push_back({run, run});
         strips.back().end = run + 1;
     }
 }

@@ -36,8 +36,8 @@ void Products::pack_weight() {
         bool bad = false;
         for (std::size_t y = 0; y < layer_.y.kernel; ++y)
             for (const Span& taps : plan_.taps) {
-                const float* from = task_.weight + outputs.begin * s.output + channels.begin * s.channel + y * s.y +
-                                    taps.begin * s.x;
+                const float* from =
+                    task_.weight + outputs.begin * s.output + channels.begin * s.channel + y * s.y + taps.begin * s.x;
                 if (taps.size() == 1)
                     bad |= kernels_.pack(from, {outputs.size(), 1, channels.size(), s.output, s.channel},
                                          plan_.panel_row, panel);
@@ -53,9 +53,8 @@ void Products::pack_weight() {
 
 void Products::clear_input_gradient() {
     const std::size_t image = layer_.channels * layer_.y.input * layer_.x.input;
-    parallel_tasks(layer_.batch, threads_, [&](std::size_t, std::size_t i) {
-        std::memset(task_.d_x + i * image, 0, image * sizeof(float));
-    });
+    parallel_tasks(layer_.batch, threads_,
+                   [&](std::size_t, std::size_t i) { std::memset(task_.d_x + i * image, 0, image * sizeof(float)); });
 }
 
 void Products::input_products(const Lister& lister, Span bands) {

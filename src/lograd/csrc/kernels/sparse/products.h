@@ -46,7 +46,8 @@ private:
     // Panels of W by tile, output block, kernel row and taps.
     std::size_t panels_of_block() const { return layer_.y.kernel * plan_.taps.size(); }
     std::size_t panel_at(std::size_t tile, std::size_t block) const {
-        return (tile * layer_.outputs + plan_.output_blocks[block].channels.begin) * panels_of_block() * plan_.panel_row;
+        return (tile * layer_.outputs + plan_.output_blocks[block].channels.begin) * panels_of_block() *
+               plan_.panel_row;
     }
     void multiply(const Lists& lists, const Span& taps, const float* panel, float* tile) const {
         kernels_.multiply[taps.size() * plan_.tile_vectors](lists, reinterpret_cast<const char*>(panel), tile);
@@ -100,15 +101,15 @@ void Products::over_lines(const Rectangle& r, Span rows, std::size_t tile, std::
 }
 
 // Calls go(rows, place in dW, shape) for the rows of sums of these output channels and of these rows of the kernel.
-template <class Go>
-void Products::over_weights(Span outputs, std::size_t tile, Span kernel, float* sums, Go go) const {
+template <class Go> void Products::over_weights(Span outputs, std::size_t tile, Span kernel, float* sums, Go go) const {
     const WeightStrides& s = task_.strides;
     const Span channels = channels_of_tile(tile);
     const bool one = layer_.x.kernel == 1;  // then the rows of all output channels are as far from each other
     for (std::size_t y = kernel.begin; y < kernel.end; ++y)
         for (std::size_t o = outputs.begin; o < outputs.end; o = one ? outputs.end : o + 1) {
             float* at = task_.d_weight + o * s.output + channels.begin * s.channel + y * s.y;
-            const Pixels rows{one ? outputs.size() : layer_.x.kernel, 1, channels.size(), one ? s.output : s.x, s.channel};
+            const Pixels rows{one ? outputs.size() : layer_.x.kernel, 1, channels.size(), one ? s.output : s.x,
+                              s.channel};
             go(sums, at, rows);
             sums += (one ? outputs.size() : 1) * plan_.weight_row();
         }

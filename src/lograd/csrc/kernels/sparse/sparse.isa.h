@@ -9,16 +9,16 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-inline constexpr SparseKernels kSparse{W,
-                                       {nullptr, multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>,
-                                        multiply<6>, multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>,
-                                        multiply<12>, multiply<13>, multiply<14>},
-                                       draw,
-                                       compress,
-                                       scatter,
-                                       pack,
-                                       unpack,
-                                       count};
+inline constexpr SparseKernels kSparse{
+    W,
+    {nullptr, multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>, multiply<7>, multiply<8>,
+     multiply<9>, multiply<10>, multiply<11>, multiply<12>, multiply<13>, multiply<14>},
+    draw,
+    compress,
+    scatter,
+    pack,
+    unpack,
+    count};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

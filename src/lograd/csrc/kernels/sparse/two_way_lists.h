@@ -39,7 +39,8 @@ public:
 class TwoWayLists {
 public:
     struct Shape {
-        std::size_t lines, pitch;  // most lines, and most of a group with some room: no power of two, for the cache's sake
+        std::size_t lines;  // at most
+        std::size_t pitch;  // more than a group has lines, and no power of two: lists begin in different cache sets
         std::vector<std::size_t> segments;  // the place where each begins
         std::size_t places, longest;        // of all segments, and of the longest
         bool along, across;                 // whether these lists are wanted
