@@ -13,10 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 from lograd import attachment, ops, sparse
-from lograd.citation import citations
+from lograd.commands.cite import citations
 from lograd.cli import app
 from lograd.formats import CATALOGUE, BlockFormat
-from lograd.ops.library import contracts
+from lograd.ops.registry import operators
 from lograd.treatments.recipes import MODIFIERS, RECIPES
 
 from .blocks import Maker, table

@@ -11,7 +11,7 @@ from .blocks import Maker, table
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks" / "results"
-EXPERIMENTS = ROOT / "experiments" / "results"
+EXPERIMENTS = ROOT / "docs" / "results"
 """Where the JSON files lie."""
 
 Row = dict[str, Any]

@@ -3,7 +3,7 @@
 from typing import Any
 
 BINS_PER_OCTAVE: int
-INTERFACE: int
+INTERFACE: str
 KERNELS: tuple[str, ...]
 
 def compiler() -> str: ...

@@ -7,11 +7,13 @@ refuses a tensor that is something else.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import warnings
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +24,6 @@ from .errors import InvalidValue, LogradWarning, sentence
 
 BINS_PER_OCTAVE = 16
 """Bins of one octave of |x|, one for each value of the four leading mantissa bits."""
-
-INTERFACE = 3
-"""What the extension's functions take and write, as a number; csrc/module.cpp has it, too."""
 
 EXTRA_SLOTS = ("zeros", "nans", "infinities")
 """What the slots after the bins count."""
@@ -64,6 +63,16 @@ def _load_file(path: str) -> ModuleType:
     return module
 
 
+def interface_of(folder: Path) -> str:
+    """Returns the hash of the binding sources in a folder; empty where there are none, as in an installed wheel.
+
+    CMakeLists.txt puts the same hash into the extension.  So a checkout that was changed since the extension was built
+    does not call functions that take something else by now; a wheel holds an extension of its own sources.
+    """
+    hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*"))]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16] if hashes else ""
+
+
 def _load() -> tuple[ModuleType | None, str]:
     """The extension and nothing, or nothing and the reason."""
     wanted = os.environ.get("LOGRAD_NATIVE", "")
@@ -82,7 +91,8 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, _note()
     except Exception as error:  # a broken extension may raise anything, and a slower run is better than none
         return None, str(error)
-    if getattr(extension, "INTERFACE", 0) != INTERFACE:
+    wanted_interface = interface_of(Path(__file__).parent / "csrc" / "bind")
+    if wanted_interface and getattr(extension, "INTERFACE", "") != wanted_interface:
         return None, "the extension lograd._native belongs to another version of lograd; reinstall lograd"
     return extension, ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lograd import native
 
 Float = type[np.floating[Any]]
 FLOATS: list[Float] = [np.float32, np.float64]
-BLOCK = 2048  # kBlock in csrc/log_histogram.cpp
+BLOCK = 2048  # kBlock in csrc/kernels/histogram/log_histogram.cpp
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,36 @@ def test_status_of_a_working_extension() -> None:
     assert {"log_histogram", "kth_magnitude", "stochastic_prune", "quantize"} <= set(status.kernels)
     assert status.compiler.split()[0] in {"GCC", "Clang", "MSVC"}
     assert status.isa in {"avx512", "avx2", "neon", "generic"}
+
+
+@pytest.mark.usefixtures("kernels")
+def test_every_registered_kernel_is_listed() -> None:
+    extension = native._extension
+    assert extension is not None
+    functions = {name for name in dir(extension) if callable(getattr(extension, name)) and not name.startswith("_")}
+    others = {"compiler", "cpu_features", "isa_level", "use_isa", "coding", "block_coding", "release_sparse_workspace"}
+    assert functions == set(native.status().kernels) | others
+
+
+def test_the_interface_is_a_hash_of_the_bindings(tmp_path: Path) -> None:
+    assert native.interface_of(tmp_path / "nowhere") == ""
+    (tmp_path / "a.cpp").write_text("one", encoding="utf-8")
+    before = native.interface_of(tmp_path)
+    (tmp_path / "b.cpp").write_text("two", encoding="utf-8")
+    assert len(before) == 16
+    assert native.interface_of(tmp_path) != before
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_extension_of_other_bindings_is_refused() -> None:
+    script = (
+        "import hashlib, pathlib; read = pathlib.Path.read_bytes;"
+        "pathlib.Path.read_bytes = lambda path: read(path) + b'changed';"
+        "from lograd import native; print(native.status())"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "available=False" in result.stdout
+    assert "belongs to another version of lograd" in result.stdout
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [(np.float32, (-149, 277 * 16)), (np.float64, (-1074, 2098 * 16))])

@@ -1,8 +1,11 @@
-"""Installation where the extension cannot be built: it succeeds as pure Python and says why."""
+"""The build of the extension: what it leaves to the linker, and what happens where it cannot be built."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,6 +59,74 @@ def reason_after_install(tree: Path, **environment: str) -> str:
     return reason
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None or shutil.which("nm") is None, reason="needs a C++ compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """How CMake would compile each source of csrc/, by its path in there, without the names of object files."""
+    build = tmp_path_factory.mktemp("build")
+    nanobind = run([sys.executable, "-m", "nanobind", "--cmake_dir"]).strip()
+    options = {
+        "CMAKE_BUILD_TYPE": "Debug", "CMAKE_EXPORT_COMPILE_COMMANDS": "ON", "Python_EXECUTABLE": sys.executable,
+        "nanobind_DIR": nanobind,
+    }  # fmt: skip
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    cmake = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *(f"-D{k}={v}" for k, v in options.items())]
+    run(cmake, PATH=path)
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
+        if (file := Path(entry["file"])).is_relative_to(ROOT / "src/lograd/csrc"):
+            command = shlex.split(entry["command"])
+            found[file.relative_to(ROOT / "src/lograd/csrc").as_posix()] = command[: command.index("-o")]
+    return found
+
+
+def shared_symbols(source: Path, command: list[str], out: Path) -> list[str]:
+    """The symbols of a source, compiled without inlining, that the linker may share with those of other sources."""
+    run([*command, "-O0", "-o", str(out), "-c", str(source)])
+    lines = run(["nm", "-C", "--defined-only", "--extern-only", str(out)]).splitlines()
+    return [line.split(maxsplit=2)[2] for line in lines]
+
+
+@needs_compiler
+def test_only_the_sources_in_isa_have_flags_of_an_instruction_set(commands: dict[str, list[str]]) -> None:
+    flagged = {name for name, command in commands.items() if any(re.match("-m(avx|fma|f16c|arch)", o) for o in command)}
+    assert flagged <= {"isa/avx2.cpp", "isa/avx512.cpp"}
+    assert "isa/generic.cpp" in commands
+
+
+@needs_compiler
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+def test_kernels_share_no_symbol_with_another_instruction_set(
+    isa: str, commands: dict[str, list[str]], tmp_path: Path
+) -> None:
+    # The linker keeps one copy of an inline function.  Were it outside the set's namespace, that copy could be one with
+    # instructions that this CPU does not have.
+    name = f"isa/{isa}.cpp"
+    if name not in commands:
+        pytest.skip(f"no {isa} kernels on this architecture")
+    symbols = shared_symbols(ROOT / "src/lograd/csrc" / name, commands[name], tmp_path / "kernels.o")
+    assert f"lograd::{isa}::table()" in symbols
+    assert [symbol for symbol in symbols if f"lograd::{isa}::" not in symbol] == []
+
+
+@needs_compiler
+def test_a_function_outside_the_namespace_would_be_found(commands: dict[str, list[str]], tmp_path: Path) -> None:
+    source = tmp_path / "hazard.cpp"
+    source.write_text(
+        "namespace lograd {\n"
+        "inline int hazard(int x) { return x + 1; }\n"
+        "namespace generic { int table() { return hazard(2); } }\n"
+        "}\n",
+        encoding="utf-8",
+    )
+    symbols = shared_symbols(source, commands["isa/generic.cpp"], tmp_path / "hazard.o")
+    assert [symbol for symbol in symbols if "lograd::generic::" not in symbol] == ["lograd::hazard(int)"]
+
+
 def test_without_a_compiler(tree: Path) -> None:
     # cmake and ninja live beside the interpreter; compilers do not.
     tools = str(Path(sys.executable).parent)
@@ -65,7 +136,7 @@ def test_without_a_compiler(tree: Path) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs a C++ compiler")
 def test_when_compiling_fails(tree: Path) -> None:
-    with (tree / "src/lograd/csrc/cpu.cpp").open("a", encoding="utf-8") as file:
+    with (tree / "src/lograd/csrc/base/cpu.cpp").open("a", encoding="utf-8") as file:
         file.write("this is not C++\n")
     reason = reason_after_install(tree)
     assert reason.startswith("the C++ build failed when lograd was installed")

@@ -247,20 +247,30 @@ def _products(
         image = image.contiguous()
     wide = [result if result.dtype == torch.float32 else result.float() for result in results]
     counted = torch.zeros(4, dtype=torch.int64, device="cpu")
-    axes = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
+    # (input, output, kernel, stride, padding, dilation) of either axis
+    y, x_axis = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
     address, floats = native.address, torch.float32
-    expected = zip(
-        ("d_x", "d_weight", "d_bias"), wide, (image.numel(), kernel.numel(), kernel.shape[0]), need, strict=True
-    )
     finite = _kernel(
-        image.shape[0], image.shape[1], kernel.shape[0], geometry[3], *axes, _channels_last(gradient),
-        _channels_last(image),
-        address("g", gradient, floats, image.shape[0] * kernel.shape[0] * math.prod(gradient.shape[2:])),
-        0 if threshold is None else address("threshold", threshold, floats, 1), address("key", key, torch.int64, 2),
-        address("x", image, floats, image.numel()), address("weight", kernel, floats, kernel.numel()), kernel.stride(),
-        *(address(name, result, floats, count) if wanted else 0 for name, result, count, wanted in expected),
-        address("counts", counted, torch.int64, 4), torch.get_num_threads(),
-    )  # fmt: skip
+        batch=image.shape[0],
+        channels=image.shape[1],
+        outputs=kernel.shape[0],
+        groups=geometry[3],
+        y=y,
+        x=x_axis,
+        gradient_last=_channels_last(gradient),
+        input_last=_channels_last(image),
+        g=address("g", gradient, floats, image.shape[0] * kernel.shape[0] * math.prod(gradient.shape[2:])),
+        threshold=0 if threshold is None else address("threshold", threshold, floats, 1),
+        key=address("key", key, torch.int64, 2),
+        input=address("x", image, floats, image.numel()),
+        weight=address("weight", kernel, floats, kernel.numel()),
+        strides=kernel.stride(),
+        d_x=address("d_x", wide[0], floats, image.numel()) if need[0] else 0,
+        d_weight=address("d_weight", wide[1], floats, kernel.numel()) if need[1] else 0,
+        d_bias=address("d_bias", wide[2], floats, kernel.shape[0]) if need[2] else 0,
+        counts=address("counts", counted, torch.int64, 4),
+        threads=torch.get_num_threads(),
+    )
     if not finite:
         return None
     d_x, d_weight, d_bias = (result.to(x.dtype) for result in wide)

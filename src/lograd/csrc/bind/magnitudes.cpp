@@ -1,0 +1,18 @@
+// Histogram and selection by magnitude.
+
+#include "bind/bind.h"
+#include "kernels/histogram/log_histogram.h"
+#include "kernels/select/select.h"
+
+namespace lograd {
+
+void bind_magnitudes(Functions& functions) {
+    functions.kernel("log_histogram", [](int type, Address x, Size count, Size stride, int threads, Address out) {
+        log_histogram(type, at<const void>(x), count, stride, threads, at<std::int64_t>(out));
+    });
+    functions.kernel("kth_magnitude", [](int type, Address x, Size count, Size k, int threads, Address out) {
+        kth_magnitude(type, at<const void>(x), count, k, threads, at<float>(out));
+    });
+}
+
+}  // namespace lograd

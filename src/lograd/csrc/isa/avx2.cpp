@@ -1,0 +1,2 @@
+#define LOGRAD_ISA avx2
+#include "isa/fill.isa.h"

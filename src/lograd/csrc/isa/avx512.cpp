@@ -1,0 +1,2 @@
+#define LOGRAD_ISA avx512
+#include "isa/fill.isa.h"

@@ -1,0 +1,2 @@
+#define LOGRAD_ISA generic
+#include "isa/fill.isa.h"
