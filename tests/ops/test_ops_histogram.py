@@ -18,7 +18,7 @@ from lograd.ops.reference import statistics as histogram
 
 DTYPES = list(FLOAT_TYPES)
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-BLOCK = 2048  # kBlock in csrc/log_histogram.cpp
+BLOCK = 2048  # kBlock in csrc/kernels/histogram/log_histogram.cpp
 
 
 def every_16_bit(dtype: torch.dtype) -> torch.Tensor:

@@ -16,7 +16,7 @@ from lograd.ops.reference import statistics
 
 DTYPES = list(FLOAT_TYPES)
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-FEW = 4096  # kFew in csrc/select.cpp
+FEW = 4096  # kFew in csrc/kernels/select/select.cpp
 
 
 def normal(size: int, seed: int) -> torch.Tensor:

@@ -88,7 +88,8 @@ def shared_symbols(source: Path, command: list[str], out: Path) -> list[str]:
     """The symbols of a source, compiled without inlining, that the linker may share with those of other sources."""
     run([*command, "-O0", "-o", str(out), "-c", str(source)])
     lines = run(["nm", "-C", "--defined-only", "--extern-only", str(out)]).splitlines()
-    return [line.split(maxsplit=2)[2] for line in lines]
+    symbols = [line.split(maxsplit=2)[2] for line in lines]
+    return [symbol for symbol in symbols if not symbol.startswith("DW.ref.")]  # an address, no code
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""Counter-based randomness in plain PyTorch: the definition that csrc/random.h repeats.
+"""Counter-based randomness in plain PyTorch: the definition that csrc/rounding/random.isa.h repeats.
 
 Element i of a tensor owns the 48-bit number U(seed, offset + i).  Its upper 16 bits are halfword i mod 8 of the block
 i // 8 of Philox4x32-10 with counter (block, stream 0), its lower 32 bits word i mod 4 of block i // 4 of stream 1.  A
