@@ -16,7 +16,7 @@ from lograd import attachment, ops, sparse
 from lograd.cli import app
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE, BlockFormat
-from lograd.ops.registry import operators
+from lograd.ops import registry
 from lograd.treatments.recipes import MODIFIERS, RECIPES
 
 from .blocks import Maker, table
@@ -95,7 +95,7 @@ def _first_line(documented: object) -> str:
 
 def schemas() -> str:
     """The signatures under which PyTorch knows the operators."""
-    lines = sorted(str(getattr(torch.ops.lograd, name).default._schema) for name in operators)
+    lines = sorted(str(getattr(torch.ops.lograd, name).default._schema) for name in registry.operators)
     return "```\n" + "\n".join(lines) + "\n```"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -290,6 +291,13 @@ def predictions() -> str:
     return table(["treatment", *columns], lines)
 
 
+def explosion() -> str:
+    """Growth of a gradient's energy under several plans, predicted and measured."""
+    (found,) = experiment("explosion")["tables"]
+    columns = list(found["rows"][0])
+    return table(columns, [[row[column] for column in columns] for row in found["rows"]])
+
+
 def machine() -> str:
     """The machine and the versions of each benchmark."""
     lines = []
@@ -306,7 +314,7 @@ def files() -> str:
     """Links to the results as they were written: tables with every case, and the JSON that this page is made from."""
     lines = []
     for folder in (BENCHMARKS, EXPERIMENTS):
-        place = "../" + folder.relative_to(ROOT).as_posix()
+        place = Path(os.path.relpath(folder, ROOT / "docs")).as_posix()
         for path in sorted(folder.glob("*.json")):
             links = [f"[{path.stem}{end}]({place}/{path.stem}{end})" for end in (".json", ".md")]
             lines.append([links[0], links[1] if path.with_suffix(".md").exists() else ""])
@@ -327,6 +335,7 @@ BLOCKS: dict[str, Maker] = {
     "noise": noise,
     "costly-layers": costly_layers,
     "laws": laws,
+    "explosion": explosion,
     "sparsity": sparsity,
     "predictions": predictions,
     "machine": machine,
