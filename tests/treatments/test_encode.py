@@ -33,11 +33,11 @@ ALL = treatments()
 ENCODED = [words for words, one in ALL.items() if one.can_encode]
 
 
-def setting(one: Treatment, g: Tensor, contracted: tuple[int, ...] = (1,), state: float = 0.0) -> Setting:
+def setting(one: Treatment, g: Tensor, contracted: tuple[int, ...] = (1,)) -> Setting:
     finite = g[g.isfinite() & (g != 0)].float()
     numbers = one.numbers(Statistics(Empirical.fit(finite))) if one.number_names else {}
     tensors = {name: torch.tensor(numbers[name], dtype=torch.float32) for name in one.number_names}
-    memory = torch.full((one.state_size,), state, dtype=torch.float64)
+    memory = torch.zeros(one.memory_size, dtype=torch.float64)
     return Setting(tensors, torch.tensor([7, 3]), memory, contracted)
 
 
@@ -82,7 +82,7 @@ def test_decoded_is_applied(name: str, dtype: torch.dtype) -> None:
             before, after = setting(one, g, contracted), setting(one, g, contracted)
             applied, (coded, counts) = one.apply(g, before), one.encode(g, after)
             same(coded, applied.result)
-            assert torch.equal(before.state, after.state)
+            assert torch.equal(before.memory, after.memory)
             assert counts.tolist()[1:] == applied.counts.tolist()[1:3]
             if coded.block_scales is None:
                 assert counts[0] == applied.counts[0]
