@@ -26,18 +26,18 @@ EXTRA = (
 def treatments() -> dict[str, Treatment]:
     """Every treatment of every recipe, once, by its words."""
     names = [*(entry.example for entry in RECIPES), *EXTRA]
-    return {str(one): one for name in names for side in recipe(name) for one in side}
+    return {str(one): one for name in names for part in recipe(name).sentences() for one in part}
 
 
 ALL = treatments()
 ENCODED = [words for words, one in ALL.items() if one.can_encode]
 
 
-def setting(one: Treatment, g: Tensor, contracted: tuple[int, ...] = (1,), state: float = 0.0) -> Setting:
+def setting(one: Treatment, g: Tensor, contracted: tuple[int, ...] = (1,)) -> Setting:
     finite = g[g.isfinite() & (g != 0)].float()
     numbers = one.numbers(Statistics(Empirical.fit(finite))) if one.number_names else {}
     tensors = {name: torch.tensor(numbers[name], dtype=torch.float32) for name in one.number_names}
-    memory = torch.full((one.state_size,), state, dtype=torch.float64)
+    memory = torch.zeros(one.memory_size, dtype=torch.float64)
     return Setting(tensors, torch.tensor([7, 3]), memory, contracted)
 
 
@@ -82,7 +82,7 @@ def test_decoded_is_applied(name: str, dtype: torch.dtype) -> None:
             before, after = setting(one, g, contracted), setting(one, g, contracted)
             applied, (coded, counts) = one.apply(g, before), one.encode(g, after)
             same(coded, applied.result)
-            assert torch.equal(before.state, after.state)
+            assert torch.equal(before.memory, after.memory)
             assert counts.tolist()[1:] == applied.counts.tolist()[1:3]
             if coded.block_scales is None:
                 assert counts[0] == applied.counts[0]
@@ -152,7 +152,7 @@ def test_infinities_alone_keep_their_signs_in_s2fp8() -> None:
 
 def test_a_coded_tensor_is_a_value() -> None:
     g = finite(torch.float32)
-    one = recipe("int5-bhq-rht").input[0]
+    one = recipe("int5-bhq-rht").input_gradient.gradient[0]
     at = setting(one, g)
     coded = one.encode(g, at).coded
     expected = coded.decode()
@@ -170,7 +170,7 @@ def test_a_coded_tensor_is_a_value() -> None:
 def test_a_scale_that_changes_later_changes_nothing() -> None:
     g = finite(torch.float32)
     for name in ("fp6", "int8", "hfp8"):
-        one = recipe(name).input[0]
+        one = recipe(name).input_gradient.gradient[0]
         at = setting(one, g)
         coded = one.encode(g, at).coded
         expected = coded.decode()
@@ -181,7 +181,12 @@ def test_a_scale_that_changes_later_changes_nothing() -> None:
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     g = finite(torch.float32)
-    coded = recipe("int4-psq").input[0].encode(g, setting(recipe("int4-psq").input[0], g)).coded
+    coded = (
+        recipe("int4-psq")
+        .input_gradient.gradient[0]
+        .encode(g, setting(recipe("int4-psq").input_gradient.gradient[0], g))
+        .coded
+    )
     broken = CodedTensor(coded.codes, coded.scale[:2], coded.format, coded.layout, coded.zero[:2], coded.low[:2])
     with pytest.raises(InvalidValue, match="must have one element, or one for each row of the codes"):
         broken.decode()

@@ -10,27 +10,27 @@ import warnings
 from types import TracebackType
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import nn
 
 from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
 from ..engine.layers import candidates, reason_dense, reason_not_supported, unwrapped, work_of_element
-from ..engine.site import Site
-from ..engine.slots import CPU, PASSES
+from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
-from ..treatments import BACKWARD, PRODUCTS, Backend
-from ..treatments.products import check_backend, check_backward_products
+from ..treatments import PRODUCTS, Backend
+from ..treatments.products import check_backend
 from . import explain as explaining
 from . import state as states
+from .advice import renamed, warn_of_skipped_layers, warn_of_useless_formats
 from .counters import Counters, read_counters
 from .explain import Explanation
 from .guard import Growth, exploded
+from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .speed import saving
 from .swap import engine_of, reason_not_restored, restore, swap
@@ -92,8 +92,8 @@ def attach(
         model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
         check_loss_scale(loss_scale), check_width("start", start, 0, 2**62),
     )  # fmt: skip
-    _say_what_is_missing(plan, handle)
-    _say_what_is_useless(plan, loss_scale)
+    warn_of_skipped_layers(plan, len(handle.layers), handle.skipped)
+    warn_of_useless_formats(plan, loss_scale)
     return handle
 
 
@@ -143,7 +143,7 @@ class Handle:
                 self._statistics[name] = found
         self._wait_or_begin()
         self._collect()
-        self._set_keys()
+        set_keys(self.layers.values(), self.seed, self.steps)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
 
@@ -208,7 +208,7 @@ class Handle:
         first = self._first_collected
         if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
             self._collect(sample)
-        self._set_keys()
+        set_keys(self.layers.values(), self.seed, self.steps)
 
     def _say_what_explodes(self) -> None:
         """Warn once."""
@@ -247,23 +247,6 @@ class Handle:
     def _all_statistics(self) -> list[tuple[str, OperandStatistics]]:
         """Return all statistics, each with the name of its operand."""
         return [pair for found in self._statistics.values() for pair in found.items()]
-
-    def _numbered_sites(self) -> list[tuple[int, Site]]:
-        """Return every distinct site with a number of its own, from which its random numbers follow."""
-        return [
-            (_number(index, name), site)
-            for index, layer in enumerate(self.layers.values())
-            for name, site in layer.sites.items()
-        ]
-
-    def _set_keys(self) -> None:
-        sites = self._numbered_sites()
-        distributed = torch.distributed
-        ready = distributed.is_available() and distributed.is_initialized()
-        common = mix(mix(np.uint64(self.seed % 2**64)) + np.uint64(distributed.get_rank() if ready else 0))
-        seeds = mix(mix(common + np.array([number for number, _ in sites], dtype=np.uint64)) + np.uint64(self.steps))
-        for (_, site), seed in zip(sites, seeds.view(np.int64).tolist(), strict=True):
-            site.key.copy_(torch.tensor([seed, 0], device=CPU))
 
     # -- what happened --
 
@@ -311,7 +294,7 @@ class Handle:
         self.cost = Cost(*state["cost"])
         self.start = state.get("start", self.start)
         self._growth = Growth(*state["growth"]) if state.get("growth") else None
-        self._set_keys()  # for the layers that the state does not have
+        set_keys(self.layers.values(), self.seed, self.steps)  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
             self.layers[name].load(tensors)
         for name, found in state["statistics"].items():
@@ -372,79 +355,3 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
-
-
-def _say_what_is_useless(plan: Plan, loss_scale: float | None) -> None:
-    """A format that overflows at the scale of the loss loses nearly all where the loss is not scaled."""
-    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
-    for one in (one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")):
-        if loss_scale is None and one.overflows:
-            warnings.warn(
-                f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
-                "give attach(..., loss_scale=scaler.get_scale()).",
-                LogradWarning,
-                stacklevel=3,
-            )
-            return
-
-
-def _say_what_is_missing(plan: Plan, handle: Handle) -> None:
-    """Refuse a plan of which nothing can be done; warn of layers that it names and that cannot be treated."""
-    if not handle.layers and (plan.layers or plan.every is not None):
-        found: dict[str, str] = {}
-        for name, reason in handle.skipped.items():
-            found.setdefault(reason, f"{name!r} is {reason}")
-        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
-        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
-    if left := {name: handle.skipped[name] for name in plan.layers if name in handle.skipped}:
-        name, reason = next(iter(left.items()))
-        warnings.warn(
-            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
-            "handle.explain() names all.",
-            LogradWarning,
-            stacklevel=3,
-        )
-
-
-_NUMBERS = {
-    "gradient": 0,
-    "input_gradient.gradient": 1,
-    "weight_gradient.gradient": 2,
-    "input_gradient.weights": 3,
-    "weight_gradient.activations": 4,
-}
-_OTHERS = {"output.activations": 0, "output.weights": 1, "activations": 2, "weights": 3}
-"""Sites of the output have numbers far above those of the backward, which runs of earlier versions have."""
-
-
-def _number(index: int, site: str) -> int:
-    """Return the number of a site of the layer with this index."""
-    if site in _NUMBERS:
-        return len(_NUMBERS) * index + _NUMBERS[site]
-    return 2**40 + len(_OTHERS) * index + _OTHERS[site]
-
-
-def renamed(products: Backend, backend: Backend) -> Backend:
-    """Return the backend that was given under its former name."""
-    if products in (*BACKWARD, "input", "weight"):
-        raise InvalidValue(
-            f"attach has no choice of products, and {products!r} is one; which of dX and dW are treated is part of the "
-            f"plan: profile.plan(..., products={check_backward_products(products)[0]!r})."
-        )
-    if backend != "auto":
-        raise InvalidValue("products is the former name of backend; got both.")
-    warnings.warn(
-        f"attach(products={products!r}) has a new name; write attach(backend={products!r}).",
-        LogradWarning,
-        stacklevel=3,
-    )
-    return products
-
-
-def mix(x: Any) -> Any:
-    """The finaliser of SplitMix64: 64 bits that depend on all 64 bits of x."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))

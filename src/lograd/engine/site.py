@@ -32,7 +32,7 @@ class Site:
         self.numbers = zeros(len(self.names), torch.float32, device)
         """What the treatments take from statistics of an earlier step, in order."""
         self.key = zeros(2, torch.int64, device)
-        self.memory = zeros(sum(one.state_size for one in treatments), torch.float64, device)
+        self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
         """What the treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         self._asked = (0, 0)
@@ -84,7 +84,7 @@ class Site:
     def remembered(self) -> list[Numbers]:
         """Return what the memory of each treatment says to people."""
         parts = memories(self.treatments, self.memory)
-        return [one.state_words(part.tolist()) for one, part in zip(self.treatments, parts, strict=True)]
+        return [one.memory_words(part.tolist()) for one, part in zip(self.treatments, parts, strict=True)]
 
     def numbers_and_memory(self) -> list[Numbers]:
         """Return all that is in force."""
@@ -136,7 +136,7 @@ def _parsed(text: str) -> Sentence:
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
     treatments, memory = _parsed(text), rest[2]
-    names, size = sum(len(one.number_names) for one in treatments), sum(one.state_size for one in treatments)
+    names, size = sum(len(one.number_names) for one in treatments), sum(one.memory_size for one in treatments)
     if numbers.numel() != names or memory.numel() != size:
         raise InvalidValue(
             f"these treatments have {names} numbers and a memory of {size}; got {numbers.numel()} and {memory.numel()}."

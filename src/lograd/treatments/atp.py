@@ -52,7 +52,7 @@ class Atp(Treatment):
         return True
 
     @property
-    def state_size(self) -> int:
+    def memory_size(self) -> int:
         """How many thresholds were pushed, and the last `depth` of them."""
         return 1 + self.depth
 
@@ -64,13 +64,13 @@ class Atp(Treatment):
         return {"threshold": self._factor * statistics.moment(1)}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        pushed = int(setting.state[0])
+        pushed = int(setting.memory[0])
         own = self._factor * steady_sum(finite_part(g).abs()) / max(g.numel(), 1)
-        before = setting.state[1 : 1 + min(pushed, self.depth)]
+        before = setting.memory[1 : 1 + min(pushed, self.depth)]
         threshold = before.mean() if pushed else own
         if own > 0 and is_finite(g):
-            setting.state[1 + pushed % self.depth] = own
-            setting.state[0] += 1
+            setting.memory[1 + pushed % self.depth] = own
+            setting.memory[0] += 1
         largest = torch.finfo(torch.float32).max
         return cast(
             ops.Counted, ops.stochastic_prune(g, threshold.clamp(max=largest).float(), setting.key, counted=True)
@@ -79,12 +79,12 @@ class Atp(Treatment):
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         return pruned(x, numbers["threshold"])
 
-    def state_words(self, state: list[float]) -> Numbers:
-        found = state[1 : 1 + min(int(state[0]), self.depth)]
+    def memory_words(self, memory: list[float]) -> Numbers:
+        found = memory[1 : 1 + min(int(memory[0]), self.depth)]
         return {"threshold": sum(found) / len(found)} if found else {}
 
-    def rescaled(self, state: Tensor, factor: float) -> Tensor:
-        return torch.cat([state[:1], state[1:] * factor])
+    def rescaled(self, memory: Tensor, factor: float) -> Tensor:
+        return torch.cat([memory[:1], memory[1:] * factor])
 
     def __str__(self) -> str:
         return f"ATP {self.share:g}"

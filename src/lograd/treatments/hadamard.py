@@ -55,8 +55,8 @@ class Hadamard(Treatment):
             raise InvalidValue(sentence("block", self.block, "one of 16, 32, 64, 128"))
 
     @property
-    def state_size(self) -> int:
-        return self.inner.state_size
+    def memory_size(self) -> int:
+        return self.inner.memory_size
 
     @property
     def unbiased(self) -> bool:
@@ -98,11 +98,11 @@ class Hadamard(Treatment):
         seed = setting.key[:1] if self.random else None
         return ops.hadamard(padded, self.block, seed), seed
 
-    def state_words(self, state: list[float]) -> Numbers:
-        return self.inner.state_words(state)
+    def memory_words(self, memory: list[float]) -> Numbers:
+        return self.inner.memory_words(memory)
 
-    def rescaled(self, state: Tensor, factor: float) -> Tensor:
-        return self.inner.rescaled(state, factor)
+    def rescaled(self, memory: Tensor, factor: float) -> Tensor:
+        return self.inner.rescaled(memory, factor)
 
     def __str__(self) -> str:
         return f"{self.inner} under {'a random' if self.random else 'a'} Hadamard transform"

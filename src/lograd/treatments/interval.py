@@ -49,7 +49,7 @@ class Interval(Treatment):
         check_rounding(self.rounding, ("stochastic", "nearest"))
 
     @property
-    def state_size(self) -> int:
+    def memory_size(self) -> int:
         """gamma, 0 before the first gradient."""
         return 1
 
@@ -67,7 +67,7 @@ class Interval(Treatment):
         return {"gamma": gamma, "largest": largest}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        gamma = float(setting.state[0]) or self._search(g)
+        gamma = float(setting.memory[0]) or self._search(g)
         clipped = ops.quantize_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
         self._remember(gamma, g, clipped, setting)
         return ops.Counted(clipped.result, clipped.counts)
@@ -77,7 +77,7 @@ class Interval(Treatment):
         return True
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        gamma = float(setting.state[0]) or self._search(g)
+        gamma = float(setting.memory[0]) or self._search(g)
         clipped = ops.pack_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
         self._remember(gamma, g, clipped, setting)
         return Encoded(clipped.coded, clipped.counts)
@@ -86,7 +86,7 @@ class Interval(Treatment):
         """Move gamma towards the share that is to be clipped."""
         if gamma and clipped.largest > 0 and is_finite(g):
             excess = float(clipped.share) - self.clipped_share
-            setting.state[0] = min(max(gamma + self.beta * float((excess > 0) - (excess < 0)), SMALLEST), 1.0)
+            setting.memory[0] = min(max(gamma + self.beta * float((excess > 0) - (excess < 0)), SMALLEST), 1.0)
 
     def _search(self, g: Tensor) -> float:
         """The first gamma that clips more than its share; 0, not found, where there is no gradient."""
@@ -109,8 +109,8 @@ class Interval(Treatment):
         largest = numbers["gamma"] * numbers["largest"]
         return stepped(x, largest / (2 ** (self.bits - 1) - 1), largest, self.rounding)
 
-    def state_words(self, state: list[float]) -> Numbers:
-        return {"gamma": state[0]} if state[0] else {}
+    def memory_words(self, memory: list[float]) -> Numbers:
+        return {"gamma": memory[0]} if memory[0] else {}
 
     def __str__(self) -> str:
         return f"int{self.bits} interval" + (", nearest" if self.rounding == "nearest" else "")

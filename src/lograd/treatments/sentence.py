@@ -51,7 +51,7 @@ def treat(
     g: Tensor,
     numbers: Sequence[Mapping[str, Tensor]],
     key: Tensor,
-    state: Tensor,
+    memory: Tensor,
     contracted: tuple[int, ...] = (),
 ) -> ops.Counted:
     """One treatment after the other; counts are zeros and NaN of the result, saturated elements, and zeros of g.
@@ -61,17 +61,17 @@ def treat(
     Args:
         numbers: of each treatment, those of its `number_names`.
         key: the int64 pair (seed, offset) of the random numbers.
-        state: the memories of all treatments, in order, changed in place.
+        memory: the memories of all treatments, in order, changed in place.
         contracted: see `Setting`.
     """
     result = g
     total: Tensor | None = None
     zeros: list[Tensor] = []
-    parts = zip(treatments, numbers, memories(treatments, state), strict=True)
-    for place, (treatment, values, memory) in enumerate(parts):
+    parts = zip(treatments, numbers, memories(treatments, memory), strict=True)
+    for place, (treatment, values, own) in enumerate(parts):
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
         stage = key if place == 0 else key + _successor(place, key.device)
-        result, counts = treatment.apply(result, Setting(dict(values), stage, memory, contracted))
+        result, counts = treatment.apply(result, Setting(dict(values), stage, own, contracted))
         if total is None:
             total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
             zeros.append(total[3])
@@ -123,13 +123,13 @@ def apply(
         {name: torch.tensor(values[name], dtype=torch.float32, device=g.device) for name in one.number_names}
         for one, values in zip(treatments, numbers, strict=True)
     ]
-    state = torch.zeros(sum(one.state_size for one in treatments), dtype=torch.float64, device=g.device)
-    return treat(treatments, g, tensors, torch.tensor([seed, 0], device=g.device), state, contracted)
+    memory = torch.zeros(sum(one.memory_size for one in treatments), dtype=torch.float64, device=g.device)
+    return treat(treatments, g, tensors, torch.tensor([seed, 0], device=g.device), memory, contracted)
 
 
-def memories(treatments: Sequence[Treatment], state: Tensor) -> list[Tensor]:
-    """The part of a state that belongs to each treatment, as views."""
-    return list(torch.split(state, [one.state_size for one in treatments])) if treatments else []
+def memories(treatments: Sequence[Treatment], memory: Tensor) -> list[Tensor]:
+    """The part of a memory that belongs to each treatment, as views."""
+    return list(torch.split(memory, [one.memory_size for one in treatments])) if treatments else []
 
 
 @lru_cache(maxsize=64)

@@ -41,7 +41,7 @@ class Setting(NamedTuple):
     """Its numbers, from statistics of an earlier step."""
     key: Tensor
     """The int64 pair (seed, offset) of its random numbers."""
-    state: Tensor
+    memory: Tensor
     """Its own memory, float64, zero at first, to be changed in place."""
     contracted: tuple[int, ...]
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
@@ -73,7 +73,7 @@ class Treatment(ABC):
         return ()
 
     @property
-    def state_size(self) -> int:
+    def memory_size(self) -> int:
         """How many numbers it remembers from one tensor to the next."""
         return 0
 
@@ -130,13 +130,13 @@ class Treatment(ABC):
         """
         return None
 
-    def state_words(self, state: list[float]) -> Numbers:
+    def memory_words(self, memory: list[float]) -> Numbers:
         """What the memory says to people."""
         return {}
 
-    def rescaled(self, state: Tensor, factor: float) -> Tensor:
+    def rescaled(self, memory: Tensor, factor: float) -> Tensor:
         """The memory after the loss scale, and with it the gradients, were multiplied by a factor."""
-        return state
+        return memory
 
     @abstractmethod
     def __str__(self) -> str:

@@ -1,0 +1,68 @@
+"""Advice at `attach`: a plan of which nothing can be done is refused; one that hardly helps is taken with a warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from ..errors import InvalidValue, LogradWarning
+from ..plan import Plan
+from ..treatments import BACKWARD, Backend
+from ..treatments.products import check_backward_products
+
+
+def renamed(products: Backend, backend: Backend) -> Backend:
+    """Return the backend that was given as `products`, its former name, and warn of that name.
+
+    Names of products are refused: those are chosen in the plan.
+    """
+    if products in (*BACKWARD, "input", "weight"):
+        raise InvalidValue(
+            f"attach has no choice of products, and {products!r} is one; which of dX and dW are treated is part of the "
+            f"plan: profile.plan(..., products={check_backward_products(products)[0]!r})."
+        )
+    if backend != "auto":
+        raise InvalidValue("products is the former name of backend; got both.")
+    warnings.warn(
+        f"attach(products={products!r}) has a new name; write attach(backend={products!r}).",
+        LogradWarning,
+        stacklevel=3,
+    )
+    return products
+
+
+def warn_of_useless_formats(plan: Plan, loss_scale: float | None) -> None:
+    """Warn of a format made for a scaled loss where the loss is not scaled: most gradients would become zero."""
+    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    for one in (one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")):
+        if loss_scale is None and one.overflows:
+            warnings.warn(
+                f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
+                "give attach(..., loss_scale=scaler.get_scale()).",
+                LogradWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str]) -> None:
+    """Warn of layers that the plan names and that cannot be treated; refuse a plan that treats no layer at all.
+
+    Args:
+        treated: the number of layers that are treated.
+        skipped: the layers that are left alone, and why.
+    """
+    if not treated and (plan.layers or plan.every is not None):
+        found: dict[str, str] = {}
+        for name, reason in skipped.items():
+            found.setdefault(reason, f"{name!r} is {reason}")
+        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
+        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
+    if left := {name: skipped[name] for name in plan.layers if name in skipped}:
+        name, reason = next(iter(left.items()))
+        warnings.warn(
+            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
+            "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,101 @@
+"""A handle saves and resumes to the same bits, and gives the model back."""
+
+import pytest
+import torch
+from attached import IDENTITY, Block, assert_same, gradients_of, ready
+from torch import nn
+
+import lograd
+from lograd import InvalidValue, Plan
+from lograd.attachment.refresh import Drift
+
+
+def train(model, handle, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        x, target = torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle.step()
+
+
+@pytest.mark.parametrize("refresh", [3, Drift(every=2, bound=0.01)])
+def test_a_killed_run_resumes_with_the_same_bits(refresh, tmp_path):
+    plan = Plan.uniform("prune80+fp6")
+
+    def start():
+        torch.manual_seed(0)
+        model = Block()
+        handle = lograd.attach(model, plan, seed=3, refresh=refresh)
+        return model, handle, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, handle, optimizer = start()
+    train(model, handle, optimizer, 64)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "handle": handle.state_dict()}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    train(model, handle, optimizer, 6, first=64)
+
+    other, resumed, optimizer = start()
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    other.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    resumed.load_state_dict(loaded["handle"])
+    train(other, resumed, optimizer, 6, first=64)
+
+    assert_same(list(model.state_dict().values()), list(other.state_dict().values()))
+    assert handle.counters() == resumed.counters()
+    assert handle.steps == resumed.steps == 70
+    handle.remove()
+    resumed.remove()
+
+
+def test_states_that_do_not_fit():
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5)), torch.randn(64, 6)
+    handle = ready(model, Plan.uniform("fp4"), x)
+    state = handle.state_dict()
+    handle.remove()
+    with lograd.attach(model, Plan.uniform("fp5")) as other:
+        with pytest.raises(InvalidValue, match="belongs to another plan"):
+            other.load_state_dict(state)
+        with pytest.raises(InvalidValue, match="got version None"):
+            other.load_state_dict({})
+    with lograd.attach(model[0], Plan.uniform("fp4")) as other, pytest.raises(InvalidValue, match="has a layer '0'"):
+        other.load_state_dict(state)
+    del state["layers"]["1"], state["statistics"]["1"]
+    with lograd.attach(model, Plan.uniform("fp4")) as partial:  # a missing layer costs a warm-up
+        partial.load_state_dict(state)
+        before = partial.counters()
+        gradients_of(model, x)
+        after = partial.counters()
+        assert after.layers["0"].treated == before.layers["0"].treated + 1
+        assert after.layers["1"].passed_through == 1
+        partial.step()
+        gradients_of(model, x)
+        assert partial.counters().layers["1"].treated == 1
+
+
+def test_remove_gives_the_model_back():
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(4, 3, 8, 8)
+    classes = [type(module) for module in model.modules()]
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    handle = lograd.attach(model, Plan.uniform("fp4"))
+    assert list(model.state_dict()) == list(state)
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in Block().named_modules()]
+    assert str(model) == str(Block())
+    handle.remove()
+    handle.remove()
+    assert [type(module) for module in model.modules()] == classes
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+    assert_same(list(model.state_dict().values()), list(state.values()))
+    gradients_of(model, x)
+    assert handle.counters().total.passes == 0
+
+
+def test_remove_also_follows_an_error():
+    model = nn.Linear(3, 3)
+    with pytest.raises(ZeroDivisionError), lograd.attach(model, IDENTITY):
+        raise ZeroDivisionError
+    assert type(model) is nn.Linear

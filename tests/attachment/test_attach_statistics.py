@@ -1,0 +1,167 @@
+"""When an attached plan takes statistics, and that the numbers of its treatments follow them."""
+
+import math
+import re
+
+import pytest
+import torch
+from attached import Block, assert_same, gradients_of, ready
+from torch import nn
+
+import lograd
+from lograd import InvalidValue, Plan
+from lograd.attachment.refresh import Drift
+from lograd.errors import LogradWarning
+
+
+def test_gradients_pass_through_until_there_are_statistics():
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 5), torch.randn(64, 6)
+    plain = gradients_of(model, x)
+    handle = lograd.attach(model, Plan.uniform("fp4"))
+    assert "waits for its first gradient" in str(handle.explain())
+    assert_same(gradients_of(model, x), plain)
+    assert_same(gradients_of(model, x), plain)
+    assert "passes through until" in str(handle.explain())
+    assert (handle.counters().total.passed_through, handle.counters().total.treated) == (2, 0)
+    handle.step()
+    assert not torch.equal(gradients_of(model, x)[2], plain[2])
+    assert handle.counters().total.treated == 1
+    handle.remove()
+
+
+def test_nobody_calls_step_and_is_told():
+    model, x = nn.Linear(6, 5), torch.randn(64, 6)
+    with (
+        pytest.warns(LogradWarning, match="no gradient was treated: 1 passed through"),
+        lograd.attach(model, Plan.uniform("fp4")),
+    ):
+        gradients_of(model, x)
+
+
+def thresholds(handle):
+    return [layer.gradient.sites["gradient"].numbers.item() for layer in handle.layers.values()]
+
+
+def test_statistics_are_taken_every_so_many_steps():
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 5), torch.randn(256, 6)
+    handle = lograd.attach(model, Plan.uniform("prune80"), refresh=4)
+    history = []
+    for step in range(100):
+        gradients_of(model, x * (1 + step))
+        handle.step()
+        history += thresholds(handle)
+    changes = [step for step in range(100) if step == 0 or history[step] != history[step - 1]]
+    # In every step at first, at intervals of a twentieth of the run so far then, of 4 in the end.
+    assert changes == [*range(40), *range(41, 60, 2), *range(62, 80, 3), *range(81, 100, 4)]
+    assert handle.cost.refreshes == handle.cost.steps == len(changes) == 61
+    assert handle.cost.milliseconds > 0
+    assert re.search(r"61 statistics taken at .* ms each in 61% of the steps", str(handle.explain()))
+    handle.remove()
+
+
+def test_statistics_are_taken_at_epochs():
+    model, x = nn.Linear(6, 5), torch.randn(256, 6)
+    handle = ready(model, Plan.uniform("prune80"), x, steps=21, refresh="epoch")
+    first = thresholds(handle)
+    for epoch in range(2):
+        for _ in range(3):
+            gradients_of(model, 8 * x)
+            handle.step()
+        assert (thresholds(handle) == first) == (epoch == 0)
+        handle.epoch()
+    handle.remove()
+
+
+def test_a_short_batch_is_passed_over_once():
+    """The last batch of an epoch: its gradients are larger, and thresholds from them would be wrong for all others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    handle = lograd.attach(model, Plan.uniform("prune80"), refresh=1)
+
+    def step(batch):
+        model(torch.randn(batch, 8)).square().mean().backward()
+        handle.step()
+        return {name: statistics.step for name, statistics in handle._gradients.items()}
+
+    assert step(64) == {"0": 0, "1": 0}
+    assert step(8) == {"0": 0, "1": 0}, "waits for another"
+    assert step(64) == {"0": 2, "1": 2}
+    assert step(8) == {"0": 2, "1": 2}
+    assert step(8) == {"0": 4, "1": 4}, "batches have become small"
+    handle.remove()
+
+
+def test_statistics_are_taken_when_the_gradient_drifts():
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16)
+    handle = ready(model, Plan.uniform("prune80"), torch.randn(8192, 16), steps=22, refresh=Drift(every=2))
+    sampled, history = [], []
+    for step in range(12):
+        sampled.append(int(handle.layers[""].gradient.control[1]))
+        gradients_of(model, torch.randn(8192, 16) * (1 if step < 6 else 8))
+        handle.step()
+        history += thresholds(handle)
+    assert sampled[:6] == [32, 0, 32, 0, 32, 0]  # a sample of 4096 elements every other step; no need for more
+    assert sampled[6:9] == [32, 1, 32]  # the sample of step 6 shows the change, step 7 takes all
+    assert len(set(history[:7])) == 1
+    assert history[7] > 7 * history[6]
+    handle.remove()
+
+
+def test_useless_statistics_are_said_and_taken_again():
+    model, x = nn.Linear(6, 5), torch.randn(64, 6)
+    handle = lograd.attach(model, Plan.uniform("prune80"))
+    gradients_of(model, x, head=lambda y: y.sum() * math.inf)
+    handle.step()
+    assert "the gradient had" in str(handle.explain())
+    gradients_of(model, x, head=lambda y: y.sum() * 0)
+    handle.step()
+    assert "were zero" in str(handle.explain())
+    assert not handle.layers[""].gradient.control[0]
+    gradients_of(model, x)
+    handle.step()
+    assert handle.layers[""].gradient.control[0]
+    gradients_of(model, x, head=lambda y: y.sum() * math.nan)
+    assert handle.counters().total.nan > 0
+    handle.remove()
+
+
+def test_numbers_follow_the_loss_scale():
+    model, x = nn.Linear(6, 5), torch.randn(256, 6)
+    handle = lograd.attach(model, Plan.uniform("prune80"), refresh=1000)
+    for _ in range(2):
+        gradients_of(model, x, head=lambda y: y.square().sum() * 1024)
+        handle.step(loss_scale=1024.0)
+    first = thresholds(handle)
+    handle.step(loss_scale=512.0)
+    assert thresholds(handle) == [first[0] / 2]
+    handle.step(loss_scale=4096.0)
+    assert thresholds(handle) == [first[0] * 4]
+    with pytest.raises(InvalidValue, match="loss_scale must be positive"):
+        handle.step(loss_scale=0.0)
+    handle.remove()
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.9, 0.95])
+def test_sparsity_asked_is_sparsity_got(sparsity):
+    torch.manual_seed(0)
+    model = Block()
+    handle = lograd.attach(model, Plan.uniform(f"prune{sparsity * 100:.0f}"), refresh=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = {}
+    for step in range(12):
+        x, target = torch.randn(64, 3, 16, 16), torch.randint(0, 10, (64,))
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle.step()
+        if step == 3:
+            before = handle.counters().layers
+    for name, count in handle.counters().layers.items():
+        elements = count.elements - before[name].elements
+        got = (count.zeros_after - before[name].zeros_after) / elements
+        band = 4 * math.sqrt(sparsity * (1 - sparsity) / elements)
+        assert abs(got - sparsity) < 0.01 + band, name
+    handle.remove()

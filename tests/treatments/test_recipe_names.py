@@ -1,0 +1,78 @@
+"""The names of recipes: parts, endings and sides, plans of each as files, and names that are refused."""
+
+import re
+
+import pytest
+from methods import NAMES
+
+from lograd import Plan
+from lograd.commands.cite import citations
+from lograd.errors import InvalidValue
+from lograd.plan import LayerPlan
+from lograd.treatments import RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe
+
+
+def test_every_recipe_has_a_name_a_line_and_a_reference():
+    known = {entry.key for entry in citations()} | {"lograd"}
+    for entry in RECIPES:
+        assert entry.reference in known, entry
+        assert re.fullmatch(entry.pattern, entry.example), entry
+        assert len(entry.words) <= 90
+        assert entry.words[0].islower() or entry.words[:6] == "meProp" or entry.words[:2] == "NN", entry.words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_of_recipes_survive_their_files(name, tmp_path):
+    plan = Plan.uniform(name)
+    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+    assert str(plan)
+    assert isinstance(recipe(name), Treated)
+
+
+def test_parts_endings_and_sides():
+    assert recipe("int5-bhq").weight_gradient.gradient == recipe("int8-ptq").input_gradient.gradient
+    assert recipe("identity/prune85") == gradients((), (Prune(0.85),))
+    assert recipe("mxfp4-rht").input_gradient.gradient == (Hadamard(recipe("mxfp4").input_gradient.gradient[0]),)
+    assert recipe("mxfp4-nearest-rht") == recipe("mxfp4-rht-nearest")
+    assert recipe("prune97.5").input_gradient.gradient == (Prune(0.975),)
+    assert recipe("mxfp8-e4m3") == recipe("mxfp8")
+    assert recipe("mxfp4/int5-bhq").weight_gradient.gradient == recipe("int5-bhq").input_gradient.gradient
+    assert (
+        Plan.uniform("topk85").override("fc", sparsity=0.5).layers["fc"].input_gradient.gradient
+        == recipe("topk50").input_gradient.gradient
+    )
+    assert not Plan.uniform("mxfp4").every.shares("gradient")
+    assert Plan.uniform("int8-ptq").every.shares("gradient")
+    changed = Plan.uniform("saw80").override("fc", sparsity=0.5)
+    assert changed.layers["fc"].input_gradient.weights == recipe("saw80").input_gradient.weights
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: recipe("fp6-rht"), "cannot hold 1-4-1 scale max.*such as mxfp4"),
+        (lambda: recipe("dithered-nearest"), "has one way of rounding"),
+        (lambda: recipe("a/b/c"), "not a recipe"),
+        (lambda: recipe("prune100"), "not a recipe"),
+        (lambda: recipe("prune８５"), "not a recipe"),  # noqa: RUF001
+        (lambda: recipe("dithered85"), "not a recipe"),
+        (lambda: recipe("dithered."), "not a recipe"),
+        (lambda: recipe("mxfp6-e4m3"), "not a recipe"),
+        (lambda: recipe("identity-rht"), "treats nothing"),
+        (lambda: recipe("mxfp4-rht-ht"), "endings -rht and -ht"),
+        (lambda: recipe("fp6-nearest-stochastic"), "endings -nearest and -stochastic"),
+        (lambda: LayerPlan.of(recipe("topk50+prune80-cosine")), "nothing may stand before it"),
+        (lambda: Plan.uniform("atp85").override("fc", sparsity=0.5), "threshold of its own"),
+        (lambda: recipe("fp6/fp5/fp4"), "once"),
+        (lambda: recipe("topk85-samples"), "Did you mean 'topk85-sample'"),
+        (lambda: LayerPlan(output=recipe("fp6").input_gradient), "gradient cannot be treated there"),
+        (lambda: LayerPlan(output=ProductPlan(weights=(Prune(0.5, allocation="cosine"),))), "cannot treat weights"),
+        (lambda: Quantize("1-4-1", "2^200"), "between 2"),
+        (lambda: Quantize("1-4-1", overflow="wrap"), "overflow must be one of 'saturate', 'infinity'"),
+        (lambda: Hadamard(recipe("mxfp4").input_gradient.gradient[0], block=48), "one of 16, 32, 64, 128"),
+        (lambda: Prune(0.5, allocation="cosin"), "Did you mean 'cosine'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(build, message):
+    with pytest.raises(InvalidValue, match=message):
+        build()
