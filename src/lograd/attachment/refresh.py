@@ -130,9 +130,10 @@ class OperandStatistics:
         """This layer's part of a sparsity that several share."""
 
     @property
-    def joint(self) -> list[Treatment]:
-        """Treatments whose sparsity is shared with other layers."""
-        return [one for site in self.operand.sites.values() for one in site.treatments if one.joint]
+    def joint(self) -> dict[Treatment, float]:
+        """The sparsities that treatments of this operand share with other layers."""
+        treatments = (one for site in self.operand.sites.values() for one in site.treatments)
+        return {one: one.shared_sparsity for one in treatments if one.shared_sparsity is not None}
 
     @property
     def collecting(self) -> bool:
@@ -212,7 +213,7 @@ class OperandStatistics:
         table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
-            "allotted": [self.allotted.get(one, sparsity_of(one)) for one in self.joint],
+            "allotted": [self.allotted.get(one, share) for one, share in self.joint.items()],
             "energies": [self.energy, self.first_energy],
         }  # fmt: skip
 
@@ -229,19 +230,14 @@ class OperandStatistics:
 def share_out(layers: Sequence[OperandStatistics], loss_scale: float) -> None:
     """Split the sparsity that several layers share over them, and set their thresholds."""
     known = [layer for layer in layers if layer.table is not None]
-    for treatment in {one: None for layer in known for one in layer.joint}:
+    for treatment, sparsity in {one: share for layer in known for one, share in layer.joint.items()}.items():
         sharing = [layer for layer in known if treatment in layer.joint]
         found = [layer.statistics(loss_scale) for layer in sharing]
         work = [one.elements * layer.work for one, layer in zip(found, sharing, strict=True)]
-        shares = allocate([one.law for one in found], work, sparsity_of(treatment), max_sparsity=MOST_SPARSE)
+        shares = allocate([one.law for one in found], work, sparsity, max_sparsity=MOST_SPARSE)
         for layer, share in zip(sharing, shares.tolist(), strict=True):
             layer.allotted[treatment] = min(max(share, LEAST_SPARSE), MOST_SPARSE)
             layer.set_numbers(loss_scale)
-
-
-def sparsity_of(treatment: Treatment) -> float:
-    """Return the sparsity that a joint treatment asks for."""
-    return float(vars(treatment)["sparsity"])
 
 
 def _problem(table: Tensor) -> str:

@@ -69,13 +69,13 @@ class LayerPlan:
                     raise InvalidValue(f"the operands of {name} are {expected}; {operand} cannot be treated there.")
         for name in BACKWARD:
             for one in getattr(self, name).gradient[1:]:
-                if one.joint:
+                if one.shared_sparsity is not None:
                     raise InvalidValue(
                         f"{one} is solved for the gradients as they arrive, so nothing may stand before it."
                     )
         others = (getattr(self, name) for name in PRODUCTS)
         for one in (one for product in others for one in (*product.weights, *product.activations)):
-            if one.joint:
+            if one.shared_sparsity is not None:
                 raise InvalidValue(f"{one} is split by the work of gradients; it cannot treat weights or activations.")
 
     @classmethod

@@ -67,8 +67,8 @@ class Prune(Treatment):
         return True
 
     @property
-    def joint(self) -> bool:
-        return self.allocation == "cosine"
+    def shared_sparsity(self) -> float | None:
+        return self.sparsity if self.allocation == "cosine" else None
 
     def numbers(self, statistics: Statistics) -> Numbers:
         solve = {"empirical": _empirical, "lognormal": _lognormal, "normal": _normal}[self.law]

@@ -93,9 +93,9 @@ class Treatment(ABC):
         return False
 
     @property
-    def joint(self) -> bool:
-        """Whether all layers that have this very treatment share its sparsity, which is split between two steps."""
-        return False
+    def shared_sparsity(self) -> float | None:
+        """The sparsity that all layers with this very treatment share, split between two steps; None without one."""
+        return None
 
     @property
     def element_bits(self) -> float | None:
