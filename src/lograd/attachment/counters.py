@@ -1,4 +1,4 @@
-"""What attached layers have counted: exact numbers of elements, not estimates."""
+"""Counters of attached layers: exact numbers of elements, not estimates."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ class Count:
         return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> dict[str, int]:
+        """Return the counts as plain values, by name."""
         return asdict(self)
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class Counters:
-    """What was counted, in total, by layer, and by layer and site.
+    """All that was counted: in total, by layer, and by layer and site.
 
     A site is named by product and operand, as in "weight_gradient.gradient"; "gradient" alone where one treated copy
     serves both products.  Sums are of gradients: treated weights and activations are in `sites` only.
@@ -75,7 +76,7 @@ class Counters:
 
 
 def read_counters(layers: dict[str, LayerEngine]) -> Counters:
-    """Return what attached layers have counted."""
+    """Return the counters of attached layers."""
     by_layer, by_site = {}, {}
     for name, layer in layers.items():
         by_site[name] = {site: _count(found) for site, found in layer.sites.items()}

@@ -1,4 +1,4 @@
-"""What an attached plan does to each layer, in words; never silent about a layer that it leaves alone."""
+"""An attached plan in words: what it does to each layer, and why it leaves others alone."""
 
 from __future__ import annotations
 
@@ -63,6 +63,17 @@ def explain(
     plan: Plan,
     saved: Saving | None,
 ) -> Explanation:
+    """Return what a handle does to each layer of its model, and a summary.
+
+    Args:
+        layers, skipped: layers that are treated, and those that are left alone with the reason, by name.
+        statistics: those of the gradients, by layer.
+        steps, start: steps made so far, and the first that is treated.
+        cost: of all statistics.
+        loss_scale: the one in force.
+        growth: of noise, where it was warned of.
+        saved: time that sparse products save; None where there is no choice.
+    """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
     step = plan.step

@@ -1,4 +1,4 @@
-"""Whether the noise of pruning explodes over depth.
+"""A guard against noise of pruning that explodes over depth.
 
 Unbiased pruning multiplies the energy E[g^2] of a gradient by 1 / cosine^2, and the product for dX hands the noise on
 to every layer in front.  Branches and normalisation decide what becomes of it there, so it is measured: the energies of
@@ -12,9 +12,11 @@ from typing import NamedTuple
 from .refresh import EARLY_STEPS, OperandStatistics
 
 LIMIT = 1e5
-"""Of the growth of energy.  At 85 % it settles near 1e3 in a ResNet-20 that learns and at 2e5 in one whose weights are
-held fixed; in a MobileNet-v2 it passes 1e10 within nine steps.  A plan that comes from a profile with measured noise is
-warned of sooner (`plan.forecast`)."""
+"""The growth of energy above which to warn.
+
+At 85 % it settles near 1e3 in a ResNet-20 that learns and at 2e5 in one whose weights are held fixed; in a MobileNet-v2
+it passes 1e10 within nine steps.  A plan from a profile with measured noise is warned of sooner (`plan.forecast`).
+"""
 
 
 class Growth(NamedTuple):
@@ -37,7 +39,15 @@ class Growth(NamedTuple):
 
 
 def exploded(layers: dict[str, OperandStatistics], step: int, first: int) -> Growth | None:
-    """What to warn of, soon after the first histograms: later, energies also change because the model has learned."""
+    """Return the growth to warn of; None if there is none.
+
+    Only steps soon after the first histograms are judged: later, energies also change because the model learns.
+
+    Args:
+        layers: the statistics of gradients, by layer.
+        step: the step that is judged.
+        first: the first step that took statistics.
+    """
     pruned = {name: layer for name, layer in layers.items() if _hands_noise_on(layer)}
     known = {name: layer.energy / layer.first_energy for name, layer in pruned.items() if layer.first_energy}
     if step > first + EARLY_STEPS or len(known) < 2:
@@ -49,6 +59,6 @@ def exploded(layers: dict[str, OperandStatistics], step: int, first: int) -> Gro
 
 
 def _hands_noise_on(layer: OperandStatistics) -> bool:
-    """Return whether the gradient is pruned without bias in the product for dX, which goes on to other layers."""
+    """Return True if the gradient is pruned without bias in the product for dX, which goes on to other layers."""
     site = layer.operand.at["input_gradient"]
     return site is not None and any(one.makes_zeros and one.unbiased for one in site.treatments)

@@ -127,7 +127,7 @@ class Handle:
         self._copy_was_said = False
         self._clock = StepClock()
         self._growth: Growth | None = None
-        """What was warned of."""
+        """The growth of noise that was warned of."""
         for name, module, layer in self._chosen(modules):
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             engine = self.layers[name] = LayerEngine(layer, device, self)
@@ -148,7 +148,7 @@ class Handle:
             swap(module, self.layers[name])
 
     def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
-        """The layers to swap; the rest go to `skipped` with the reason."""
+        """Return the layers to swap; the rest go to `skipped` with the reason."""
         planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}
         kept = {id(modules[name]): reason for name, reason in self.plan.kept.items()}
         names: dict[int, str] = {}
@@ -211,7 +211,7 @@ class Handle:
         set_keys(self.layers.values(), self.seed, self.steps)
 
     def _say_what_explodes(self) -> None:
-        """Warn once."""
+        """Warn, once, of noise that explodes."""
         if self._growth is None:
             self._growth = exploded(self._gradients, self.steps, self._first_collected)
             if self._growth is not None:
@@ -251,11 +251,11 @@ class Handle:
     # -- what happened --
 
     def counters(self) -> Counters:
-        """What was counted since `attach`, exactly."""
+        """Return exact counts of all that was treated since `attach`."""
         return read_counters(self.layers)
 
     def explain(self) -> Explanation:
-        """What is applied to each layer with its current numbers, or why nothing is; print it."""
+        """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
             self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
@@ -264,7 +264,7 @@ class Handle:
     # -- saving and undoing --
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs beside model and optimizer, as tensors and plain values."""
+        """Return all that a resumed run needs beside model and optimizer, as tensors and plain values."""
         state: dict[str, Any] = {
             "version": states.VERSION,
             "plan": self.plan.hash(),
@@ -306,11 +306,11 @@ class Handle:
                 statistics.collect()
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what `load_state_dict` would raise, and change nothing: for whoever restores several things at once."""
+        """Raise what `load_state_dict` would raise, and change nothing; useful before several things are restored."""
         states.checked(state, self.plan, self.layers, self._statistics)
 
     def remove(self) -> None:
-        """The model as it was, byte for byte.  Counters and explanation stay."""
+        """Give the model back as it was, byte for byte.  Counters and explanation stay."""
         for name, module in self._modules.items():
             if (reason := reason_not_restored(module)) is not None:
                 raise InvalidValue(f"layer {name!r} cannot be given back: {reason}; set back its class first.")
@@ -338,7 +338,7 @@ class Handle:
             )
 
     def copied(self) -> None:
-        """A layer is being copied or pickled: say once that the copy is plain."""
+        """Warn, once, that a layer that is being copied or pickled gives a plain copy."""
         if not self._copy_was_said:
             self._copy_was_said = True
             warnings.warn(

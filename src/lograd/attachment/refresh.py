@@ -1,4 +1,4 @@
-"""When a treated layer's statistics are taken anew, and what follows from them: the numbers of its treatments.
+"""The statistics of a treated layer: when they are taken anew, and the numbers of treatments that follow from them.
 
 A histogram is taken inside the backward; the law is fitted between two steps.
 """
@@ -25,7 +25,7 @@ from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
 LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
-"""What one layer is given at least and at most of a sparsity that several share."""
+"""The least and the most sparsity that one layer gets where several share a target."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
 
@@ -33,7 +33,7 @@ SMALLEST_SAMPLE = 4096
 @final
 @dataclass(frozen=True)
 class Drift:
-    """Statistics anew when the gradient has changed.
+    """The policy that takes statistics anew when the gradient has changed.
 
     Every `every` steps the histogram of a share `sample` of each gradient is compared with the one in force.  Where
     their Kolmogorov-Smirnov distance exceeds `bound`, and the 1 % point of a sample of that size besides, the next
@@ -53,7 +53,7 @@ Refresh = int | Literal["epoch", "drift"] | Drift
 
 
 def check_refresh(refresh: Refresh) -> Refresh:
-    """The policy, "drift" as a Drift."""
+    """Return the policy, with "drift" as a Drift; refuse what is none."""
     if refresh == "drift":
         return Drift()
     whole = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
@@ -66,6 +66,7 @@ def check_refresh(refresh: Refresh) -> Refresh:
 
 
 def check_loss_scale(loss_scale: float | None) -> float | None:
+    """Return the loss scale as a float, or refuse what is not positive and finite; None stays None."""
     if loss_scale is None:
         return None
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, numbers.Real):
@@ -84,7 +85,11 @@ def _in_float(number: Any) -> float:
 
 
 def sample_due(policy: Refresh, steps: int, last: int) -> float:
-    """The share of the gradients of which step number `steps` takes the histogram; `last` is the step that took one.
+    """Return the share of each gradient that the histogram of step number `steps` takes; 0 takes none.
+
+    Args:
+        last: the last step that took a histogram.
+
 
     A number of steps is reached gradually, as gradients settle: the interval is a twentieth of the run so far.
     """
@@ -97,10 +102,10 @@ def sample_due(policy: Refresh, steps: int, last: int) -> float:
 
 @dataclass
 class Cost:
-    """What statistics have cost; reported, and never a reason for anything."""
+    """The cost of statistics: reported, and never a reason for anything."""
 
     steps: int = 0
-    """Steps that took any."""
+    """Steps that took statistics."""
     refreshes: int = 0
     """Laws fitted, of all layers together."""
     milliseconds: float = 0.0
@@ -114,7 +119,7 @@ class OperandStatistics:
         self.operand = operand
         self.masked = masked
         self.work = work
-        """What an element of the gradient costs; a sparsity that layers share is one of work."""
+        """Multiply-adds that an element of the gradient costs: a sparsity that layers share is a share of work."""
         self.table: Tensor | None = None
         """The histogram behind the numbers in force."""
         self.step = -1
@@ -125,9 +130,9 @@ class OperandStatistics:
         """E[g^2] of that histogram and of the first one, without the loss scale."""
         self.problem = ""
         self.passed_over = False
-        """Whether the last histogram was that of a short step, and was not used."""
+        """True if the last histogram was that of a short step, and was not used."""
         self.allotted: dict[Hashable, float] = {}
-        """This layer's part of a sparsity that several share."""
+        """The sparsity of this layer, for each treatment whose target several layers share."""
 
     @property
     def joint(self) -> dict[Treatment, float]:
@@ -137,36 +142,38 @@ class OperandStatistics:
 
     @property
     def collecting(self) -> bool:
+        """True if a histogram was asked for and is not delivered yet."""
         return bool(self.operand.control[STRIDE])
 
     def collect(self, sample: float = 1.0) -> None:
-        """Take a histogram in the backward passes of the next step, of all of the gradient or of a share."""
+        """Ask for a histogram in the passes of the next step, of the whole operand or of a share `sample` of it."""
         elements = 0 if self.table is None else int(self.table.sum())
         sample = min(1.0, max(sample, SMALLEST_SAMPLE / max(elements, 1)))
         self.operand.histogram.zero_()
         self.operand.control[STRIDE] = round(1 / sample)
 
     def statistics(self, loss_scale: float) -> Statistics:
-        """Of the last full histogram, as they would be under this loss scale."""
+        """Return the statistics of the last full histogram, as they would be under this loss scale."""
         assert self.table is not None
         taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted)
         return taken.scaled(loss_scale / self.loss_scale)
 
     def set_numbers(self, loss_scale: float) -> None:
+        """Write the numbers that follow from the statistics, under this loss scale, to all sites."""
         statistics = self.statistics(loss_scale)
         for site in self.operand.sites.values():
             site.set_numbers(numbers_of(site.treatments, statistics))
         self.operand.control[READY] = 1
 
     def rescale(self, before: float, after: float) -> None:
-        """The loss scale changes: so do the numbers in force, and what treatments remember."""
+        """Adapt the numbers in force and the memory of treatments to a new loss scale."""
         for site in self.operand.sites.values():
             site.rescale(after / before)
         if self.table is not None:
             self.set_numbers(after)
 
     def predictions(self, loss_scale: float) -> dict[str, Prediction | None]:
-        """Return what theory expects at each site, with the numbers in force; None where the law does not tell."""
+        """Return the prediction for each site with the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
             name: predict(site.treatments, statistics, site.numbers_and_memory())
@@ -174,7 +181,11 @@ class OperandStatistics:
         }
 
     def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
-        """Use the histogram that the step has taken, if it has; `before` and `after` it are the loss scales."""
+        """Use the histogram that the step has taken, if there is one.
+
+        Args:
+            before, after: the loss scales of this step and of the next.
+        """
         delivered = self.operand.histogram
         if not self.collecting or not bool(delivered.any()):
             return
@@ -198,7 +209,7 @@ class OperandStatistics:
         cost.milliseconds += (time.perf_counter() - start) * 1e3
 
     def _is_short(self, table: Tensor) -> bool:
-        """The last batch of an epoch is often short, and the mean over it makes its gradients larger: once, wait."""
+        """Return True for a short batch, as at the end of an epoch: its gradients are larger, so it is skipped once."""
         if self.table is None or self.passed_over:
             return False
         return 4 * int(table.sum()) < 3 * int(self.table.sum())
@@ -210,6 +221,7 @@ class OperandStatistics:
         return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
 
     def state(self) -> dict[str, Any]:
+        """Return all that a resumed run needs, as tensors and plain values."""
         table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
         return {
             "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
@@ -218,6 +230,7 @@ class OperandStatistics:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
+        """Go on from the `state` of another."""
         table = state["table"]
         assert isinstance(table, Tensor)
         self.table = table.clone().to(self.operand.histogram.device) if table.numel() else None
@@ -228,7 +241,7 @@ class OperandStatistics:
 
 
 def share_out(layers: Sequence[OperandStatistics], loss_scale: float) -> None:
-    """Split the sparsity that several layers share over them, and set their thresholds."""
+    """Divide each sparsity that several layers share among them, and set their thresholds."""
     known = [layer for layer in layers if layer.table is not None]
     for treatment, sparsity in {one: share for layer in known for one, share in layer.joint.items()}.items():
         sharing = [layer for layer in known if treatment in layer.joint]
@@ -241,7 +254,7 @@ def share_out(layers: Sequence[OperandStatistics], loss_scale: float) -> None:
 
 
 def _problem(table: Tensor) -> str:
-    """Why a histogram has no law; empty if it has one."""
+    """Return why a histogram has no law; empty if it has one."""
     zeros, nan, infinities = table[BINS:].tolist()
     if nan or infinities:
         return f"the gradient had {nan} NaN and {infinities} infinite elements"

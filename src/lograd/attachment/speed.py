@@ -1,4 +1,4 @@
-"""What sparse products save, in words: what was measured, and what follows from it."""
+"""The time that sparse products save, in words: the measured times, and the speedup that follows from them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ class Saving(NamedTuple):
     dense: float
     """The products of the timed layers, with dense products of the pruned gradients."""
     chosen: float
-    """The same, each by the way in force."""
+    """The products of the timed layers, each by the backend in force."""
     timed: int
-    """Layers of which both ways were timed."""
+    """Layers of which both backends were timed."""
     sparse: int
     """Layers in which sparse products are in force."""
     fixed: int
-    """Layers whose way was asked for, so that nothing was timed."""
+    """Layers whose backend was asked for, so that nothing was timed."""
     backward: float | None
     step: float | None
 
     @property
     def saved(self) -> float:
+        """Milliseconds that a step saves by the backends in force."""
         return self.dense - self.chosen
 
     def words(self) -> str:
-        """A sentence on what is gained; says so where nothing was timed."""
+        """Return a sentence on the time that is saved, or one that nothing was timed."""
         if self.fixed:
             return "Speed: not measured; sparse products were asked for, so they were not compared with dense ones"
         if not self.timed:
@@ -54,7 +55,7 @@ class Saving(NamedTuple):
 
 
 def saving(layers: Mapping[str, LayerEngine], steps: int, clock: StepClock) -> Saving | None:
-    """What is known of the times of attached layers; None where no layer has a choice of products."""
+    """Return the known times of attached layers; None where no layer has a choice of backends."""
     dense = chosen = 0.0
     counts = {"timed": 0, "sparse": 0, "fixed": 0}
     for layer in layers.values():

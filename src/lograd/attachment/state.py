@@ -38,7 +38,7 @@ LATER = ("start", "growth", "checksums")
 
 
 def checksums(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the plain values together, and of each layer's tensors and statistics."""
+    """Return the checksums of a state: one of the plain values together, and one of each layer's part."""
     plain = {name: value for name, value in state.items() if name not in (*PARTS, "checksums")}
     return {"plain": digest(plain)} | {
         part: {name: digest(values) for name, values in state[part].items()} for part in PARTS
@@ -46,14 +46,14 @@ def checksums(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Hexadecimal digits that change with any bit of nested dicts, lists, plain values and tensors on any device."""
+    """Return hexadecimal digits that change with any bit of nested dicts, lists, plain values and tensors."""
     found = hashlib.sha256()
     _add(found, value)
     return found.hexdigest()
 
 
 def _add(found: hashlib._Hash, value: Any) -> None:
-    """Each part is preceded by its type and length, so that two different values never give the same bytes."""
+    """Add a value to a hash, with types and lengths in front, so that different values never give the same bytes."""
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous()
         _add_bytes(found, f"tensor {data.dtype} {tuple(data.shape)}", data.reshape(-1).view(torch.uint8).numpy())
@@ -155,7 +155,7 @@ _FORMER_NAMES = {
     "weights": "input_gradient.weights",
     "activations": "weight_gradient.activations",
 }
-"""What sites were called in states of the former version."""
+"""The names of sites now, by their names in states of the former version."""
 
 
 def _upgraded(state: dict[str, Any], layers: Mapping[str, LayerEngine]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Layers whose class was swapped for a subclass that lets a engine meet the gradient; `restore` undoes it.
+"""Layers whose class was swapped for a subclass that lets an engine meet the gradient; `restore` undoes it.
 
 Parameters, buffers, hooks and names stay as they are: only `__class__` changes, and one attribute is added that is
 neither a parameter nor a buffer.  Copies and pickles of a swapped layer are plain layers.
@@ -43,13 +43,13 @@ def swap(module: nn.Module, engine: LayerEngine) -> None:
 
 
 def restore(module: nn.Module) -> None:
-    """The module without what `swap` did; classes that others have put on top of ours since stay."""
+    """Undo `swap`; classes that others have put on top of ours since stay."""
     module.__class__ = _restored_class(type(module))
     del vars(module)[ATTRIBUTE]
 
 
 def reason_not_restored(module: nn.Module) -> str | None:
-    """Why the class on top of ours cannot be put on top of the plain one; None if it can."""
+    """Return why a class that others put on top of ours cannot go on top of the plain one; None if it can."""
     ours = _swapped_base(type(module))
     for above in type(module).__mro__:
         if ours is None or above is ours:
@@ -63,7 +63,7 @@ def reason_not_restored(module: nn.Module) -> str | None:
 
 
 class _Swapped:
-    """What all swapped classes share: a copy is plain, and the engine goes where the parameters go."""
+    """The base of all swapped classes: a copy is plain, and the engine goes where the parameters go."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         plain = _restored_class(cls)
@@ -80,7 +80,7 @@ class _Swapped:
         return build, arguments, *rest
 
     def __prepare_scriptable__(self) -> Any:
-        """torch.jit.script asks each layer; what it got instead would also take the layer's place in the model."""
+        """Refuse torch.jit.script, which would put whatever is returned here in the layer's place in the model."""
         raise InvalidValue(
             "torch.jit.script cannot read an attached layer; script copy.deepcopy(model), which is plain, or call "
             "handle.remove() first."
@@ -92,7 +92,7 @@ class _Swapped:
         return replica
 
     def _apply(self: Any, *arguments: Any, **options: Any) -> Any:
-        """Parameters move to another device or type."""
+        """Move parameters to another device or type, and the engine with them."""
         result: Any = super()._apply(*arguments, **options)  # type: ignore[misc]
         engine, parameter = engine_of(self), next(self.parameters(), None)
         if engine is not None and parameter is not None:
@@ -175,18 +175,18 @@ def _swapped_class(plain: Any) -> Any:
 
 
 def _swapped_base(found: type) -> type | None:
-    """The class of `swap` among those that a class inherits from."""
+    """Return the class made by `swap` among those that a class inherits from; None if there is none."""
     return next((base for base in found.__mro__ if base.__bases__[:1] and base.__bases__[0] in _KINDS), None)
 
 
 def _restored_class(found: type) -> Any:
-    """The class without ours; itself if ours is no longer there."""
+    """Return the class without ours; itself if ours is no longer there."""
     ours = _swapped_base(found)
     return found if ours is None else _rebased(found, ours, ours.__bases__[1])
 
 
 def _rebased(found: Any, old: type, new: type) -> Any:
-    """The class with another one in the place of `old` below it: one that exists already, or a copy."""
+    """Return the class with `new` in the place of `old` below it: one that exists already, or a copy."""
     if found is old or old not in found.__mro__:
         return new if found is old else found
     bases = tuple(_rebased(base, old, new) for base in found.__bases__)
@@ -202,7 +202,7 @@ def _body(found: type) -> dict[str, Any]:
 
 
 def _plain_twin(module: Any) -> Any:
-    """The plain layer with the same attributes, for whoever copies or pickles."""
+    """Return the plain layer with the same attributes, to be copied or pickled."""
     twin = object.__new__(_restored_class(type(module)))
     vars(twin).update({name: value for name, value in vars(module).items() if name != ATTRIBUTE})
     if (engine := engine_of(module)) is not None:
@@ -211,7 +211,7 @@ def _plain_twin(module: Any) -> Any:
 
 
 def _records(module: Any, x: Tensor) -> bool:
-    """Return whether the engine has work: a gradient will come back, or the output takes treated operands."""
+    """Return True if the engine has work: a gradient will come back, or the output takes treated operands."""
     if _is_being_copied(module):
         return False
     if getattr(module, ATTRIBUTE).treats_output:
@@ -229,7 +229,7 @@ def _records(module: Any, x: Tensor) -> bool:
 
 
 def _is_being_copied(module: Any) -> bool:
-    """Whether torch.jit.trace or torch.export writes down the forward: what they make is a plain model, too."""
+    """Return True if torch.jit.trace or torch.export records the forward: what they make is a plain model, too."""
     if not (_exporting() or (_tracing() and not torch.compiler.is_compiling())):
         return False
     if not torch.compiler.is_dynamo_compiling():
@@ -242,7 +242,7 @@ _tracing: Any = getattr(torch.jit, "is_tracing")  # noqa: B009  torch does not l
 
 
 def _padding_of(module: Any) -> tuple[list[int], tuple[int, ...]]:
-    """The padding "same" or "valid": zeros to add on the right, as F.pad wants them, and the rest for both sides."""
+    """Return the padding "same" or "valid" as zeros to add on the right, for F.pad, and a padding of both sides."""
     if module.padding == "valid":
         return [], (0,) * len(module.stride)
     total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]

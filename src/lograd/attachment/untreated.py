@@ -1,4 +1,4 @@
-"""What no plan treats: the parts of a model that are neither linear layers nor convolutions, and why."""
+"""The parts of a model that no plan treats, as they are neither linear layers nor convolutions, and the reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_OWNERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, Parametrizat
 
 
 def reason_of(module: nn.Module) -> str | None:
-    """Why a module that multiplies or learns is not treated; None for layers, and for what has nothing to treat."""
+    """Return why a module that multiplies or learns is not treated; None for layers, and where nothing is to treat."""
     if kind_of(module) is not None:
         return None
     for kinds, reason in _REASONS.items():
@@ -37,7 +37,7 @@ def reason_of(module: nn.Module) -> str | None:
 
 
 def known_parts(model: nn.Module) -> dict[str, Untreated]:
-    """Modules of a kind that is not treated, by name."""
+    """Return the modules of a kind that is not treated, by name."""
     named = unwrapped(model).named_modules()
     return {
         plain_name(name): Untreated(plain_name(name), type(module).__name__, reason)
@@ -47,9 +47,9 @@ def known_parts(model: nn.Module) -> dict[str, Untreated]:
 
 
 def bare_parameters(model: nn.Module) -> Iterator[Untreated]:
-    """Parameters of two or more dimensions that belong to no layer, no norm and no module of a known kind.
+    """Yield parameters of two or more dimensions that belong to no layer, no norm and no module of a known kind.
 
-    Whether one of them is multiplied, only a step of the model can tell; a profile looks.
+    Only a step of the model can tell which of them are multiplied; a profile looks.
     """
     for name, module in unwrapped(model).named_modules():
         if kind_of(module) is not None or reason_of(module) is not None or isinstance(module, _OTHER_OWNERS):
@@ -61,7 +61,9 @@ def bare_parameters(model: nn.Module) -> Iterator[Untreated]:
 
 
 def untreated_parts(model: nn.Module, step: StepWork | None) -> dict[str, list[Untreated]]:
-    """What is not treated, by the name of its module; with a counted step, what that step has multiplied.
+    """Return the parts that are not treated, by the name of their module.
+
+    With a counted step, these are the parts that the step has multiplied.
 
     Names that the model does not have, such as that of the loss, stand for themselves.
     """

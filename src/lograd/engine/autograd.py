@@ -28,7 +28,7 @@ Treated = tuple[Tensor | None, Tensor | None]
 
 
 class DoubleBackward(LogradError, RuntimeError):
-    """A second derivative of a treated gradient was asked for."""
+    """Raised when a second derivative of a treated gradient is asked for."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,11 +38,11 @@ class DoubleBackward(LogradError, RuntimeError):
 
 
 class NotCompiled(LogradError, RuntimeError):
-    """torch.compile was asked for a whole graph of what runs eagerly."""
+    """Raised when torch.compile is asked for a whole graph of code that runs eagerly."""
 
 
 class Form(Protocol):
-    """How a kind of layer computes its three products; see `forms`."""
+    """The dense products of a kind of layer; see `forms`."""
 
     @property
     def geometry(self) -> Geometry:
@@ -52,7 +52,7 @@ class Form(Protocol):
         """Return Y."""
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """Return what `products` will read of the two."""
+        """Return the two operands for `products` to read, None for one that it does not need."""
 
     def summed(self, product: str) -> tuple[int, ...]:
         """Return the dimensions of the weight that a product sums over."""
@@ -68,7 +68,7 @@ class Form(Protocol):
 
 
 class Engine(Protocol):
-    """What treats the operands of one layer and computes its products."""
+    """The object that treats the operands of one layer and computes its products."""
 
     def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, Tensor | None]:
         """Return activations and weights as the output takes them; None for one that it takes as it is."""
@@ -106,7 +106,7 @@ _is_batched = getattr(_C._functorch, "is_legacy_batchedtensor", lambda g: False)
 
 
 class _Batch(NamedTuple):
-    """What vmap says of itself."""
+    """The part of the info of a vmap that is used here."""
 
     batch_size: int
 
@@ -191,7 +191,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:

@@ -1,4 +1,4 @@
-"""How long steps and backward passes take, as far as attached layers see it.
+"""The times of steps and backward passes, as far as attached layers see them.
 
 The operators of attached layers mark when a gradient arrives and when its products are done: two readings of a clock,
 a fraction of a microsecond.  They are opaque to torch.compile, so that compiled code is timed alike.  A process has one
@@ -29,7 +29,7 @@ class _Backward:
         self.disturbed = False
 
     def arrived(self) -> None:
-        """Mark that a gradient has come to an attached layer; operands that are met in a forward do not count."""
+        """Mark that a gradient has come to an attached layer; operands of a forward do not count."""
         now = time.perf_counter_ns()
         task = torch._C._current_graph_task_id()
         if task == NO_BACKWARD:
@@ -45,7 +45,7 @@ class _Backward:
             self.last = time.perf_counter_ns()
 
     def read(self) -> float | None:
-        """Milliseconds of backward passes since the last reading; None without any, or if products were timed."""
+        """Return milliseconds of backward passes since the last call; None without any, or if products were timed."""
         total, known = self.total + self.last - self.first, self.task != NO_BACKWARD and not self.disturbed
         self.task, self.disturbed = NO_BACKWARD, False
         self.total = self.first = self.last = 0
@@ -65,7 +65,7 @@ class StepClock:
         self._before: int | None = None
 
     def step(self) -> None:
-        """A step is over; one in which products were timed does not count, nor does the first: nobody saw it start."""
+        """Mark the end of a step.  The first, whose start is unknown, and steps that timed products do not count."""
         backward, now = BACKWARD.read(), time.perf_counter_ns()
         if backward is not None and self._before is not None:
             self._backwards.append(backward)
@@ -79,5 +79,5 @@ class StepClock:
 
     @property
     def backward_time(self) -> float | None:
-        """The same from the first gradient that reaches an attached layer to the last product."""
+        """The median in milliseconds from the first gradient that reaches an attached layer to the last product."""
         return statistics.median(self._backwards) if self._backwards else None

@@ -1,4 +1,4 @@
-"""How each kind of layer computes its three products densely, by the very operators that autograd itself would call.
+"""The dense products of each kind of layer, by the very operators that autograd itself would call.
 
 So treatments that change nothing leave every bit as it was.  The output is not saved: a ReLU may overwrite it in place.
 `linear`, `addmm` and `convolution` are the layers as functions; in their backward an `Engine` meets the gradient.
@@ -63,9 +63,9 @@ class Linear(NamedTuple):
     """x weight^T + bias of matrices."""
 
     fused: bool
-    """Whether the bias is added inside the product."""
+    """True if the bias is added inside the product."""
     by_column: bool
-    """Whether dX is laid out by columns."""
+    """True if dX is laid out by columns."""
     inputs: int
 
     @property
@@ -80,7 +80,7 @@ class Linear(NamedTuple):
         return torch.addmm(bias, x, weight.t()) if self.fused else x.mm(weight.t()).add_(bias)
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the backward reads: x for dW, the weight for dX."""
+        """Return the tensors that the backward reads: x for dW, the weight for dX."""
         return x if need[1] else None, weight if need[0] else None
 
     def summed(self, product: str) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Addmm(NamedTuple):
     """x weight + bias of matrices."""
 
     by_column: bool
-    """Whether dX is laid out by columns."""
+    """True if dX is laid out by columns."""
     inputs: int
 
     @property
@@ -125,7 +125,7 @@ class Addmm(NamedTuple):
         return x.mm(weight) if bias is None else torch.addmm(bias, x, weight)
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the backward reads: x for dW, the weight for dX."""
+        """Return the tensors that the backward reads: x for dW, the weight for dX."""
         return x if need[1] else None, weight if need[0] else None
 
     def summed(self, product: str) -> tuple[int, ...]:
@@ -195,5 +195,5 @@ class Convolution(NamedTuple):
 
 
 def _by_column(x: Tensor) -> bool:
-    """Return whether autograd lays dX out by columns, as it does where x lies so; the order of sums follows."""
+    """Return True if autograd lays dX out by columns, as it does where x lies so; the order of sums follows."""
     return x.stride(0) == 1 and x.stride(1) == x.shape[0]

@@ -24,7 +24,7 @@ OPERAND_NAMES = ("gradient", "weights", "activations")
 
 
 class Session(Protocol):
-    """What the layers of one handle share."""
+    """The object that the layers of one handle share."""
 
     def copied(self) -> None:
         """Say once that a copy of the model is plain."""
@@ -62,7 +62,7 @@ class LayerEngine:
 
     @property
     def treats_output(self) -> bool:
-        """Whether the output takes treated operands."""
+        """True if the output takes treated operands."""
         return self.activations.at["output"] is not None or self.weights.at["output"] is not None
 
     def begin(self) -> None:
@@ -170,7 +170,7 @@ class LayerEngine:
 
     @staticmethod
     def _met(operand: Operand, x: Tensor, product: str, contracted: tuple[int, ...]) -> Tensor:
-        """Return what the gradient meets in a product; a copy that the output shares is there already."""
+        """Return the operand that the gradient meets in a product; a copy shared with the output is there already."""
         if operand.shared or operand.at[product] is None:
             return x
         if operand.has_statistics and operand.at["output"] is None:
@@ -185,7 +185,7 @@ class LayerEngine:
         return named | {f"{name}.choice": one.tensor for name, one in self.choices.items() if not one.fixed}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `tensors` of another gave; products that it did not choose between are timed again."""
+        """Go on from the `tensors` of another layer engine; products without a saved choice are timed again."""
         for name, tensor in self.tensors().items():
             if name in tensors:
                 given = tensors[name].detach()
@@ -205,7 +205,7 @@ class LayerEngine:
             self.session.copied()
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
-        """A copy of the layer that takes all its attributes along has no engine."""
+        """Return None: a copy of the layer that takes all its attributes along has no engine."""
         self.copied()
 
 

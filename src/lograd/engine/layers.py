@@ -1,4 +1,4 @@
-"""What a layer is: the modules that are treated, why one is not, the shape of its weight, and what it costs."""
+"""Facts about layers: which modules are treated, why one is not, the shape of a weight, and its multiply-adds."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Operand:
         self.name = name
         self.products = tuple(product for product in PRODUCTS if name in OPERANDS[product])
         self.shared = shared and bool(sentences[self.products[0]])
-        """Whether both products take one treated copy."""
+        """True if both products take one treated copy."""
         made: dict[str, Site | None] = {
             product: Site(sentences[product], device) if sentences[product] else None for product in self.products
         }
@@ -54,12 +54,12 @@ class Operand:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether a treatment takes numbers from statistics."""
+        """True if a treatment takes numbers from statistics."""
         return any(site is not None and site.names for site in self.at.values())
 
     @property
     def ready(self) -> bool:
-        """Whether it is treated; before, it passes through."""
+        """True once the operand is treated; before, it passes through."""
         return bool(self.control[READY])
 
     def begin(self) -> None:

@@ -1,6 +1,6 @@
 """A site: one operand in one product, with the sentence that treats it and all that changes as tensors pass.
 
-What changes is small tensors, read and written by one operator that is opaque to torch.compile.
+All that changes is in small tensors, read and written by one operator that is opaque to torch.compile.
 A site may stand without a layer, as an edge between two stages of a pipeline does.
 """
 
@@ -30,10 +30,10 @@ class Site:
         self.text = json.dumps(to_json(treatments))
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = zeros(len(self.names), torch.float32, device)
-        """What the treatments take from statistics of an earlier step, in order."""
+        """The numbers that treatments take from statistics of an earlier step, in order."""
         self.key = zeros(2, torch.int64, device)
         self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
-        """What the treatments keep from one tensor to the next, in order."""
+        """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         self._asked = (0, 0)
 
@@ -48,7 +48,7 @@ class Site:
 
     @property
     def changing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What the operator changes: key, memory and counters."""
+        """The tensors that the operator changes: key, memory and counters."""
         return self.key, self.memory, self.counters
 
     @property
@@ -58,7 +58,7 @@ class Site:
 
     @property
     def makes_zeros(self) -> bool:
-        """Whether a treatment is there to make zeros."""
+        """True if a treatment is there to make zeros."""
         return any(one.makes_zeros for one in self.treatments)
 
     def recent_zeros(self) -> float | None:
@@ -82,12 +82,12 @@ class Site:
         return found
 
     def remembered(self) -> list[Numbers]:
-        """Return what the memory of each treatment says to people."""
+        """Return the memory of each treatment in named numbers, for people."""
         parts = memories(self.treatments, self.memory)
         return [one.memory_words(part.tolist()) for one, part in zip(self.treatments, parts, strict=True)]
 
     def numbers_and_memory(self) -> list[Numbers]:
-        """Return all that is in force."""
+        """Return the numbers of each treatment with those that it remembers: all that is in force."""
         return [a | b for a, b in zip(self.current_numbers(), self.remembered(), strict=True)]
 
     def rescale(self, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""What the small tensors of a treated layer hold, and how its operators write them.
+"""The slots of the small tensors of a treated layer, and the functions by which its operators write them.
 
 Everything that changes during training is a tensor, so that nothing is compiled again.
 """
@@ -26,7 +26,7 @@ LONGEST_ROW = 128
 
 
 def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
-    """A tensor was treated: add what was counted, and go on to the next random numbers."""
+    """Add the counts of a treated tensor to the counters, and move the key on to the next random numbers."""
     # Not counters[:4] += counts: that copies the sum over itself once more.
     counters[:4].add_(counts[:4])
     counters[4:7].add_(constant((elements, 1, 0), counters.device))
@@ -36,16 +36,17 @@ def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) 
 
 
 def all_counters(saved: Tensor) -> Tensor:
-    """Saved counters; those of a state from before `pruned` was counted get a zero for it."""
+    """Return saved counters; those of a state from before `pruned` was counted get a zero for it."""
     return torch.nn.functional.pad(saved, (0, 1)) if saved.numel() == COUNTERS.index("pruned") else saved
 
 
 def count_passed_through(counters: Tensor) -> None:
+    """Count a tensor that passed through untreated."""
     counters[COUNTERS.index("passed_through")] += 1
 
 
 def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A small tensor that can be changed wherever training happens, whatever mode is on where it is made.
+    """Return a small tensor of zeros that can be changed in training, even if it is made in inference mode.
 
     It is real although its layer may still be on the meta device.
     """
@@ -55,5 +56,5 @@ def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: a small tensor costs as much as a small kernel."""
+    """Return a tensor of these values, made once: a small tensor costs as much as a small kernel."""
     return torch.tensor(values, device=device)

@@ -1,4 +1,4 @@
-"""Plans: what is done to each layer of a model, as values and as a file to review."""
+"""Plans: the treatments of each layer of a model, as values and as a file to review."""
 
 from .layer import LayerPlan, check_bits, predicted
 from .plan import VERSION, Plan

@@ -16,7 +16,7 @@ from .layer import LayerPlan, check_bits, predicted
 @final
 @dataclass(frozen=True)
 class Change:
-    """What `Plan.override` changes; None leaves a field as it is."""
+    """The changes that `Plan.override` makes; None leaves a field as it is."""
 
     sparsity: float | None = None
     law: PruningLaw | None = None
@@ -34,10 +34,16 @@ class Change:
 
     @property
     def empty(self) -> bool:
+        """True if nothing is changed."""
         return all(getattr(self, field.name) is None for field in fields(self) if field.name != "products")
 
     def apply(self, name: str, layer: LayerPlan, statistics: Statistics | None) -> LayerPlan:
-        """The changed plan of a layer, its predictions made anew."""
+        """Return the changed plan of a layer, with new predictions.
+
+        Args:
+            name: of the layer, for messages.
+            statistics: those of its gradient; without, predictions are dropped.
+        """
         values: dict[str, Any] = {}
         for product in self.products:
             changed = self._sentence(name, layer.site(product, "gradient"), statistics)
@@ -78,7 +84,7 @@ class Change:
         return (Quantize(**given),)
 
     def _scale(self, treatments: Sentence) -> str:
-        """The rule that will hold."""
+        """Return the rule of the scale after the change."""
         return self.scale or next((str(vars(one)["scale"]) for one in treatments if "scale" in one.changeable), "max")
 
     def _format(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Any:

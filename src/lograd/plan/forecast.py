@@ -1,4 +1,4 @@
-"""By how much the noise of a plan is predicted to multiply the energy of a gradient: whether it explodes over depth."""
+"""The growth of a gradient's energy that the noise of a plan is predicted to cause: does it explode over depth?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A MobileNetV3-small that had learned for a hundred steps went on learning under 
 had learned slowly under 21, and at once under 2600, in one run each.  A ResNet-20 of that age stays below 10, also at
 90 %."""
 BOUND_LIMIT = 1e7
-"""Of a growth that is a bound.  Where layers stand in parallel less arrives, so most bounds are far too high."""
+"""The limit of a growth that is a bound.  Where layers stand in parallel less arrives: most bounds are far too high."""
 
 
 @final
@@ -25,7 +25,7 @@ class Forecast:
     Args:
         layer: its name.
         factor: of the energy E[g^2], against that of a backward without the plan.
-        measured: whether it follows from measured noise (`lograd.profile(noise=2)`).  Else it is what arrives if all
+        measured: True if it follows from measured noise (`lograd.profile(noise=2)`).  Else it is what arrives if all
             layers stand in one row and noise travels as the gradient itself does: the product of 1 / cosine^2.
         handing_on: layers that are treated in the product for dX, and so hand noise on.
     """
@@ -42,11 +42,11 @@ class Forecast:
 
     @property
     def explodes(self) -> bool:
-        """Whether to warn."""
+        """True if the growth is worth a warning."""
         return self.factor > (LIMIT if self.measured else BOUND_LIMIT)
 
     def words(self) -> str:
-        """A sentence for the table of a plan."""
+        """Return a sentence for the table of a plan."""
         most = f"the energy of a gradient by up to {_times(self.factor)}, in {self.layer!r}"
         if self.measured:
             return f"Noise is predicted to multiply {most}, by noise that was measured in the profile."
@@ -56,6 +56,7 @@ class Forecast:
         )
 
     def warning(self) -> str:
+        """Return the text of a warning, with advice."""
         layers = "1 layer hands" if self.handing_on == 1 else f"{self.handing_on} layers hand"
         grown = f"the energy of the gradient of {self.layer!r} by {_times(self.factor)}, as {layers} it on in dX"
         advice = (
@@ -71,11 +72,12 @@ class Forecast:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values, of which `from_json` makes this forecast again."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, data: Any) -> Forecast:
-        """The exact inverse of `to_json`."""
+        """Return the forecast that `to_json` was given; the exact inverse."""
         names = ("layer", "factor", "measured", "handing_on")
         if not isinstance(data, dict) or sorted(data) != sorted(names):
             raise InvalidValue(sentence("growth of a plan", data, "an object with " + ", ".join(names)))

@@ -1,4 +1,4 @@
-"""What is done to one layer: for each of its three products a sentence per operand and a backend."""
+"""The plan of one layer: for each of its three products a sentence per operand and a backend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOTH = "both"
 @final
 @dataclass(frozen=True)
 class LayerPlan:
-    """What is done to one layer, for each of its three products.
+    """The plan of one layer, for each of its three products.
 
     Args:
         output: the product that gives the layer's output.  Its operands are treated straight through: the gradient
@@ -90,17 +90,17 @@ class LayerPlan:
         return found
 
     def shares(self, operand: str) -> bool:
-        """Return whether the two products that an operand enters take one treated copy of it."""
+        """Return True if the two products that an operand enters take one treated copy of it."""
         first, second = (self.site(name, operand) for name in PRODUCTS if operand in OPERANDS[name])
         return first == second and not any(one.per_product for one in first)
 
     @property
     def treats(self) -> bool:
-        """Whether anything is done."""
+        """True if anything is treated."""
         return any(getattr(self, name).treats for name in PRODUCTS)
 
     def prediction(self, product: str) -> Prediction | None:
-        """Return what theory expects of the gradient in a product of the backward."""
+        """Return the prediction for the gradient in a product of the backward; None where there is none."""
         found: Prediction | None = getattr(self, f"predicted_{product}")
         return found
 
@@ -110,7 +110,7 @@ class LayerPlan:
         return sum(count * prediction.sparsity for count, prediction in sides if prediction is not None)
 
     def words(self) -> str:
-        """Return what is done, on one line."""
+        """Return all treatments in words, on one line."""
         gradients = [describe(self.site(name, "gradient")) for name in BACKWARD]
         parts = gradients[:1]
         if gradients[0] != gradients[1]:
@@ -180,7 +180,7 @@ def _product_from_json(name: str, data: Any) -> tuple[ProductPlan, Prediction | 
 
 
 def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
-    """Refuse what is not an object, and a field that nobody would read."""
+    """Refuse data that is not an object, or that has a field which nobody would read."""
     check_object(what, data, (), valid)
 
 
@@ -190,7 +190,7 @@ def check_bits(bits: Any) -> int:
 
 
 def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction | None:
-    """Return what theory expects, to six digits: a plan is read by people.  None where the law does not tell."""
+    """Return the prediction to six digits, as a plan is read by people; None where the law does not tell."""
     exact = None if statistics is None else predict(treatments, statistics)
     if exact is None:
         return None

@@ -1,4 +1,4 @@
-"""The plan: what is done to the gradient of each layer, as a JSON file that a person can review.
+"""The plan: the treatments of each layer, as a JSON file that a person can review.
 
 It is made from a profile or from a recipe, and `attach` carries it out.  `Plan.load` is the exact inverse of `save`.
 """
@@ -69,9 +69,9 @@ class Plan:
 
     @classmethod
     def uniform(cls, name: str) -> Plan:
-        """The same recipe for every supported layer of whatever model it is attached to: "fp6", "int5-bhq", ...
+        """Return a plan with one recipe, such as "fp6", for every supported layer of whatever model it is attached to.
 
-        `lograd recipes` lists them; `treatments.recipe` says how they are joined.
+        `lograd recipes` lists the names; `treatments.recipe` says how they are joined.
 
         >>> Plan.uniform("prune85+fp6").every.input_gradient.gradient[0].sparsity
         0.85
@@ -79,6 +79,7 @@ class Plan:
         return cls(every=LayerPlan.of(recipe(name)))
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values, of which `from_json` makes this plan again."""
         data: dict[str, Any] = {"lograd_plan": VERSION}
         if self.every is not None:
             data["every"] = self.every.to_json()
@@ -93,7 +94,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """The exact inverse of `to_json`."""
+        """Return the plan that `to_json` was given; the exact inverse."""
         if not isinstance(data, dict) or "lograd_plan" not in data:
             raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
         version = data["lograd_plan"]
@@ -162,7 +163,7 @@ class Plan:
         products: str | Iterable[str] = BACKWARD,
         treat: bool = True,
     ) -> Plan:
-        """A plan with other treatments for the layers whose name matches; what is not given stays as it is.
+        """Return a plan with other treatments for the layers whose name matches; what is not given stays as it is.
 
         Predictions of changed layers are computed anew where the plan knows the laws, and dropped where it does not.
 
@@ -221,7 +222,7 @@ class Plan:
         return found
 
     def diff(self, other: Plan) -> str:
-        """What changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
+        """Return the changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
         if not isinstance(other, Plan):
             raise InvalidType(sentence("what a plan is compared with", other, "a Plan"))
         lines = []
@@ -254,13 +255,13 @@ class Plan:
     # -- the file --
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """JSON for people, with a checksum at its end by which `load` knows whether it was changed since."""
+        """Write JSON for people, with a checksum at its end by which `load` sees later changes; return its path."""
         data = self.to_json()
         return replace_file(path, (_pretty(data | {CHECKSUM: checksum_of_json(data)}) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from its file; what is wrong with the file is said in one sentence.
+        """Return the plan in a file; what is wrong with the file is said in one sentence.
 
         A plan may be edited by hand, so one that was changed after it was saved is checked as strictly as any other,
         and taken with a warning; a plan without a checksum is taken as it is.
@@ -276,12 +277,12 @@ class Plan:
         return version1.digits(self.to_json())
 
     def is_known_as(self, digits: object) -> bool:
-        """Return whether digits are the hash of this plan, now or in the version of plans before this one."""
+        """Return True if digits are the hash of this plan, now or in the version of plans before this one."""
         return digits in (self.hash(), version1.hash_of(self.to_json(), dict(self.layers), self.every))
 
 
 def _check_checksum(data: dict[str, Any]) -> None:
-    """Warn of a plan that was changed after it was saved: by a person on purpose, or by nobody."""
+    """Warn of a plan that was changed after it was saved, on purpose or by damage."""
     if CHECKSUM not in data:
         return
     rest = {name: value for name, value in data.items() if name != CHECKSUM}
@@ -318,7 +319,7 @@ def _in_words(entry: Entry | None) -> str:
 
 
 def _pretty(data: Any, indent: int = 0) -> str:
-    """JSON with indent 2 in which whatever fits stands on one line, so that a layer takes a few."""
+    """Return JSON with indent 2 in which whatever fits stands on one line, so that a layer takes a few."""
     line = json.dumps(data, allow_nan=False)
     if not isinstance(data, dict | list) or not data or len(line) + indent <= 96:
         return line

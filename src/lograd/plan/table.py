@@ -1,4 +1,4 @@
-"""A plan as a table for the terminal: what is done to each layer, and what theory expects of it."""
+"""A plan as a table for the terminal: the treatments of each layer, and their predictions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Planned(Protocol):
 
     @property
     def kept(self) -> Mapping[str, str]:
-        """Why layers are left alone."""
+        """Layers that are left alone, with the reason."""
 
     @property
     def unpruned(self) -> Mapping[str, str]:
-        """Why layers are rounded and not pruned."""
+        """Layers that are rounded and not pruned, with the reason."""
 
     @property
     def work(self) -> Mapping[str, tuple[int, int]]:
@@ -41,7 +41,7 @@ class Planned(Protocol):
 
     @property
     def total_work(self) -> int:
-        """Their sum."""
+        """Operations of the products for dX and dW of all layers."""
 
     @property
     def step(self) -> StepWork | None:
@@ -57,7 +57,7 @@ class Planned(Protocol):
 
     @property
     def growth(self) -> Forecast | None:
-        """How noise is predicted to grow."""
+        """The predicted growth of noise; None where it is not known."""
 
 
 def plan_table(plan: Planned) -> TextTable:

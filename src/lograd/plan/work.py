@@ -35,10 +35,11 @@ class Untreated:
 
     @property
     def total(self) -> int:
+        """Operations in forward and backward."""
         return self.forward + self.backward
 
     def words(self, step: StepWork | None) -> str:
-        """What is said of it beside its name, with its share of the step where that was counted."""
+        """Return the text beside its name: kind, reason, and its share of the step where that was counted."""
         return f"not treated ({self.kind}; {self.reason}){self._share(step)}"
 
     def _share(self, step: StepWork | None) -> str:
@@ -66,15 +67,16 @@ class StepWork:
 
     @property
     def total(self) -> int:
+        """Operations of the whole step."""
         return self.forward + self.backward + self.recomputed
 
     def share(self, operations: float) -> float:
-        """The share of the whole step that so many operations are."""
+        """Return so many operations as a share of the whole step."""
         return operations / self.total if self.total else 0.0
 
     @classmethod
     def sum(cls, several: Sequence[StepWork]) -> StepWork:
-        """The work of several ranks, each with its part of the batch."""
+        """Return the sum over several ranks, each with its part of the batch."""
         parts: dict[tuple[str, str, str], Untreated] = {}
         for part in (part for one in several for part in one.untreated):
             key = (part.name, part.kind, part.reason)
@@ -84,12 +86,13 @@ class StepWork:
         return cls(**counts, untreated=tuple(parts.values()))
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values, of which `from_json` makes these counts again."""
         counts = {"forward": self.forward, "backward": self.backward, "recomputed": self.recomputed}
         return counts | {"untreated": [vars(part) for part in self.untreated]}
 
     @classmethod
     def from_json(cls, data: Any) -> StepWork:
-        """The exact inverse of `to_json`."""
+        """Return the counts that `to_json` was given; the exact inverse."""
         what = "the work of a step"
         _check(what, data, {"forward": int, "backward": int, "recomputed": int, "untreated": list})
         fields = {"name": str, "kind": str, "reason": str, "forward": int, "backward": int}
@@ -100,11 +103,15 @@ class StepWork:
     # -- words --
 
     def lines(self, layers: Mapping[str, tuple[int, int]]) -> list[str]:
-        """How the whole step divides, and what is not treated; `layers` has the operations for dX and dW of each."""
+        """Return lines on how the whole step divides and on its untreated parts.
+
+        Args:
+            layers: the operations for dX and dW of each layer.
+        """
         return [f"{self.division(layers)}.", *_by_kind(self.untreated, self)] if self.total else []
 
     def division(self, layers: Mapping[str, tuple[int, int]]) -> str:
-        """The parts of the whole step and their shares."""
+        """Return the parts of the whole step and their shares, in words."""
         backward = sum(map(sum, layers.values()))
         left = sum(part.total for part in self.untreated)
         forward = max(self.total - self.recomputed - left - backward, 0)
@@ -120,7 +127,7 @@ class StepWork:
 
 
 def _by_kind(parts: Iterable[Untreated], step: StepWork) -> list[str]:
-    """A line for each kind and reason, those with the most work first."""
+    """Return a line for each kind and reason, those with the most work first."""
     groups: dict[tuple[str, str], list[Untreated]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.reason), []).append(part)
@@ -135,7 +142,7 @@ def _by_kind(parts: Iterable[Untreated], step: StepWork) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """A share with one digit; a small one is not shown as nothing."""
+    """Return a share in percent with one digit; a small one is not shown as nothing."""
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 

@@ -66,12 +66,12 @@ def conv1d(
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pruning: Pruning) -> Tensor:
-    """Return a linear layer whose backward prunes as it is told."""
+    """Return the output of a linear layer with a given pruning in its backward."""
     return forms.linear(*cast_as_autocast_would(x, weight, bias), pruning)
 
 
 def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, pruning: Pruning) -> Tensor:
-    """Return a convolution whose backward prunes as it is told."""
+    """Return the output of a convolution with a given pruning in its backward."""
     return forms.convolution(*cast_as_autocast_would(x, weight, bias), Convolution(geometry), pruning)
 
 

@@ -75,9 +75,10 @@ class _Sparse(nn.Module):
 
 
 class Linear(_Sparse, nn.Linear):
-    """nn.Linear(..., sparsity=0.85, seed=0)."""
+    """nn.Linear(..., sparsity=0.85, seed=0) with a sparse backward."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the output of nn.Linear."""
         return functional.apply_linear(input, self.weight, self.bias, self._pruning)
 
 
@@ -94,8 +95,8 @@ class _Convolution(_Sparse, nn.modules.conv._ConvNd):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """nn.Conv1d(..., sparsity=0.85, seed=0)."""
+    """nn.Conv1d(..., sparsity=0.85, seed=0) with a sparse backward."""
 
 
 class Conv2d(_Convolution, nn.Conv2d):
-    """nn.Conv2d(..., sparsity=0.85, seed=0)."""
+    """nn.Conv2d(..., sparsity=0.85, seed=0) with a sparse backward."""

@@ -49,14 +49,14 @@ class Pruning(NamedTuple):
         return d_x, d_weight, d_bias
 
     def ready_for(self, g: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Threshold and key for this gradient; the threshold as a value of the gradient's type, as it becomes one."""
+        """Return threshold and key for this gradient; the threshold is a value of the gradient's type."""
         if self.passes is not None:
             torch.ops.lograd.follow_gradient.default(g, self.sparsity, self.threshold, self.key, self.passes)
         return None if self.threshold is None else in_type_of(g, self.threshold), self.key
 
 
 def _follow(g: Tensor, sparsity: float, threshold: Tensor, key: Tensor, passes: Tensor) -> None:
-    """New random numbers, and, where it is due, the threshold that gives this gradient its sparsity."""
+    """Move the key on, and, where it is due, set the threshold that gives this gradient its sparsity."""
     passes += 1
     key[1] += g.numel()
     count = int(passes)

@@ -1,4 +1,4 @@
-"""What is done to one gradient before its products: a sentence of treatments, each a small frozen value.
+"""Treatments of a tensor before it enters a product: small frozen values, which a sentence puts in order.
 
 A treatment knows its JSON form, how its numbers follow from a layer's statistics or from the tensor itself, how it is
 applied, and, where a magnitude alone decides, what becomes of it, from which its error is predicted.  A sentence is a

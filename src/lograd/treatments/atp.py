@@ -53,7 +53,7 @@ class Atp(Treatment):
 
     @property
     def memory_size(self) -> int:
-        """How many thresholds were pushed, and the last `depth` of them."""
+        """The count of thresholds that were pushed, and the last `depth` of them."""
         return 1 + self.depth
 
     @property

@@ -66,7 +66,7 @@ class Blocks(Treatment):
         return True
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """Zeros are counted before a product of scales that underflows makes more of them."""
+        """Return codes and counts; zeros are counted before a product of scales that underflows makes more of them."""
         layout = Layout.summed_last(dense(g), setting.contracted)
         matrix = layout.matrix(g)
         coded, counts = cast(Encoded, ops.quantize_block_codes(matrix, **self._arguments(matrix, setting)))

@@ -11,14 +11,14 @@ from ..theory.pruning import check_sparsity
 
 
 def checked_sparsity(value: Any) -> float:
-    """A target share of zeros."""
+    """Return a target share of zeros as a float, or refuse what is none."""
     if not _is_number(value):
         raise InvalidType(sentence("sparsity", value, "a number above 0 and below 1, such as 0.85"))
     return float(check_sparsity(value))
 
 
 def checked_number(what: str, value: Any, low: float, high: float) -> float:
-    """A number above `low` and at most `high`."""
+    """Return a number above `low` and at most `high` as a float, or refuse what is none."""
     if not _is_number(value):
         raise InvalidType(sentence(what, value, f"a number above {low:g} and at most {high:g}"))
     if not low < value <= high:
@@ -31,7 +31,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_choice(what: str, value: Any, valid: Sequence[str]) -> None:
-    """One of a few words."""
+    """Refuse a value that is not one of a few words."""
     if value not in valid:
         raise InvalidValue(
             sentence(what, value, "one of " + ", ".join(map(repr, valid))) + nearest_name(str(value), valid)

@@ -80,11 +80,11 @@ class Hadamard(Treatment):
 
     @property
     def can_encode(self) -> bool:
-        """True where the inner treatment can; its codes are those of the transformed tensor."""
+        """True if the inner treatment can encode; its codes are those of the transformed tensor."""
         return self.inner.can_encode
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """Zeros are counted in the decoded tensor, as `apply` does."""
+        """Return the codes of the transformed tensor; zeros are counted in the decoded one, as `apply` does."""
         layout = Layout.summed_last(dense(g), setting.contracted)
         spread, seed = self._spread(layout.matrix(g), setting)
         inner, counts = self.inner.encode(spread, setting._replace(contracted=(1,)))
@@ -93,7 +93,7 @@ class Hadamard(Treatment):
         return Encoded(coded, counted(coded.decode(), counts[2]).counts)
 
     def _spread(self, matrix: Tensor, setting: Setting) -> tuple[Tensor, Tensor | None]:
-        """The transformed rows, filled up to whole blocks with zeros, and the seed of the signs."""
+        """Return the transformed rows, filled up to whole blocks with zeros, and the seed of the signs."""
         padded = torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % self.block))
         seed = setting.key[:1] if self.random else None
         return ops.hadamard(padded, self.block, seed), seed

@@ -50,7 +50,7 @@ class Interval(Treatment):
 
     @property
     def memory_size(self) -> int:
-        """gamma, 0 before the first gradient."""
+        """One number, gamma, which is 0 before the first gradient."""
         return 1
 
     @property
@@ -59,6 +59,7 @@ class Interval(Treatment):
 
     @property
     def clipped_share(self) -> float:
+        """The share of elements to clip, alpha / (2^bits - 1), at which the bound on the error is least."""
         return self.alpha / float(2**self.bits - 1)
 
     def numbers(self, statistics: Statistics) -> Numbers:
@@ -89,7 +90,7 @@ class Interval(Treatment):
             setting.memory[0] = min(max(gamma + self.beta * float((excess > 0) - (excess < 0)), SMALLEST), 1.0)
 
     def _search(self, g: Tensor) -> float:
-        """The first gamma that clips more than its share; 0, not found, where there is no gradient."""
+        """Return the first gamma that clips more than its share; 0 for a gradient without finite nonzero elements."""
         size = finite_part(g).abs()
         more = math.floor(self.clipped_share * size.numel()) + 1
         largest = float(size.max()) if size.numel() else 0.0
@@ -99,7 +100,7 @@ class Interval(Treatment):
         return self._on_the_grid(float(ops.kth_magnitude(size, min(more, size.numel()))) / largest)
 
     def _on_the_grid(self, ratio: float) -> float:
-        """The largest of 1, 1 - beta, ... that lies below a ratio of magnitudes, and 0.001 at least."""
+        """Return the largest of 1, 1 - beta, ... that lies below a ratio of magnitudes, and 0.001 at least."""
         steps = max(math.floor((1 - ratio) / self.beta) + 1, 0)
         while steps and 1 - (steps - 1) * self.beta < ratio:
             steps -= 1

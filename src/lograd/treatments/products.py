@@ -1,4 +1,4 @@
-"""The three products of a layer, their operands, and what is done for each: a sentence per operand and a backend.
+"""The three products of a layer, their operands, and the plan of each: a sentence per operand and a backend.
 
 output           Y  = X W       activations, weights
 input_gradient   dX = G W       gradient,    weights
@@ -45,7 +45,7 @@ def check_backend(backend: Any) -> Backend:
 @final
 @dataclass(frozen=True)
 class ProductPlan:
-    """What is done for one product.
+    """The plan of one product: how its operands are treated and by which backend it is computed.
 
     Args:
         gradient, weights, activations: the sentence of each operand; empty leaves it as it is.  A product has two of
@@ -67,7 +67,7 @@ class ProductPlan:
 
     @property
     def treats(self) -> bool:
-        """Whether any operand is treated."""
+        """True if any operand is treated."""
         return bool(self.gradient or self.weights or self.activations)
 
     def map(self, change: Callable[[Sentence], Sentence]) -> ProductPlan:
@@ -91,7 +91,7 @@ AS_IS = ProductPlan()
 
 
 class Treated(NamedTuple):
-    """What a recipe does for the three products of a layer."""
+    """The plans of the three products of a layer, as a recipe gives them."""
 
     output: ProductPlan = AS_IS
     input_gradient: ProductPlan = AS_IS
@@ -107,7 +107,7 @@ class Treated(NamedTuple):
 
     @property
     def treats(self) -> bool:
-        """Whether anything is treated."""
+        """True if anything is treated."""
         return any(product.treats for product in self)
 
     def sentences(self) -> Iterator[Sentence]:

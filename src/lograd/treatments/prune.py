@@ -87,14 +87,14 @@ class Prune(Treatment):
 
 
 def pruned(x: Values, threshold: float) -> Outcomes:
-    """What Eq. 5 makes of magnitudes."""
+    """Return the outcomes of magnitudes under Eq. 5: kept beyond the threshold, else the threshold or zero."""
     kept = x > threshold if threshold > 0 else np.ones_like(x, dtype=bool)
     stays = np.where(kept, 1.0, x / (threshold or 1.0))
     return Outcomes(np.stack([np.where(kept, x, threshold), np.zeros_like(x)]), np.stack([stays, 1 - stays]))
 
 
 def _empirical(statistics: Statistics, sparsity: float) -> float:
-    """`theory.threshold` in closed form, as it is needed often while training.
+    """Return `theory.threshold` in closed form, as it is needed often while training.
 
     Inside a bin [u, u + w) with a share c of the elements, S(a) = F(a) - M_1(a) / a = S is a quadratic equation:
     (c / 2w) a^2 + (F(u) - S - c u / w) a + (c u^2 / 2w - M_1(u)) = 0.
@@ -131,7 +131,7 @@ def _normal(statistics: Statistics, sparsity: float) -> Values | float:
 
 
 def _upper_mass(law: Empirical, below: float) -> Empirical:
-    """The law without its smallest magnitudes, a share `below` of them."""
+    """Return the law without its smallest magnitudes, a share `below` of them."""
     counts = np.asarray(law.counts)
     dropped = np.clip(round(below * int(counts.sum())) - (np.cumsum(counts) - counts), 0, counts)
     return Empirical(counts - dropped, law.first)

@@ -87,7 +87,7 @@ class Quantize(Treatment):
 
     @property
     def unbiased(self) -> bool:
-        """Only where nothing lies beyond the range; of the rules "max" alone sees to that, one step late."""
+        """True for stochastic rounding at scale "max", the one rule that keeps all inside the range, one step late."""
         return self.rounding == "stochastic" and self.scale == "max"
 
     @property
@@ -112,7 +112,7 @@ class Quantize(Treatment):
 
     @property
     def can_encode(self) -> bool:
-        """False with `overflow="infinity"`: few formats have a code for infinity."""
+        """True unless `overflow` is "infinity", for which few formats have a code."""
         return self.overflow == "saturate"
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
@@ -146,7 +146,7 @@ class Quantize(Treatment):
 
 
 def rounded(x: Values, format: Format, scale: float, rounding: Rounding) -> Outcomes:
-    """What rounding to a format makes of magnitudes; both signs are equally likely."""
+    """Return the outcomes of magnitudes rounded to a format; both signs are equally likely."""
     sides = [_side(x, cells.edges, cells.points, scale, rounding) for cells in format.cells(rounding)]
     values, probabilities = (np.concatenate(columns) for columns in zip(*sides, strict=True))
     return Outcomes(values, probabilities / len(sides))
@@ -164,7 +164,7 @@ def _side(x: Values, edges: Values, points: Values, scale: float, rounding: Roun
 
 
 def stepped(x: Values, step: float, largest: float, rounding: Rounding) -> Outcomes:
-    """What rounding to multiples of a step, the last of them `largest`, makes of magnitudes."""
+    """Return the outcomes of magnitudes rounded to multiples of a step, the last of them `largest`."""
     inside = np.minimum(x, largest) / step
     if rounding == "nearest":
         return Outcomes(np.rint(inside)[None] * step, np.ones((1, x.size)))

@@ -76,7 +76,7 @@ def _largest(percent: str, variant: str | None = None) -> Treated:
 
 
 def _blocks(*names: str | None) -> Treated:
-    """By the spelling that matched."""
+    """Return blocks of the format whose spelling matched."""
     format: Any = next(filter(None, names))
     return both(Blocks(format))
 
@@ -239,7 +239,7 @@ MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
 
 
 def recipe(name: str) -> Treated:
-    """The treatments that a name stands for.
+    """Return the treatments that a name stands for.
 
     Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FORMAT = FloatFormat(5, 2, specials="ieee")
 _INFINITY, _NAN = FORMAT.encode(math.inf), FORMAT.encode(math.nan)
 TOP = 15.0
-"""Where the largest logarithm goes; the mean goes to 0."""
+"""The place of the largest logarithm; the mean goes to 0."""
 
 
 @final
@@ -70,7 +70,7 @@ class S2fp8(Treatment):
         return True
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """The codes are those of 1-5-2; a table says what each stands for, once the map is undone."""
+        """Return codes of 1-5-2 with a table of the values that they stand for, once the map is undone."""
         found = self._places(g)
         if found is None:  # nothing but zeros, infinities and NaN, which stay what they are
             place, table = torch.where(g.isinf(), _INFINITY, 0), torch.zeros(_INFINITY, dtype=g.dtype, device=g.device)
@@ -90,7 +90,7 @@ class S2fp8(Treatment):
         return Encoded(coded, torch.stack([*zeros, saturated]))
 
     def _places(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Code of each magnitude, and the value of each code; None where no element is finite and not zero.
+        """Return the code of each magnitude, and the value of each code; None where no element is finite and not zero.
 
         The map is monotone, so each value of the format has an interval of magnitudes: two short tables.
         """

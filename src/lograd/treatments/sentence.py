@@ -21,26 +21,27 @@ Sentence = tuple[Treatment, ...]
 
 
 def describe(treatments: Sentence) -> str:
-    """A few words for tables."""
+    """Return a few words for tables."""
     return ", then ".join(map(str, treatments)) if treatments else "unchanged"
 
 
 def to_json(treatments: Sentence) -> list[dict[str, Any]]:
+    """Return plain values, of which `from_json` makes this sentence again."""
     return [treatment.to_json() for treatment in treatments]
 
 
 def from_json(data: Any) -> Sentence:
-    """The exact inverse of `to_json`."""
+    """Return the sentence that `to_json` was given; the exact inverse."""
     if not isinstance(data, list):
         raise InvalidValue(sentence("a sentence of treatments", data, "a list"))
     return tuple(Treatment.from_json(item) for item in data)
 
 
 def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[Numbers]:
-    """The numbers of each treatment, from the statistics of what it is given."""
+    """Return the numbers of each treatment, from the statistics of the tensor that reaches it."""
     if len(treatments) < 2:
         return [treatment.numbers(statistics) for treatment in treatments]
-    # What the last one leaves over concerns nobody, and takes most of the time.
+    # The statistics after the last treatment are skipped: nobody uses them, and they are the slowest part.
     *others, last = treatments
     numbers, ways = _follow(others, statistics)
     return [*numbers, last.numbers(_after(statistics, ways))]
@@ -54,9 +55,10 @@ def treat(
     memory: Tensor,
     contracted: tuple[int, ...] = (),
 ) -> ops.Counted:
-    """One treatment after the other; counts are zeros and NaN of the result, saturated elements, and zeros of g.
+    """Return a tensor treated by one treatment after the other, with its counts.
 
-    Where the sentence both prunes and rounds, the zeros that pruning has made are a fifth.
+    Counts are zeros and NaN of the result, saturated elements, and zeros of g; where the sentence both prunes and
+    rounds, the zeros that pruning has made are a fifth.
 
     Args:
         numbers: of each treatment, those of its `number_names`.
@@ -91,12 +93,12 @@ def treat(
 
 
 def mixes(treatments: Sequence[Treatment]) -> bool:
-    """Whether some treatments are there to make zeros, and others may flush small elements to zero."""
+    """Return True if some treatments are there to make zeros, and others may flush small elements to zero."""
     return len({treatment.makes_zeros for treatment in treatments}) > 1
 
 
 def _pruned(treatments: Sequence[Treatment], zeros: Sequence[Tensor]) -> Tensor:
-    """The zeros that pruning has made, from the zeros before the first treatment and after each."""
+    """Return the zeros that pruning has made, from the zeros before the first treatment and after each."""
     steps = zip(treatments, pairwise(zeros), strict=True)
     made = [(after - before).clamp(min=0) for treatment, (before, after) in steps if treatment.makes_zeros]
     return torch.stack(made).sum().reshape(1)
@@ -110,7 +112,7 @@ def apply(
     numbers: list[Numbers] | None = None,
     contracted: tuple[int, ...] = (),
 ) -> ops.Counted:
-    """A sentence on a tensor at hand: `apply(recipe("fp6").input, g).result`.
+    """Return a tensor treated by a sentence, with its counts: `apply(recipe("fp6").input_gradient.gradient, g).result`.
 
     Args:
         numbers: of each treatment; by default those that follow from the statistics of g itself.
@@ -128,20 +130,20 @@ def apply(
 
 
 def memories(treatments: Sequence[Treatment], memory: Tensor) -> list[Tensor]:
-    """The part of a memory that belongs to each treatment, as views."""
+    """Return the part of a sentence's memory that belongs to each treatment, as views."""
     return list(torch.split(memory, [one.memory_size for one in treatments])) if treatments else []
 
 
 @lru_cache(maxsize=64)
 def _successor(place: int, device: torch.device) -> Tensor:
-    """Made once: a small tensor costs as much as a small kernel."""
+    """Return the step from the first key to that of a place; made once, as a tensor costs as much as a kernel."""
     return torch.tensor([place, 0], device=device)
 
 
 def predict(
     treatments: Sequence[Treatment], statistics: Statistics, numbers: list[Numbers] | None = None
 ) -> Prediction | None:
-    """What the sentence does to a gradient with these statistics; None where the law of magnitudes does not tell.
+    """Return the predicted effect on a gradient with these statistics; None where the law of magnitudes does not tell.
 
     Each magnitude x becomes a value y with known probabilities; sparsity, cosine E[xy] / sqrt(E[x^2] E[y^2]) and
     relative error E[|y - x| / x] are sums over the histogram.
@@ -167,7 +169,7 @@ def predict(
 def _follow(
     treatments: Sequence[Treatment], statistics: Statistics, given: list[Numbers] | None = None
 ) -> tuple[list[Numbers], Outcomes | None]:
-    """Numbers, and where each point of the statistics is at the sentence's end; None where nobody can say."""
+    """Return the numbers, and the outcomes of the points of the statistics; None where these are not known."""
     x, _ = statistics.points()
     ways: Outcomes | None = Outcomes(x[None], np.ones((1, x.size)))
     numbers: list[Numbers] = []
@@ -191,7 +193,7 @@ def _one_further(treatment: Treatment, numbers: Numbers, ways: Outcomes) -> Outc
 
 
 def _after(statistics: Statistics, ways: Outcomes | None) -> Statistics:
-    """The statistics of what is left; the old ones where nobody can say, or where nothing but zeros is left."""
+    """Return the statistics of the outcomes; the old ones where these are not known, or are nothing but zeros."""
     if ways is None:
         return statistics
     _, weights = statistics.points()

@@ -1,4 +1,4 @@
-"""What a treatment is told about a layer, the law of its gradient, and what it predicts, the error to expect."""
+"""Statistics, by which a treatment knows the gradient of a layer, and the prediction of the error that it makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POINTS_PER_BIN = 16
 @final
 @dataclass(frozen=True)
 class Statistics:
-    """The gradient of one layer.
+    """The statistics of the gradient of one layer.
 
     Args:
         law: histogram of its nonzero magnitudes; its `zeros` counts the exact zeros.
@@ -42,23 +42,25 @@ class Statistics:
 
     @property
     def zero_share(self) -> float:
+        """The share of exact zeros."""
         return float(self.law.zero_share)
 
     @property
     def elements(self) -> int:
+        """The number of elements, zeros included."""
         return int(self.law.count + self.law.zeros)
 
     def moment(self, order: Literal[1, 2]) -> float:
-        """E[|g|^order] of all elements, zeros included."""
+        """Return E[|g|^order] of all elements, zeros included."""
         return (1 - self.zero_share) * float(self.law.moment(order))
 
     def quantile(self, share: float) -> float:
-        """The magnitude that a share of all elements, zeros included, does not exceed; 0 where they are zeros."""
+        """Return the magnitude that a share of all elements, zeros included, does not exceed; 0 if these are zeros."""
         inside = (share - self.zero_share) / (1 - self.zero_share)
         return float(self.law.quantile(min(inside, 1.0))) if inside > 0 else 0.0
 
     def points(self) -> tuple[Values, Values]:
-        """Magnitudes that stand for the nonzero elements, and how many elements each stands for."""
+        """Return magnitudes that stand for the nonzero elements, and how many elements each stands for."""
         low, high = self.law.edges[:-1], self.law.edges[1:]
         counts = np.asarray(self.law.counts)
         low, high, counts = (column[counts > 0][:, None] for column in (low, high, counts))
@@ -67,7 +69,12 @@ class Statistics:
         return x.ravel(), np.broadcast_to(counts / POINTS_PER_BIN, x.shape).ravel()
 
     def after(self, values: Values, weights: Values) -> Statistics | None:
-        """The statistics of what a treatment made of these elements; None where nothing but zeros is left."""
+        """Return the statistics of the elements after a treatment; None where nothing but zeros is left.
+
+        Args:
+            values: magnitudes after the treatment.
+            weights: how many elements each stands for.
+        """
         occupied = values > 0
         bins = bin_of(values[occupied])
         if bins.size == 0:
@@ -79,7 +86,7 @@ class Statistics:
         return Statistics(Empirical(counts, int(bins.min()), zeros=zeros), allotted=self.allotted)
 
     def distance(self, other: Statistics) -> float:
-        """Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""
+        """Return the Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""
         edges = np.union1d(self.law.edges, other.law.edges)
         return float(np.abs(self._cdf(edges) - other._cdf(edges)).max(initial=abs(self.zero_share - other.zero_share)))
 
@@ -87,7 +94,7 @@ class Statistics:
         return self.zero_share + (1 - self.zero_share) * self.law.cdf(t)
 
     def scaled(self, factor: float) -> Statistics:
-        """The statistics of factor * g, to the nearest bin: exact for powers of two, as loss scales are."""
+        """Return the statistics of factor * g, to the nearest bin: exact for powers of two, as loss scales are."""
         shift = round(float(np.log2(factor)) * BINS_PER_OCTAVE)
         law = self.law
         if shift % BINS_PER_OCTAVE:
@@ -101,20 +108,22 @@ class Statistics:
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """What a sentence of treatments does to a gradient, by theory."""
+    """The effect of a sentence of treatments on a gradient, by theory."""
 
     sparsity: float
     """Exact zeros afterwards, those that were there included."""
     cosine: float
-    """Between the gradient and its treated copy."""
+    """The cosine between the gradient and its treated copy."""
     relative_error: float
     """The mean of |y - x| / x over the nonzero elements (Eq. 3 of [chmiel2021])."""
 
     def to_json(self) -> dict[str, float]:
+        """Return plain values, of which `from_json` makes this prediction again."""
         return {"sparsity": self.sparsity, "cosine": self.cosine, "relative_error": self.relative_error}
 
     @classmethod
     def from_json(cls, data: Any) -> Prediction:
+        """Return the prediction that `to_json` was given; the exact inverse."""
         check_object("a prediction", data, ("sparsity", "cosine", "relative_error"))
         return cls(
             sparsity=check_number("the sparsity of a prediction", data["sparsity"], 0, 1),

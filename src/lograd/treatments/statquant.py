@@ -80,7 +80,7 @@ class StatQuant(Treatment):
         return cast(Encoded, pack(g, self.bits, self.rounding, setting.key, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """Of the tensor's quantizer, were the range symmetric; those of rows depend on the rows."""
+        """Return the outcomes per tensor, as if the range were symmetric; None for methods that depend on the row."""
         if self.method != "ptq":
             return None
         return stepped(x, numbers["step"], numbers["largest"], self.rounding)

@@ -1,4 +1,4 @@
-"""What treatments compute of a tensor itself: sums that no number of threads changes, counts, and a matrix view."""
+"""Helpers of treatments that look at the tensor: sums that no number of threads changes, counts, and a matrix view."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHUNK = 1024
 
 
 def steady_sum(x: Tensor) -> Tensor:
-    """The sum over the last dimension in float64, in an order that depends on its length alone."""
+    """Return the sum over the last dimension in float64, in an order that depends on its length alone."""
     while x.shape[-1] > CHUNK:
         x = _in_chunks(x).sum(-1, dtype=torch.float64)
     return x.sum(-1, dtype=torch.float64)
 
 
 def steady_square_sum(x: Tensor) -> Tensor:
-    """The same of the squares, of all elements in one dimension."""
+    """Return the sum of the squares of a vector in float64, in an order that depends on its length alone."""
     return steady_sum(torch.linalg.vector_norm(_in_chunks(x), dim=-1, dtype=torch.float64) ** 2)
 
 
@@ -32,22 +32,23 @@ def _in_chunks(x: Tensor) -> Tensor:
 
 
 def finite_part(g: Tensor) -> Tensor:
-    """All elements in one dimension, as float32, zero in place of NaN and infinity."""
+    """Return all elements in one dimension, as float32, zero in place of NaN and infinity."""
     return torch.nan_to_num(dense(g).detach().float(), nan=0.0, posinf=0.0, neginf=0.0).flatten()
 
 
 def is_finite(g: Tensor) -> bool:
+    """Return True if no element is NaN or infinite."""
     return bool(g.isfinite().all())
 
 
 def counted(result: Tensor, saturated: Tensor | int = 0) -> Counted:
-    """A result with the numbers of its zeros and NaN, and of what was saturated on the way."""
+    """Return a result with its counts: zeros, NaN, and the given number of saturated elements."""
     zeros, nan = (result == 0).sum(), result.isnan().sum()
     return Counted(result, torch.stack([zeros, nan, torch.as_tensor(saturated, device=result.device).to(torch.int64)]))
 
 
 def contracted_last(g: Tensor, contracted: tuple[int, ...]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A matrix whose columns are what a product sums over, and the way back to the layout of g.
+    """Return g as a matrix whose last dimension is the one that a product sums over, and the way back.
 
     Without contracted dimensions the last one is taken.
     """

@@ -120,7 +120,7 @@ class TopKStochastic(Treatment):
 
 
 def _threshold(g: Tensor, sparsity: float) -> Tensor:
-    """The largest magnitude to go.  An infinite one, where NaN and infinities fill the top, prunes all the rest."""
+    """Return the largest magnitude to go; the largest float32 where NaN and infinities fill the top."""
     dropped = _dropped(sparsity, g.numel())
     if not dropped:
         return torch.zeros((), device=g.device)
@@ -130,5 +130,5 @@ def _threshold(g: Tensor, sparsity: float) -> Tensor:
 
 
 def _dropped(sparsity: float, elements: int) -> int:
-    """How many go; one stays, or a layer with few outputs would learn nothing."""
+    """Return how many elements go; one stays, or a layer with few outputs would learn nothing."""
     return max(min(round(sparsity * elements), elements - 1), 0)

@@ -1,4 +1,4 @@
-"""The protocol of a treatment: a frozen value that says what is done to a gradient, in a few short methods.
+"""The protocol of a treatment: a frozen value with a few short methods that treat a tensor and predict the error.
 
 A new method is one file with one dataclass.  Its `kind` enters the registry, so that plans can name it.
 """
@@ -28,14 +28,14 @@ RARE = {"rare": True}
 
 
 class Outcomes(NamedTuple):
-    """What magnitudes become: one row for each way to go, one column for each magnitude."""
+    """The possible results of magnitudes: one row for each way to go, one column for each magnitude."""
 
     values: Values
     probabilities: Values
 
 
 class Setting(NamedTuple):
-    """What a treatment is given beside the tensor."""
+    """The arguments of a treatment beside the tensor."""
 
     numbers: dict[str, Tensor]
     """Its numbers, from statistics of an earlier step."""
@@ -55,11 +55,11 @@ class Treatment(ABC):
     """Its name in plans."""
     registry: ClassVar[dict[str, type[Treatment]]] = {}
     per_product: ClassVar[bool] = False
-    """Whether the two products need copies of their own, as it works along the dimension that is summed over."""
+    """True if the two products need copies of their own, as it works along the dimension that is summed over."""
     changeable: ClassVar[frozenset[str]] = frozenset()
     """Fields that `Plan.override` may change."""
     fuses: ClassVar[bool] = False
-    """Whether sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
+    """True if sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
 
     def __init_subclass__(cls) -> None:
         Treatment.registry[cls.kind] = cls
@@ -74,22 +74,22 @@ class Treatment(ABC):
 
     @property
     def memory_size(self) -> int:
-        """How many numbers it remembers from one tensor to the next."""
+        """The count of numbers that it remembers from one tensor to the next."""
         return 0
 
     @property
     def unbiased(self) -> bool:
-        """Whether E[result] = g is claimed, for finite g and to the rounding of the result to its type."""
+        """True if E[result] = g is claimed, for finite g and to the rounding of the result to its type."""
         return False
 
     @property
     def makes_zeros(self) -> bool:
-        """Whether it is there to make zeros, which sparse products skip."""
+        """True if it is there to make zeros, which sparse products skip."""
         return False
 
     @property
     def overflows(self) -> bool:
-        """Whether elements beyond its format become infinite, which a dynamic loss scale has to react to."""
+        """True if elements beyond its format become infinite, which a dynamic loss scale has to react to."""
         return False
 
     @property
@@ -103,12 +103,12 @@ class Treatment(ABC):
         return None
 
     def numbers(self, statistics: Statistics) -> Numbers:
-        """The current numbers, by theory: those of `number_names`, and any other that `outcomes` needs."""
+        """Return the current numbers, by theory: those of `number_names`, and any other that `outcomes` needs."""
         return {}
 
     @abstractmethod
     def apply(self, g: Tensor, setting: Setting) -> Counted:
-        """The treated tensor with its counts (zeros, NaN, saturated)."""
+        """Return the treated tensor with its counts (zeros, NaN, saturated)."""
 
     @property
     def can_encode(self) -> bool:
@@ -116,7 +116,7 @@ class Treatment(ABC):
         return False
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """A coded tensor whose decode() is the result of `apply`, bit for bit, with the counts (zeros, NaN, saturated).
+        """Return a coded tensor that decodes to the bits of `apply`, with its counts (zeros, NaN, saturated).
 
         It draws the same random numbers and changes the memory in the same way, so a tensor is either applied or
         encoded.  Where NaN and -0.0 have no code, `CodedTensor` says what becomes of them.
@@ -124,32 +124,33 @@ class Treatment(ABC):
         raise InvalidValue(f"{self} has no codes of at most 8 bits for its values; apply it, or choose a quantizer.")
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """What each magnitude becomes, and how likely; the expectation that `apply` must meet.
+        """Return the possible results of each magnitude with their probabilities, which `apply` must meet on average.
 
-        None where that depends on more than the magnitude, such as the row or the block in which it stands.
+        None where they depend on more than the magnitude, such as the row or the block in which it stands.
         """
         return None
 
     def memory_words(self, memory: list[float]) -> Numbers:
-        """What the memory says to people."""
+        """Return the memory in named numbers, for people."""
         return {}
 
     def rescaled(self, memory: Tensor, factor: float) -> Tensor:
-        """The memory after the loss scale, and with it the gradients, were multiplied by a factor."""
+        """Return the memory after the loss scale, and with it the gradients, were multiplied by a factor."""
         return memory
 
     @abstractmethod
     def __str__(self) -> str:
-        """A few words for tables."""
+        """Return a few words for tables."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values, of which `from_json` makes this treatment again."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         silent = {one.name for one in fields(self) if one.metadata.get("rare") and values[one.name] == one.default}
         return {"kind": self.kind, **{name: _plain(value) for name, value in values.items() if name not in silent}}
 
     @staticmethod
     def from_json(data: Any) -> Treatment:
-        """The exact inverse of `to_json`."""
+        """Return the treatment that `to_json` was given; the exact inverse."""
         if not isinstance(data, dict) or "kind" not in data:
             raise InvalidValue(sentence("a treatment", data, 'an object with a "kind"'))
         kinds = Treatment.registry
@@ -181,7 +182,7 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "bool": check_flag,
     "Treatment": _check_nested,
 }
-"""What stands in JSON for a field, by its annotation."""
+"""Checks of the value of a field in JSON, by the annotation of the field."""
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How much noise is good, fair or risky: one scale for formats, sparsities and plans.
+"""Verdicts on noise, good, fair or risky: one scale for formats, sparsities and plans.
 
 An unbiased treatment adds noise of 1 / cosine^2 - 1 times the gradient's own energy, so a cosine and a noise-to-signal
 ratio say the same.  The two limits are choices, not theorems: up to 4 % the noise is small beside the gradient, and
@@ -25,7 +25,7 @@ LARGE_RELATIVE_ERROR = (
 
 
 def noise_of(cosine: float) -> float:
-    """The noise-to-signal ratio of an unbiased treatment with this cosine.
+    """Return the noise-to-signal ratio of an unbiased treatment with this cosine.
 
     >>> round(noise_of(0.5**0.5), 12)
     1.0
@@ -34,7 +34,7 @@ def noise_of(cosine: float) -> float:
 
 
 def verdict(cosine: float) -> Verdict:
-    """The verdict on a treated gradient by its cosine with the gradient itself.
+    """Return the verdict on a treated gradient by its cosine with the gradient itself.
 
     >>> [verdict(cosine) for cosine in (0.99, 0.9, 0.51)]
     ['good', 'fair', 'risky']
@@ -43,7 +43,7 @@ def verdict(cosine: float) -> Verdict:
 
 
 def verdict_on_noise(noise: float) -> Verdict:
-    """The same by a noise-to-signal ratio, such as the one that arrives in the weight gradients.
+    """Return the verdict by a noise-to-signal ratio, such as the one that arrives in the weight gradients.
 
     >>> [verdict_on_noise(noise) for noise in (0.01, 0.5, 2.0)]
     ['good', 'fair', 'risky']

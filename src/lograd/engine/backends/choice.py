@@ -34,7 +34,7 @@ class Times(NamedTuple):
 
     @property
     def sparse_wins(self) -> bool:
-        """Whether sparse products are faster by more than the margin."""
+        """True if sparse products are faster by more than the margin."""
         return self.sparse < (1 - MARGIN) * self.dense
 
 
@@ -43,7 +43,7 @@ class Choice:
 
     def __init__(self, backend: Backend) -> None:
         self.fixed = backend != "auto"
-        """Whether the backend was asked for, so that nothing is timed."""
+        """True if the backend was asked for, so that nothing is timed."""
         self.tensor = zeros(4, torch.int64, CPU)
         self.tensor[MODE] = SPARSE if backend == "sparse" else UNDECIDED
 
@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def times(self) -> Times | None:
-        """What was measured; None before."""
+        """The measured times; None before there are any."""
         _, dense, sparse, share = self.tensor.tolist()
         return Times(dense / 1e6, sparse / 1e6, share / 1e6) if dense else None
 
@@ -67,7 +67,7 @@ class Choice:
             self.tensor[MODE] = UNDECIDED
 
     def words(self) -> str:
-        """Return the backend in force with what was measured, for people."""
+        """Return the backend in force with the measured times, for people."""
         if int(self.tensor[ZEROS]) == TOO_SMALL:
             return "dense products, too small to be timed"
         words = {UNDECIDED: "products not timed yet", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
@@ -78,7 +78,7 @@ class Choice:
 
 
 def decide(choice: Tensor, times: Times) -> int:
-    """Write what was measured into a choice, and return the backend that won."""
+    """Write measured times into a choice, and return the backend that won."""
     mode = SPARSE if times.sparse_wins else DENSE
     values = [mode, times.dense * 1e6, times.sparse * 1e6, times.zeros * 1e6]
     choice.copy_(torch.tensor(values, device=CPU))

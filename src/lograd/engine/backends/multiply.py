@@ -83,7 +83,7 @@ def _choose(
         return sparse.products(g, x, weight, geometry, limit, key, need)
 
     def densely() -> None:
-        """Without a pruned copy of the gradient: the step that times both should need no more than the others."""
+        """Run dense products without a pruned copy of the gradient: a step that times both needs no more memory."""
         for part in () if limit is None else torch.split(flat(in_memory(g)), PART):
             call("stochastic_prune", part, limit, key, True)
         dense.products(g, x, weight, geometry, need)

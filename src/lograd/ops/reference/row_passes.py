@@ -86,14 +86,14 @@ class Passes(Protocol):
 
 
 def _row_parameters(ranges: Tensor, bins: int) -> Tensor:
-    """Each row's range, widened, covers all codes; `sample_parameters` in csrc/kernels/rows/rows.cpp."""
+    """Each row's range, widened, covers all codes; `sample_parameters` in csrc/kernels/rows."""
     low, high = _widened(ranges[0].double(), ranges[1].double())
     scale = _scale(torch.full_like(low, bins), (high - low).clamp(max=_WIDEST))
     return torch.stack([scale, low.float(), torch.zeros_like(ranges[0]), ranges[0], ranges[1]])
 
 
 def tensor_parameters(ranges: Tensor, bins: int) -> Tensor:
-    """One range, widened to include zero and moved until zero is a code; `quantize_tensor` in csrc/kernels/rows/rows.cpp."""
+    """One range, widened to include zero and moved until zero is a code; `quantize_tensor` in csrc/kernels/rows."""
     smallest, largest = ranges[0].double(), ranges[1].double()
     low, high = _widened(smallest.clamp(max=0), largest.clamp(min=0))
     zero = (-low * (torch.full_like(low, bins) / (high - low))).floor().clamp(max=bins - 1)
@@ -122,7 +122,7 @@ def _scale(steps: Tensor, width: Tensor) -> Tensor:
 
 
 def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
-    """`levels` steps on either side of zero, up to c = gamma max |x|; `quantize_interval` in csrc/kernels/rows/rows.cpp."""
+    """`levels` steps on either side of zero, up to c = gamma max |x|; `quantize_interval` in csrc/kernels/rows."""
     clip = (gamma.reshape(1) * largest.double()).float()
     scale = _scale(torch.full_like(clip, levels, dtype=torch.float64), clip.double())
     return torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
