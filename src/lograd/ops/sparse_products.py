@@ -240,7 +240,7 @@ def _products(
         return None
     counts = None
     g = dense(g)
-    if g.dtype != torch.float32 or not (_as_images(g, weight).is_contiguous() or _channels_last(_as_images(g, weight))):
+    if g.dtype != torch.float32 or not _in_memory_order(g, weight):
         if threshold is not None:  # positions of random numbers are those in the memory of g, values those of its type
             g, counts = call("stochastic_prune", g, threshold, key, True)
         g, threshold = g.float().contiguous(), None
@@ -282,6 +282,13 @@ def _products(
 def _as_images(x: Tensor, weight: Tensor) -> Tensor:
     """(batch, channels, height, width); a row of a linear layer is an image of one pixel."""
     return x.reshape(-1, x.shape[-1], 1, 1) if weight.dim() == 2 else _image(x)
+
+
+def _in_memory_order(g: Tensor, weight: Tensor) -> bool:
+    """Return True if the kernel, which reads images, meets the elements of g in the order of their memory."""
+    if weight.dim() == 2:  # `_as_images` would copy a permuted g into the order of its rows
+        return g.is_contiguous()
+    return _image(g).is_contiguous() or _channels_last(_image(g))
 
 
 def _as_kernel(weight: Tensor) -> Tensor:
