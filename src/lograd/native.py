@@ -26,7 +26,7 @@ BINS_PER_OCTAVE = 16
 """Bins of one octave of |x|, one for each value of the four leading mantissa bits."""
 
 EXTRA_SLOTS = ("zeros", "nans", "infinities")
-"""What the slots after the bins count."""
+"""The names of the counts in the slots after the bins."""
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 """Element types that log_histogram counts, and the number by which the extension knows each."""
@@ -34,11 +34,11 @@ TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 
 @dataclass(frozen=True)
 class Status:
-    """Whether the compiled kernels are in use, or why not."""
+    """The state of the compiled kernels: in use, or why not."""
 
     available: bool
     reason: str
-    """Why they are not in use; empty if they are."""
+    """The reason why they are not in use; empty if they are."""
     compiler: str = ""
     isa: str = ""
     """The widest instruction set that a kernel may use on this CPU: avx512, avx2 or generic."""
@@ -47,7 +47,7 @@ class Status:
 
 
 def _note() -> str:
-    """What the installation left behind if it could not build the extension."""
+    """Return the note that the installation left behind if it could not build the extension."""
     try:
         return resources.files("lograd").joinpath("_native_note.txt").read_text(encoding="utf-8").strip()
     except OSError:
@@ -109,7 +109,7 @@ if _extension is not None and not _extension.use_isa(os.environ.get("LOGRAD_ISA"
 
 
 def status() -> Status:
-    """Whether the compiled kernels are in use, or why not.
+    """Return the state of the compiled kernels: in use, or why not.
 
     >>> status().available or status().reason != ""
     True
@@ -145,7 +145,7 @@ def address(what: str, x: Any, dtype: object, count: int) -> int:
 
 
 def overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors share memory without being laid out alike in the same place."""
+    """Return True if two tensors share memory without being laid out alike in the same place."""
     a, b = x.data_ptr(), y.data_ptr()
     if a == b and x.stride() == y.stride() and x.dtype == y.dtype:
         return False
@@ -161,7 +161,7 @@ def _span(x: Any) -> int:
 
 
 def _is_dense(x: Any) -> bool:
-    """Whether the elements fill a block of memory, in whatever order of the dimensions."""
+    """Return True if the elements fill a block of memory, in whatever order of the dimensions."""
     expected = 1
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and step != expected:

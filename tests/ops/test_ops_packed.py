@@ -224,6 +224,9 @@ def test_errors() -> None:
         ops.pack_nibbles(codes * 16)
     with pytest.raises(InvalidValue, match="3 bytes hold 6 or 5 codes of 4 bits; got length=7"):
         ops.unpack_nibbles(codes, 7)
+    for unpack in (ops.unpack_nibbles, torch.ops.lograd.unpack_nibbles):
+        with pytest.raises(InvalidValue, match=r"^length must be a number of codes, 0 or more; got -1\.$"):
+            unpack(codes[:0], -1)
     with pytest.raises(InvalidValue, match="at least one dimension"):
         ops.pack_nibbles(codes[0])
     with pytest.raises(InvalidValue, match="at least one dimension"):

@@ -206,6 +206,15 @@ def test_pruning_on_the_way_is_pruning_first(name: str, last: bool, isa: str) ->
 
 
 @native_only
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0)], ids=str)
+def test_random_numbers_of_a_permuted_gradient_belong_to_places_in_memory(order: tuple[int, ...]) -> None:
+    layer = SMALL["linear"]
+    g, x, weight = layer.tensors()
+    back = [order.index(dim) for dim in range(3)]
+    assert_pruned_alike(layer, g.permute(order).contiguous().permute(back), x, weight, 2.0)
+
+
+@native_only
 @pytest.mark.parametrize("threshold", [1e-36, 1e-40])
 def test_pruning_by_a_threshold_that_has_no_inverse(threshold: float) -> None:
     layer = SMALL["conv2d"]

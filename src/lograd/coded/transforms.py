@@ -1,4 +1,4 @@
-"""What was done to a tensor before its elements were rounded to codes, and is undone when they are decoded."""
+"""Transforms of a tensor before its elements are rounded to codes; decoding undoes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: the console, tables, JSON, and warnings as sentences."""
+"""Parts that all commands share: the console, tables, JSON, and warnings as sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo has found out about one task: numbers only, from which tables, page and JSON are made."""
+"""Findings of the demo about one task: numbers only, from which tables, page and JSON are made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PERCENT = f"{100 * TARGET:.0f} %"
 LOW_BITS, SPARSE = f"FP{BITS}", f"{PERCENT} zeros"
 WAYS = (DENSE, LOW_BITS, SPARSE)
 LAWS: dict[str, type[Law]] = {"lognormal": LogNormal, "normal": HalfNormal, "Laplace": Exponential}
-"""What the page calls them; of |g|, normal is half-normal and Laplace is exponential."""
+"""The laws by their names on the page; a normal g has a half-normal |g|, and a Laplace g an exponential one."""
 PRUNING_LAWS: tuple[PruningLaw, ...] = ("empirical", "lognormal", "normal")
 
 
@@ -45,12 +45,12 @@ class Rounding:
     predicted_error: float
     measured_error: float
     predicted_cosine: float
-    """Of stochastic rounding, as in training."""
+    """The cosine of stochastic rounding, as in training."""
     measured_cosine: float
 
     @property
     def gap(self) -> float:
-        """Between the errors, as a share of the measured one."""
+        """The gap between the two errors, as a share of the measured one."""
         return abs(self.predicted_error / self.measured_error - 1)
 
 

@@ -56,7 +56,7 @@ def build(findings: Sequence[Finding], seconds: float) -> Page:
 
 
 def _tiles(findings: Sequence[Finding]) -> list[Tile]:
-    """What matters first: how well it trains with zeros, and how fast; then bits, zeros and the law."""
+    """Return the tiles: how well it trains with zeros, and how fast; then bits, zeros and the law."""
     tiles = []
     for finding in findings:
         step, backward = words.faster(finding, SPARSE)

@@ -1,4 +1,4 @@
-"""What is trained: a small convolutional network on digits and a small transformer on a play, both real data.
+"""The tasks of the demo: a small convolutional network on digits and a small transformer on a play, both real data.
 
 A task is a model, its batches, its optimizer and its score.  Everything random follows from the seed.
 """
@@ -32,14 +32,14 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    """What it is called in tables, such as "digits"."""
+    """The name of the task in tables, such as "digits"."""
     model_name: ClassVar[str]
     data_name: ClassVar[str]
     score_name: ClassVar[str]
     score_unit: ClassVar[str]
-    """Of the score in tables, "%" or ""."""
+    """The unit of the score in tables: "%" or ""."""
     difference_unit: ClassVar[str]
-    """Of a difference of two scores in a sentence, such as "points"."""
+    """The unit of a difference of two scores in a sentence, such as "points"."""
     difference_name: ClassVar[str]
     """The same at more length."""
     score_digits: ClassVar[int]
@@ -51,23 +51,23 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """With weights from torch's random numbers."""
+        """Return the model, with weights from torch's random numbers."""
 
     @abstractmethod
     def batches(self, seed: int) -> Iterator[Batch]:
-        """Without end."""
+        """Return batches without end."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the model."""
+        """Return an optimizer of the model's parameters."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of an output."""
+        """Return the loss of an output."""
 
     @abstractmethod
     def score(self, model: nn.Module) -> float:
-        """On data that is not trained on."""
+        """Return the score on data that is not trained on."""
 
     def fresh_model(self, seed: int) -> nn.Module:
         """The model with the weights of a seed; torch's random state stays as it is."""
@@ -100,6 +100,7 @@ class DigitsNet(nn.Module):
         self.fc = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the ten digits for a batch of images."""
         for number in range(1, self.depth + 1):
             x = F.relu(getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)))
         result: Tensor = self.fc(x.mean((2, 3)))
@@ -124,6 +125,7 @@ class DigitsTask(Task):
         return data.digits()
 
     def model(self) -> nn.Module:
+        """Return the convolutional network, with weights from torch's random numbers."""
         return DigitsNet()
 
     def batches(self, seed: int) -> Iterator[Batch]:
@@ -138,9 +140,11 @@ class DigitsTask(Task):
                 yield shifted.contiguous(), labels[chosen]
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return SGD with momentum over all parameters."""
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean cross-entropy of a batch of images."""
         return F.cross_entropy(output, target)
 
     def score(self, model: nn.Module) -> float:
@@ -175,6 +179,7 @@ class PlayTask(Task):
         return tokens[:cut], tokens[cut:], len(characters)
 
     def model(self) -> nn.Module:
+        """Return the transformer, with weights from torch's random numbers."""
         return CharTransformer(self.parts[2], self.width, self.depth, heads=4, context=self.context)
 
     def batches(self, seed: int) -> Iterator[Batch]:
@@ -187,9 +192,11 @@ class PlayTask(Task):
             yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW over all parameters."""
         return torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean cross-entropy over all characters of a batch."""
         return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
     def score(self, model: nn.Module) -> float:

@@ -28,6 +28,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the block, shortcut included."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
@@ -49,6 +50,7 @@ class ResidualNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
         y = self.blocks(F.relu(self.bn1(self.conv1(x))))
         result: Tensor = self.fc(y.mean((2, 3)))
         return result

@@ -38,6 +38,7 @@ class CharTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at each position."""
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x, None)
@@ -57,6 +58,7 @@ class SentenceClassifier(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the classes, from the mean over all positions that are not padding."""
         present = tokens != 0
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         visible = present[:, None, None, :]

@@ -33,5 +33,6 @@ class Vgg(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
         result: Tensor = self.fc(self.features(x).mean((2, 3)))
         return result

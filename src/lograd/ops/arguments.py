@@ -1,4 +1,4 @@
-"""What the operators' public functions take and give: checks, conversions and the counted result."""
+"""Arguments and results of the operators' public functions: checks, conversions and the counted result."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ class Counted(NamedTuple):
 
 
 def describe(x: Tensor) -> str:
+    """Return the type, shape and strides of a tensor in words, for a message."""
     return f"{type_name(x.dtype)} {tuple(x.shape)} with strides {tuple(x.stride())}"
 
 
 def check_tensor(what: str, x: object) -> None:
+    """Refuse what is not a tensor; `what` is its name in the message."""
     if not isinstance(x, Tensor):
         raise InvalidType(sentence(what, f"an object of type {type(x).__name__}", "a tensor"))
 
 
 def check_floats(x: object) -> None:
+    """Refuse an x that is not a tensor of a type that the operators take."""
     check_tensor("x", x)
     if isinstance(x, Tensor) and x.dtype not in FLOAT_TYPES:
         raise InvalidType(f"x must be float32, bfloat16 or float16; got {type_name(x.dtype)}.")
 
 
 def check_codes(what: str, codes: object) -> None:
+    """Refuse codes that are not a uint8 tensor; `what` is their name in the message."""
     check_tensor(what, codes)
     if isinstance(codes, Tensor) and codes.dtype != torch.uint8:
         raise InvalidType(f"{what} must be uint8; got {type_name(codes.dtype)}.")
@@ -131,7 +135,7 @@ def _whole(what: str, value: int | Tensor, x: Tensor) -> Tensor:
 
 
 def _no_cache() -> bool:
-    """Whether tensors that are made now may not serve later: they may be fake, or belong to a trace."""
+    """Return True where tensors that are made now may not serve later: they may be fake, or belong to a trace."""
     return torch.compiler.is_compiling() or watched()
 
 

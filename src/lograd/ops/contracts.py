@@ -129,6 +129,7 @@ class Contract:
 
 
 def type_name(dtype: torch.dtype) -> str:
+    """Return the name of an element type without the prefix 'torch.'."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -23,7 +23,7 @@ from .registry import call
 @final
 @dataclass(frozen=True, eq=False)
 class LogHistogram:
-    """What `log_histogram` counted.
+    """The counts of `log_histogram`.
 
     `counts` is a tensor; everything else reads it, which waits for the device that it lies on.  Histograms of steps,
     layers or ranks add up exactly: `a + b`.
@@ -39,14 +39,17 @@ class LogHistogram:
 
     @property
     def zeros(self) -> int:
+        """The number of elements that are exactly zero."""
         return int(self.table[BINS])
 
     @property
     def nan(self) -> int:
+        """The number of NaN."""
         return int(self.table[BINS + 1])
 
     @property
     def infinities(self) -> int:
+        """The number of infinite elements of either sign."""
         return int(self.table[BINS + 2])
 
     def law(self) -> Empirical:

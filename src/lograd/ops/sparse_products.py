@@ -58,7 +58,7 @@ def sparse_convolution_backward(
     geometry: Geometry,
     need: tuple[bool, bool, bool],
 ) -> Results:
-    """Return the same for a convolution over one or two dimensions."""
+    """Return dX, dW, dbias and counts of a convolution over one or two dimensions."""
     stride, padding, dilation, groups = geometry
     check_convolution(g, x, weight, threshold, key, stride, padding, dilation, groups)
     result: Results = call(
@@ -78,6 +78,7 @@ def release_workspace() -> None:
 
 
 def check_linear(g: Tensor, x: Tensor, weight: Tensor, *rest: object) -> None:
+    """Refuse tensors whose shapes are not those of a linear layer."""
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InvalidValue(
             "a linear layer has a weight of (outputs, inputs) and an x of (..., inputs); got "
@@ -90,6 +91,7 @@ def check_convolution(
     g: Tensor, x: Tensor, weight: Tensor, threshold: object, key: object, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, *rest: object,
 ) -> None:  # fmt: skip
+    """Refuse tensors and a geometry that do not make a convolution over one to three dimensions."""
     axes, lengths = weight.dim() - 2, {len(stride), len(padding), len(dilation)}
     if axes not in (1, 2, 3) or x.dim() != weight.dim() or lengths != {axes}:
         raise InvalidValue(
@@ -176,7 +178,7 @@ def convolution_products(g: Tensor, x: Tensor, weight: Tensor, geometry: Any, ne
 
 
 def _filled(empty: Products, found: Products) -> Products:
-    """What was found, in the layout that was promised."""
+    """Return the found products in the layout that was promised."""
     d_x, d_weight, d_bias = (result.copy_(part.view_as(result)) for result, part in zip(empty, found, strict=True))
     return d_x, d_weight, d_bias
 
@@ -238,7 +240,7 @@ def _products(
         return None
     counts = None
     g = dense(g)
-    if g.dtype != torch.float32 or not (_as_images(g, weight).is_contiguous() or _channels_last(_as_images(g, weight))):
+    if g.dtype != torch.float32 or not _in_memory_order(g, weight):
         if threshold is not None:  # positions of random numbers are those in the memory of g, values those of its type
             g, counts = call("stochastic_prune", g, threshold, key, True)
         g, threshold = g.float().contiguous(), None
@@ -280,6 +282,13 @@ def _products(
 def _as_images(x: Tensor, weight: Tensor) -> Tensor:
     """(batch, channels, height, width); a row of a linear layer is an image of one pixel."""
     return x.reshape(-1, x.shape[-1], 1, 1) if weight.dim() == 2 else _image(x)
+
+
+def _in_memory_order(g: Tensor, weight: Tensor) -> bool:
+    """Return True if the kernel, which reads images, meets the elements of g in the order of their memory."""
+    if weight.dim() == 2:  # `_as_images` would copy a permuted g into the order of its rows
+        return g.is_contiguous()
+    return _image(g).is_contiguous() or _channels_last(_image(g))
 
 
 def _as_kernel(weight: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return an image of as many pixels as x, with three channels."""
         first = self.down[0](x)
         second = self.down[1](F.max_pool2d(first, 2))
         y = self.down[2](F.max_pool2d(second, 2))
@@ -57,6 +58,7 @@ class Recurrent(nn.Module):
         self.hidden, self.head = nn.Linear(width, 2 * width), nn.Linear(2 * width, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at each position."""
         result: Tensor = self.head(torch.relu(self.hidden(self.lstm(self.token(tokens))[0])))
         return result
 
@@ -137,5 +139,6 @@ class Bert(nn.Module):
         self.bert.classifier = nn.Linear(96, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the classifier at each position."""
         result: Tensor = self.bert(tokens).logits
         return result

@@ -1,4 +1,4 @@
-"""What experiments with pruned gradients share: ways to split a sparsity over layers, and the noise of a plan."""
+"""Parts that experiments with pruned gradients share: ways to split a sparsity over layers, and the noise of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reproduction hands back: a table with the paper's value beside ours, charts, and plain words."""
+"""The result of a reproduction: a table with the paper's value beside ours, charts, and plain words."""
 
 from __future__ import annotations
 

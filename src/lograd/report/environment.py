@@ -1,4 +1,4 @@
-"""What a bug report has to say about the machine, by `lograd env`, and what a file of results notes of it."""
+"""Facts about the machine: those of a bug report, by `lograd env`, and those that a file of results notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of the JSON files in the folder of a run; each check says in one sentence what does not."""
+"""Checks of the JSON files in the folder of a run; each says in one sentence what does not hold."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .measuring import Interval
 VERSION = 1
 FIELDS = ("version", "steps", "seconds", "lr", "interval", "random", "model", "optimizer", "handle", "scaler")
 LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-"""What optimizers keep for each element of a parameter."""
+"""Names of the tensors that optimizers keep for each element of a parameter."""
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -147,7 +147,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_kept(what: str, values: Any, parameter: Tensor) -> None:
-    """What the optimizer keeps for one parameter."""
+    """Check the tensors that the optimizer keeps for one parameter."""
     if not isinstance(values, dict):
         raise InvalidValue(sentence(f"the optimizer's state of {what}", values, "an object"))
     for name, value in values.items():

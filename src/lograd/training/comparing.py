@@ -111,12 +111,12 @@ def _names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _subject(run: Run) -> tuple[str, str]:
-    """What the runs of a family share: the model and its data, or the metric, where the model brings its own data."""
+    """Return the model and its data, or the metric where the model brings its own data; runs of a family share them."""
     return run.config.model, run.metric.name if run.config.own else run.record["data"]["fingerprint"]
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    """What the runs of a group share; one that ended early has no mean with those that did not."""
+    """Return what the runs of a group share; one that ended early has no mean with those that did not."""
     settings = [f"{name} {value}" for name, value in settings_of(run).items()]
     return (*settings, "" if run.status == "finished" else f"{run.status} {run.path}")
 

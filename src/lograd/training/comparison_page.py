@@ -11,7 +11,7 @@ from .grouping import COLUMNS, Family, rows
 from .journal import Line as MetricsLine
 
 MOST_POINTS = 300
-"""Of a curve; a longer one is shown as the means of neighbours."""
+"""The most points of a curve; a longer one is shown as the means of neighbours."""
 
 
 TOLD_BY_THE_HEADING = ("<model", "<metric")

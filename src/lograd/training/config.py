@@ -116,7 +116,7 @@ class Config:
         self._check_together()
 
     def _check_own(self) -> None:
-        """What belongs to built-in models is refused; a run of no given length is one epoch."""
+        """Refuse settings that belong to built-in models; a run of no given length is one epoch."""
         check_target(self.model)
         for name in ("data", "batch", "width", "augment"):
             if getattr(self, name) is not None:

@@ -28,7 +28,7 @@ class Dataset(ABC):
     """Training and test examples in memory."""
 
     sizes: dict[str, int]
-    """What the model must be built for: classes, tokens."""
+    """The sizes that the model must be built for: classes, tokens."""
     train_size: int
     test_size: int
     fingerprint: str

@@ -155,7 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _blamed(path: Path) -> Iterator[None]:
-    """What is wrong with a file, said with its name."""
+    """Add the name of the file to a sentence on what is wrong with it."""
     try:
         yield
     except InvalidValue as error:

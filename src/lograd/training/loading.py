@@ -22,7 +22,7 @@ from .config import check_target
 PACKAGE = Path(__file__).parent.parent
 WANTED = "(model, batches, loss function), or (model, batches) where the model returns its loss"
 PARTS = ("model", "batches", "loss", "optimizer", "metric")
-"""What a function may return: a tuple of the first two to five, or a mapping with these names."""
+"""The parts that a function may return: a tuple of the first two to five, or a mapping with these names."""
 
 
 @final

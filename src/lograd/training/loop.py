@@ -41,11 +41,11 @@ class Status:
     total: int
     loss: float
     seconds: float
-    """Of training so far, without evaluations and checkpoints."""
+    """Seconds of training so far, without evaluations and checkpoints."""
     lines: tuple[Line, ...] = ()
     """Metrics that were written at this step."""
     metric: Metric = ACCURACY
-    """What the run is judged by."""
+    """The metric that the run is judged by."""
 
 
 Progress = Callable[[Status], None]

@@ -1,4 +1,4 @@
-"""What a run reports of itself: means over an interval, an evaluation, zeros and bits of the treated gradients."""
+"""Numbers that a run reports of itself: means over an interval, an evaluation, zeros and bits of treated gradients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .data import Dataset
 from .tasks import Kind
 
 FULL_BITS = 32
-"""Of a gradient that is not rounded: float32."""
+"""Bits of a gradient element that is not rounded: float32."""
 
 
 COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped")
-"""What every line of metrics may have, whatever the metric."""
+"""Fields that every line of metrics may have, whatever the metric."""
 
 
 class Metric(NamedTuple):
@@ -46,7 +46,7 @@ ACCURACY = Metric("accuracy", "accuracy", True, percent=True)
 BITS_PER_CHARACTER = Metric("bits_per_character", "bits per character", False)
 BUILT_IN = (ACCURACY, BITS_PER_CHARACTER)
 LOSS = Metric("loss", "training loss", False, tested=False)
-"""What runs of a user's model without a metric are compared by."""
+"""The metric by which runs of a user's model without one of its own are compared."""
 
 
 def own_metric(name: str, higher_is_better: bool) -> Metric:

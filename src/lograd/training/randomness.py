@@ -13,7 +13,7 @@ import torch
 from .. import InvalidValue
 
 PYTHON_VERSION = 3
-"""Of the state that Python's generator gives; it has been the same since Python 3.2."""
+"""Version of the state that Python's generator gives; it has been the same since Python 3.2."""
 NUMPY_KIND = "MT19937"
 
 

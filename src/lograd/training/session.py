@@ -84,7 +84,7 @@ class Session:
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
         self.times = StepTimes()
-        """Of the last step."""
+        """Times of the last step."""
         self.ends_epoch = False
         """True if the last step was the last of its epoch."""
         self.skipped = 0

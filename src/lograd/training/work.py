@@ -1,4 +1,4 @@
-"""What a session trains: a model with its batches and its loss, and how it is judged.
+"""The work of a session: a model with its batches and its loss, and how it is judged.
 
 A built-in model is one kind; `own` has the user's models, and `memory` those that are at hand.
 """

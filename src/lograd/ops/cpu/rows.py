@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ... import native
 from ..contracts import COUNTS, FLOAT_TYPES
-from ..reference.row_passes import Groups
+from ..reference.row_passes import Groups, Passes
 from ..reference.rows import WRITERS, largest_and_scale
 from ..registry import add_kernel
 from ..writers import add_writer
 
 
-class Native:
+class Native(Passes):
     """`Passes` of the CPU; the protocol says what each of them does."""
 
     def ranges(self, x: Tensor) -> Tensor:

@@ -68,6 +68,8 @@ def check_length(packed: Tensor, length: int) -> None:
     """Refuses a length that the bytes do not hold."""
     if not packed.dim():
         raise InvalidValue("packed must have at least one dimension to be unpacked along; got a tensor without any.")
+    if length < 0:
+        raise InvalidValue(f"length must be a number of codes, 0 or more; got {length}.")
     n = packed.shape[-1]
     if (length + 1) // 2 != n:
         raise InvalidValue(f"{n} bytes hold {2 * n} or {max(2 * n - 1, 0)} codes of 4 bits; got length={length}.")

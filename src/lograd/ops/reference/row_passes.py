@@ -45,7 +45,7 @@ class Groups(NamedTuple):
 
 
 class Passes(Protocol):
-    """What a device must be able to do."""
+    """The passes that a device must have."""
 
     def ranges(self, x: Tensor) -> Tensor:
         """(3, rows) float32: smallest and largest finite element, 0 and 0 if there is none; 1 where a row has a NaN."""
@@ -62,12 +62,12 @@ class Passes(Protocol):
     def quantize_tensor(
         self, x: Tensor, out: Tensor, bins: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for one row with `tensor_parameters`."""
+        """As `quantize_samples`, for one row with `tensor_parameters`."""
 
     def quantize_interval(
         self, x: Tensor, out: Tensor, gamma: Tensor, levels: int, stochastic: bool, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for one row with `interval_parameters`: (statistics, parameters, counts).
+        """As `quantize_samples`, for one row with `interval_parameters`: (statistics, parameters, counts).
 
         The statistics, float64, are the largest magnitude and the share of elements beyond the interval.
         """
@@ -76,7 +76,7 @@ class Passes(Protocol):
         """(2,) float32: the largest finite magnitude m of one row and top / m, finite, and 1 if m is 0."""
 
     def dequantize(self, codes: Tensor, out: Tensor, parameters: Tensor, bins: int) -> None:
-        """`parameters` (3, rows): scale, low, zero."""
+        """Write the values of codes into `out`; `parameters` (3, rows): scale, low, zero."""
 
     def reflect(self, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor) -> Tensor:
         """out = H diag(stretch) clamp(x, bounds): float32 from x of any type; counts the clamped elements."""
@@ -128,8 +128,8 @@ def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
     return torch.stack([scale, torch.zeros_like(scale), torch.full_like(scale, levels), -clip, clip])
 
 
-class Plain:
-    """The definition."""
+class Plain(Passes):
+    """The passes in plain PyTorch, which are the definition."""
 
     def ranges(self, x: Tensor) -> Tensor:
         x = x.float()

@@ -1,0 +1,134 @@
+"""Coded tensors as values: frozen, nodes of PyTorch's trees, decoded exactly, and refused where parts do not fit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from bits import assert_same_bits
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from lograd import ops, parse_format
+from lograd.coded import CodedTensor, Layout, Table
+from lograd.errors import InvalidValue
+
+X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+FORMAT, BLOCK = parse_format("e2m1"), parse_format("mxfp4")
+CODED = {
+    "elements": ops.pack_codes(X, FORMAT, 2.0),
+    "rows": ops.pack_per_sample(X, 4),
+    "one range": ops.pack_per_tensor(X, 4),
+    "groups of rows": ops.pack_block_householder(X, 4),
+    "blocks": ops.quantize_block_codes(X, BLOCK),
+}
+QUANTIZED = {
+    "elements": ops.quantize(X, FORMAT, 2.0),
+    "rows": ops.quantize_per_sample(X, 4),
+    "one range": ops.quantize_per_tensor(X, 4),
+    "groups of rows": ops.quantize_block_householder(X, 4),
+    "blocks": ops.quantize_blocks(X, BLOCK),
+}
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_decoding_gives_the_bits_that_quantizing_gives(name: str) -> None:
+    assert_same_bits(CODED[name].decode(), QUANTIZED[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_type_is_rounded_once(dtype: torch.dtype) -> None:
+    assert_same_bits(CODED["elements"].decode(dtype), QUANTIZED["elements"].to(dtype))
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_no_part_can_be_exchanged(name: str) -> None:
+    for field in fields(CodedTensor):
+        with pytest.raises(FrozenInstanceError):
+            setattr(CODED[name], field.name, None)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_a_coded_tensor_is_a_tree_of_its_tensors(name: str) -> None:
+    coded = CODED[name]
+    leaves, structure = tree_flatten(coded)
+    own = (coded.codes, coded.scale, coded.zero, coded.low, coded.block_scales)
+    assert {id(part) for part in own if part is not None} <= {id(leaf) for leaf in leaves}
+    assert all(isinstance(leaf, Tensor) for leaf in leaves)
+    assert_same_bits(tree_unflatten(leaves, structure).decode(), coded.decode())
+    copied = tree_map(torch.clone, coded)
+    assert copied.layout == coded.layout
+    copied.codes.zero_()
+    assert_same_bits(coded.decode(), QUANTIZED[name])
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_and_pickles_decode_alike(name: str, copied: Any) -> None:
+    assert_same_bits(copied(CODED[name]).decode(), QUANTIZED[name])
+
+
+def test_bytes_are_those_of_codes_and_scales() -> None:
+    rows, columns = X.shape
+    assert CODED["elements"].nbytes == X.numel() + 4
+    assert CODED["rows"].nbytes == X.numel() + 3 * 4 * rows
+    assert CODED["blocks"].nbytes == X.numel() + rows * columns // 32 + 4
+    assert CODED["elements"].in_nibbles().nbytes == X.numel() // 2 + 4
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_nibbles_hold_the_same_numbers_in_half_the_bytes(name: str) -> None:
+    packed = CODED[name].in_nibbles()
+    assert packed.codes.numel() * 2 == X.numel()
+    assert packed.layout.bits == 4
+    assert_same_bits(packed.decode(), QUANTIZED[name])
+    with pytest.raises(InvalidValue, match="two codes share a byte"):
+        packed.in_nibbles()
+
+
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_a_row_of_nibbles_may_end_within_a_byte(width: int) -> None:
+    coded = ops.pack_codes(X[:, :width].contiguous(), FORMAT)
+    packed = coded.in_nibbles()
+    assert packed.layout.width == width
+    assert packed.codes.shape == (6, (width + 1) // 2)
+    assert_same_bits(packed.decode(), coded.decode())
+
+
+def test_codes_of_more_than_four_bits_are_not_packed_in_nibbles() -> None:
+    with pytest.raises(InvalidValue, match="at most 4 bits of one; these have 8"):
+        ops.pack_codes(X, parse_format("1-4-3")).in_nibbles()
+
+
+def test_a_table_gives_each_code_its_value() -> None:
+    values = torch.arange(256.0).flip(0)
+    codes = torch.tensor([[0, 255], [7, 1]], dtype=torch.uint8)
+    layout = Layout((2, 2), (2, 1), torch.float32)
+    coded = CodedTensor(codes, torch.ones(()), "1-4-3", layout, transform=(Table(values),))
+    assert coded.decode().tolist() == [[255.0, 0.0], [248.0, 254.0]]
+
+
+NONSENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "codes of floats": ("elements", {"codes": X}),
+    "two scales": ("elements", {"scale": torch.ones(2)}),
+    "no format": ("elements", {"format": "1-40"}),
+    "scales of other rows": (
+        "rows", {name: torch.ones(2) for name in ("scale", "zero", "low")},
+    ),
+    "scales of other blocks": ("blocks", {"block_scales": torch.zeros(6, 3, dtype=torch.uint8)}),
+    "an element format for blocks": ("blocks", {"format": "1-2-1"}),
+    "nibbles of another width": ("elements", {"layout": Layout((6, 64), (64, 1), torch.float32, bits=4, width=9)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_parts_that_do_not_fit_are_refused_in_one_sentence(what: str) -> None:
+    name, parts = NONSENSE[what]
+    with pytest.raises((InvalidValue, TypeError)) as error:
+        replace(CODED[name], **parts).decode()
+    assert str(error.value).endswith(".")
+    assert "\n" not in str(error.value)
