@@ -67,13 +67,10 @@ def profile(
     check_width("steps", steps, 1, 2**31)
     if check_width("noise", noise, 0, 2**31):
         check_plain(model)
-    _check_kinds(batches, loss_fn)
-    if progress is not None and not isinstance(progress, bool):
-        raise InvalidType(sentence("progress", progress, "True, False or None"))
+    _check_kinds(batches, loss_fn, progress)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
-        taken = tracked(islice(batches, steps), _count(batches, steps), "observing gradients")
-        batch = _run(model, taken, loss_fn, observer)
+        batch = _run(model, _taken(batches, steps), loss_fn, observer)
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
@@ -89,7 +86,9 @@ def profile(
     return result
 
 
-def _check_kinds(batches: object, loss_fn: object) -> None:
+def _check_kinds(batches: object, loss_fn: object, progress: object) -> None:
+    if progress is not None and not isinstance(progress, bool):
+        raise InvalidType(sentence("progress", progress, "True, False or None"))
     if loss_fn is not None and not callable(loss_fn):
         raise InvalidType(
             sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
@@ -98,12 +97,13 @@ def _check_kinds(batches: object, loss_fn: object) -> None:
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
 
 
-def _count(batches: Iterable[Any], steps: int) -> int:
-    """Return the number of batches that are taken, as far as it is known: `steps` where batches has no length."""
+def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
+    """Return the first `steps` batches, or as many as there are, and show progress."""
     try:
-        return min(steps, len(batches))  # type: ignore[arg-type]
+        total = min(steps, len(batches))  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
-        return steps
+        total = steps
+    return tracked(islice(batches, steps), total, "observing gradients")
 
 
 def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int) -> str:
