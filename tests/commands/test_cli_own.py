@@ -128,6 +128,7 @@ def test_lines_of_a_users_metric(capsys):
         (["train", "mine:make", "--recipe", "fp6", "--backend", "sparse", "-o", "x"], "this run prunes none"),
         (["train", *IMAGES, "--backend", "auto", "-o", "x"], "'auto' is for gradients that are pruned"),
         (["train", *IMAGES, "--backend", "spars", "-o", "x"], "Did you mean 'sparse'?"),
+        (["train", "mine:make", "--products", "weight", "-o", "x"], "former name of --backend, must be one of"),
         (["train", *IMAGES, "--backend", "dense", "--products", "dense", "-o", "x"], "give --backend alone"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 
 from lograd.files import atomic as files
 from lograd.report import progress as showing
-from lograd.report.progress import as_lines, progress, tracked
+from lograd.report.progress import as_lines, progress, shown, tracked
 
 SLOW = """
 import time
@@ -107,8 +107,17 @@ def test_lines_come_after_two_seconds_and_then_every_ten(capsys: pytest.CaptureF
     with as_lines():
         assert _lines(capsys, 0.0, 1.0, 2.5, 6.0, 12.6, 14.0, 15.0) == [
             "lograd: thing: 2 of 5 steps, 2 s, about 4 s left",
-            "lograd: thing: 4 of 5 steps, 13 s, about 3 s left",
+            "lograd: thing: 4 of 5 steps, 13 s, about 4 s left",
             "lograd: thing: 5 steps in 15 s",
+        ]
+
+
+def test_no_time_is_estimated_by_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with as_lines():
+        assert _lines(capsys, 0.0, 5.0, 15.1, 15.2, 15.3) == [
+            "lograd: thing: 1 of 3 steps, 5 s",
+            "lograd: thing: 2 of 3 steps, 15 s, about 10 s left",
+            "lograd: thing: 3 steps in 15 s",
         ]
 
 
@@ -123,13 +132,31 @@ def test_a_library_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[st
         assert _lines(capsys, 0.0, 5.0, 20.0, 40.0) == []
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    times = (0.0, 5.0, 20.0, 40.0)
+    with shown(None):
+        assert _lines(capsys, *times) == []
+    with shown(True):
+        assert _lines(capsys, *times)[-1] == "lograd: thing: 2 steps in 40 s"
+    assert _lines(capsys, *times) == []
+    with as_lines():
+        with shown(None):
+            assert _lines(capsys, *times) != []
+        with shown(False):
+            assert _lines(capsys, *times) == []
+        assert _lines(capsys, *times) != []
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, wanted: bool | None) -> None:
     monkeypatch.setattr(showing, "PATIENCE", -1.0)
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
-        assert list(tracked(range(3), 3, "counting")) == [0, 1, 2]
-        shown = os.read(leader, 2**16).decode()
+        with shown(wanted):
+            assert list(tracked(range(3), 3, "counting")) == [0, 1, 2]
+        print("end", file=terminal, flush=True)
+        seen = os.read(leader, 2**16).decode()
     os.close(leader)
-    assert "counting" in shown
-    assert "/3" in shown
+    assert ("counting" in seen) == (wanted is not False)
+    assert ("/3" in seen) == (wanted is not False)

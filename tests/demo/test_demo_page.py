@@ -45,7 +45,7 @@ def test_the_first_six_numbers_are_learning_and_speed_with_zeros(findings: list[
 
 @pytest.mark.parametrize("way", [LOW_BITS, SPARSE])
 def test_more_accuracy_is_good_and_more_bits_per_character_are_bad(findings: list[Finding], way: str) -> None:
-    digits, play = findings
+    digits, play = _with(findings[0], DENSE, scores=[90.0, 90.1]), findings[1]
     for finding, difference, tone, word in (
         (digits, 0.13, "good", "better"),
         (digits, -0.13, "bad", "worse"),
@@ -58,6 +58,17 @@ def test_more_accuracy_is_good_and_more_bits_per_character_are_bad(findings: lis
         assert tile.value.startswith("+" if difference > 0 else "−")
     level = page._score_tile(_with(digits, way, differences=[1e-9]), way)
     assert (level.value, level.tone) == ("level", "")
+
+
+@pytest.mark.parametrize("difference", [0.13, -0.13])
+def test_a_difference_that_another_seed_could_make_is_neither_good_nor_bad(
+    findings: list[Finding], difference: float
+) -> None:
+    finding = _with(findings[0], DENSE, scores=[90.0, 90.2])
+    tile = page._score_tile(_with(finding, SPARSE, differences=[difference]), SPARSE)
+    assert tile.tone == ""
+    assert ("better" if difference > 0 else "worse") in tile.label
+    assert "dense seeds differ by 0.2" in tile.hint
 
 
 @pytest.mark.parametrize(("ratio", "tone", "word"), [(1.5, "good", "faster than"), (0.8, "bad", "slower than")])

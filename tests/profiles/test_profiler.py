@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd.errors import InvalidType, InvalidValue
+from lograd.report import progress as showing
 
 
 def test_the_model_is_restored_bit_for_bit():
@@ -96,6 +97,45 @@ def test_refusals():
     profile = lograd.profile(model, batches, cross_entropy)
     with pytest.raises(InvalidValue, match=r"no layer 'O'; it has 0, 2"):
         profile["O"]
+
+
+class Endless:
+    """A loader whose length is asked in vain, as over a dataset without one."""
+
+    def __iter__(self):
+        return iter(vector_batches(9))
+
+    def __len__(self):
+        raise TypeError("object of type 'Stream' has no len()")
+
+
+@pytest.mark.parametrize(
+    ("batches", "total"),
+    [
+        (lambda: vector_batches(2), 2),
+        (lambda: vector_batches(9), 4),
+        (lambda: iter(vector_batches(9)), 4),
+        (Endless, 4),
+    ],
+    ids=["short list", "long list", "iterator", "no length"],
+)
+def test_progress_counts_the_batches_that_there_are(monkeypatch, capsys, batches, total):
+    monkeypatch.setattr(showing, "PATIENCE", 0.0)
+    lograd.profile(mlp(), batches(), cross_entropy, steps=4, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"lograd: observing gradients: 1 of {total} steps, ")
+    assert lines[-1].startswith(f"lograd: observing gradients: {total} steps in ")
+
+
+def test_progress_is_printed_where_it_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(showing, "PATIENCE", 0.0)
+    for choice, found in ((None, False), (False, False), (True, True)):
+        lograd.profile(mlp(), vector_batches(2), cross_entropy, noise=2, progress=choice)
+        err = capsys.readouterr().err
+        assert ("observing gradients: " in err) == found
+        assert ("measuring noise: " in err) == found
+    with pytest.raises(InvalidType, match="progress must be True, False or None; got 'no'"):
+        lograd.profile(mlp(), vector_batches(2), cross_entropy, progress="no")
 
 
 def test_fewer_batches_than_steps_are_enough_and_no_more_are_taken():

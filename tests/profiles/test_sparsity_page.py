@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,8 +15,15 @@ from typer.testing import CliRunner
 
 import lograd
 from lograd.cli import app
+from lograd.formats import FloatFormat
 from lograd.plan import Plan
+from lograd.profiles.charts import MOST_BARS
+from lograd.profiles.page import _formats
+from lograd.profiles.precision import FormatTrial
 from lograd.profiles.sparsity import pruning_outlook
+from lograd.profiles.sparsity_page import sparsity_charts
+from lograd.report import Page
+from lograd.treatments import Prediction
 from lograd.treatments.verdicts import verdict
 
 
@@ -75,6 +83,38 @@ def test_the_table_shows_how_many_zeros_are_good(profile):
     assert f"{found.good:.0%}" in text
     assert f"{found.fair:.0%}" in text
     assert "good from a cosine of 0.98" in " ".join(text.split())
+
+
+def test_a_narrow_table_keeps_the_zeros_and_explains_what_it_shows(profile):
+    layout = profile.table().layout
+    lines = layout.text(80).splitlines()
+    header = next(line for line in lines if line.split()[:1] == ["layer"])
+    assert "good zeros" in header
+    assert "fair zeros" in header
+    assert "KS" not in header
+    assert all(len(line) <= 80 for line in lines)
+    assert "Good and fair zeros: " in layout.text(80)
+    assert "Good and fair zeros: " not in layout.text(30)
+
+
+def test_charts_of_many_layers_name_them(profile):
+    found = pruning_outlook(profile["2"])
+    for count in (MOST_BARS, MOST_BARS + 1):
+        layers = [replace(found, name=f"blocks.{number}") for number in range(count)]
+        (chart,) = (one for one in sparsity_charts(layers, None) if one.title == "How many zeros each layer takes")
+        assert ">blocks.0<" in chart.svg()
+
+
+def test_large_relative_errors_are_explained_only_beside_cosines_that_they_seem_to_contradict():
+    def text(error, cosine):
+        trial = FormatTrial("FP4", FloatFormat(3, 0), Prediction(0.0, cosine, error), None)
+        shown = Page("")
+        _formats(shown, {"fc": [trial]})
+        return Text(shown.html()).text
+
+    assert "does not contradict" in text(1.5, 0.9)
+    assert "does not contradict" not in text(1.5, 0.5)
+    assert "does not contradict" not in text(0.5, 0.9)
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,9 @@ def _renamed(products: str | None, backend: str | None) -> str | None:
         return backend
     if backend is not None:
         raise InvalidValue("--products is the former name of --backend; give --backend alone.")
+    from ..training.config import check_backend
+
+    check_backend("--products, the former name of --backend,", products)
     say(f"--products has a new name; write --backend {products}.")
     return products
 

@@ -90,9 +90,12 @@ def _score_tile(finding: Finding, way: str) -> Tile:
     size = f"{words.signed(result.difference, task.score_digits)} {task.difference_unit}"
     label = f"{task.score_name}{'' if judged == 'level' else f', {judged} than dense'} with {way}"
     hint = f"{task.name}: {words.score(task, result.score)}, dense {words.score(task, dense.score)}"
+    spread = max(dense.scores) - min(dense.scores)
     if len(dense.scores) > 1:
-        hint += f"; dense seeds differ by {max(dense.scores) - min(dense.scores):.{task.score_digits}f}"
-    return Tile("level" if judged == "level" else size, label, hint, TONES[judged])
+        hint += f"; dense seeds differ by {spread:.{task.score_digits}f}"
+    # A difference that another seed could make is neither good nor bad.
+    tone = "" if abs(result.difference) < spread else TONES[judged]
+    return Tile("level" if judged == "level" else size, label, hint, tone)
 
 
 def _speed_tile(finding: Finding, part: str, ratio: float, name: str) -> Tile:

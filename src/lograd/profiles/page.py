@@ -108,8 +108,11 @@ def _formats(page: Page, found: Mapping[str, list[FormatTrial]]) -> None:
         f"Recommended is the float of the fewest bits whose predicted cosine is {GOOD_COSINE:g} or more, in the "
         'split that is best for the layer\'s law; `profile.plan(bits="recommended")` takes it. Its relative error is '
         "predicted from the histogram of the last observed step and measured by rounding values captured from that "
-        f"step. Cosines are {VERDICTS_IN_WORDS}. {LARGE_RELATIVE_ERROR}"
+        f"step. Cosines are {VERDICTS_IN_WORDS}."
     )
+    trials = [shown for trials in found.values() for trial in trials for shown in (trial.predicted, trial.measured)]
+    if any(one and one.relative_error >= 1 and verdict(one.cosine) != "risky" for one in trials):
+        page.text(LARGE_RELATIVE_ERROR)
     page.charts(*format_charts(list(found.values())))
     rows = [_format_row(number, name, trials) for number, (name, trials) in enumerate(found.items(), start=1)]
     page.table(FORMAT_COLUMNS, rows, "The best split of each width, and the recommended format", "rlllllllrrrr")

@@ -30,6 +30,7 @@ Allocation = Literal["uniform", "cosine", "noise", "floors"]
 Rounding = Literal["stochastic", "nearest"]
 Bits = int | Literal["recommended"]
 RECOMMENDED = "recommended"
+ZERO_GRADIENT = "its gradient was zero in the profile"
 MOST = 0.995
 """The highest sparsity that an allocation gives to one layer, unless the whole budget is higher."""
 
@@ -152,10 +153,11 @@ def _check_bits(bits: Bits | None, budget: Budget) -> None:
 
 
 def _check_any(treated: Mapping[str, object], kept: Mapping[str, str], layers: Mapping[str, LayerProfile]) -> None:
+    """Refuse a plan without layers, with advice that follows from the reasons why they are kept."""
     if treated:
         return
     advice = "keep fewer: keep=() or --keep none"
-    if all(layer.law is None for layer in layers.values()):
+    if all(reason == ZERO_GRADIENT for reason in kept.values()):
         advice = "profile with a loss that depends on them, on batches where it does not vanish"
     raise InvalidValue(
         f"a plan must treat at least one layer; all {len(layers)} are kept ({_reasons(kept)}); {advice}."
@@ -199,7 +201,7 @@ def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str
     """Return the layers that are left alone, in their order, with reasons."""
     broken = {one.layer for one in nonfinite_layers(layers)}
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
-    reasons = dict.fromkeys(zero, "its gradient was zero in the profile")
+    reasons = dict.fromkeys(zero, ZERO_GRADIENT)
     ends = {"first": list(layers)[:1], "last": list(layers)[-1:]}
     for pattern in keep:
         found = ends[pattern] if pattern in ends else [name for name in layers if fnmatchcase(name, pattern)]

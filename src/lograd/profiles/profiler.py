@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..attachment.swap import engine_of
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
-from ..report.progress import tracked
+from ..report.progress import shown, tracked
 from .layers import FilterFunction
 from .loss import LossFunction, loss_of
 from .model_profile import Profile
@@ -35,6 +35,7 @@ def profile(
     weight_gradients: bool = True,
     sample: int = 8192,
     noise: int = 0,
+    progress: bool | None = None,
 ) -> Profile:
     """Observe the gradients of a model on some batches, and restore the model bit for bit.
 
@@ -55,6 +56,8 @@ def profile(
         noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
             all weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It also takes the
             memory of all layers' gradients at once.  No plan may be attached.
+        progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
+            True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
@@ -64,10 +67,10 @@ def profile(
     check_width("steps", steps, 1, 2**31)
     if check_width("noise", noise, 0, 2**31):
         check_plain(model)
-    _check_kinds(batches, loss_fn)
+    _check_kinds(batches, loss_fn, progress)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
-    with restored(model), torch.enable_grad(), observer as result:
-        batch = _run(model, tracked(islice(batches, steps), steps, "observing gradients"), loss_fn, observer)
+    with shown(progress), restored(model), torch.enable_grad(), observer as result:
+        batch = _run(model, _taken(batches, steps), loss_fn, observer)
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
@@ -76,20 +79,31 @@ def profile(
     if result.broken:
         warnings.warn(result.broken, LogradWarning, stacklevel=2)
     if noise:
-        with restored(model), torch.enable_grad():
+        with shown(progress), restored(model), torch.enable_grad():
             problem = _measure_noise(model, result, partial(loss_of, model, batch, loss_fn), noise)
         if problem:
             warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
     return result
 
 
-def _check_kinds(batches: object, loss_fn: object) -> None:
+def _check_kinds(batches: object, loss_fn: object, progress: object) -> None:
+    if progress is not None and not isinstance(progress, bool):
+        raise InvalidType(sentence("progress", progress, "True, False or None"))
     if loss_fn is not None and not callable(loss_fn):
         raise InvalidType(
             sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
         )
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes):
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
+
+
+def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
+    """Return the first `steps` batches, or as many as there are, and show progress."""
+    try:
+        total = min(steps, len(batches))  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
+        total = steps
+    return tracked(islice(batches, steps), total, "observing gradients")
 
 
 def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int) -> str:

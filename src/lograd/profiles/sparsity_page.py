@@ -46,7 +46,7 @@ def add_sparsity(
     page.text(TEXT)
     measured = any(one.arrives is not None for one in found)
     page.text(NOISE_TEXT if measured else NO_NOISE_TEXT)
-    page.charts(*sparsity_charts(found, numbers, joint))
+    page.charts(*sparsity_charts(found, joint))
     columns = ["#", "layer", f"at {USUAL:.0%}", "good up to", "fair up to"]
     columns += [f"noise at {USUAL:.0%}"] if measured else []
     first = len(columns)
@@ -83,9 +83,7 @@ def sparsity_in_words(one: PruningOutlook) -> str:
     return f"Zeros: the cosine is good up to {one.good:.0%} and fair up to {one.fair:.0%}; {gain}."
 
 
-def sparsity_charts(
-    found: Sequence[PruningOutlook], numbers: dict[str, int], joint: JointOutlook | None
-) -> list[Chart]:
+def sparsity_charts(found: Sequence[PruningOutlook], joint: JointOutlook | None) -> list[Chart]:
     """Return charts of cosine over sparsity, of the sparsity of each layer, and of the noise of all layers together."""
     limits: list[Mark] = [Rule(GOOD_COSINE), Rule(FAIR_COSINE)]
     gaining = [one for one in found if one.no_gain is None] or list(found)
@@ -106,11 +104,12 @@ def sparsity_charts(
         if len(found) <= MOST_BARS:
             marks.append(Bars([one.name for one in found], values, f"{name} up to"))
         else:
-            marks.append(Line([numbers[one.name] for one in found], values, f"{name} up to", markers=True))
+            marks.append(Line(np.arange(len(found)), values, f"{name} up to", markers=True))
+    names = [one.name for one in found] if len(found) > MOST_BARS else []
     charts.append(
         Chart(
             "How many zeros each layer takes", "layer, in order of execution", "share of zeros", marks,
-            y_range=(0.0, 1.0), y_percent=True, x_whole=len(found) > MOST_BARS,
+            y_range=(0.0, 1.0), y_percent=True, x_names=names,
         )
     )  # fmt: skip
     if joint is not None:

@@ -14,12 +14,15 @@ from ..treatments.verdicts import VERDICTS_IN_WORDS
 from .records import LayerProfile
 from .sparsity import pruning_outlook
 
+ZEROS = ("good zeros", "fair zeros")
 COLUMNS = (
     "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
-    "KS lognormal", "KS normal", "<nearest law", "weights' sigma",
-    "good zeros", "fair zeros",
+    "KS lognormal", "KS normal", "<nearest law", "weights' sigma", *ZEROS,
 )  # fmt: skip
-DROPPABLE = ("weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step")
+DROPPABLE = (
+    "weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step", "KS normal", "KS lognormal",
+    "<nearest law",
+)  # fmt: skip
 """Columns that a narrow terminal does without, the least important first."""
 
 
@@ -35,11 +38,16 @@ def profile_table(
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     title = f"Gradients of {plural(len(layers), 'layer')}, {observed:,} observed of {plural(steps, 'step')}"
     meaning = f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."
-    lines = [*([] if broken is None else [broken]), *([meaning] if layers else [])]
+    lines = [] if broken is None else [broken]
     lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
     lines += work_lines(layers, work, uncounted)
     return text_table(
-        title, COLUMNS, [_row(layer, work) for layer in layers.values()], "\n".join(lines), droppable=DROPPABLE
+        title,
+        COLUMNS,
+        [_row(layer, work) for layer in layers.values()],
+        "\n".join(lines),
+        droppable=DROPPABLE,
+        notes=[(ZEROS, meaning)] if layers else [],
     )
 
 

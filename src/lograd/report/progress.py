@@ -1,7 +1,7 @@
 """Progress on standard error while something takes long: a bar on a terminal, plain lines in the log of a command.
 
 A library should be silent where standard error is no terminal, so lines are printed only inside `as_lines`, which the
-commands enter.
+commands enter, or where the caller asks for them (`shown`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ INTERVAL = 10.0
 Advance = Callable[[int], None]
 """A function to be called with the number of steps that are done since its last call."""
 _lines: ContextVar[bool] = ContextVar("lines", default=False)
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @contextmanager
@@ -37,6 +38,25 @@ def as_lines(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         _lines.reset(before)
+
+
+@contextmanager
+def shown(wanted: bool | None) -> Iterator[None]:
+    """Show progress as a caller wants it.
+
+    Args:
+        wanted: True shows it also where standard error is no terminal; False shows nothing, also on a terminal; None
+            leaves the decision to whoever called the caller.
+    """
+    if wanted is None:
+        yield
+        return
+    before = _silent.set(not wanted)
+    try:
+        with as_lines(wanted):
+            yield
+    finally:
+        _silent.reset(before)
 
 
 @contextmanager
@@ -52,7 +72,8 @@ def progress(
         clock: returns seconds; for tests.
     """
     with ExitStack() as stack:
-        meter = _Bar(what, total, stack, clock) if sys.stderr.isatty() else _Lines(what, total, unit, clock)
+        bar = sys.stderr.isatty() and not _silent.get()
+        meter = _Bar(what, total, stack, clock) if bar else _Lines(what, total, unit, clock)
         yield meter.advance
         meter.end()
 
@@ -91,19 +112,27 @@ class _Lines:
         self.what, self.total, self.unit, self.done = what, total, unit, 0
         self.clock, self.start = clock, clock()
         self.next = PATIENCE
+        self.first: tuple[int, float] | None = None
 
     def advance(self, steps: int) -> None:
         self.done += steps
         seconds = self.clock() - self.start
+        self.first = self.first or (self.done, seconds)
         if seconds >= self.next and self.done < self.total:
             self.next = seconds + max(INTERVAL, seconds / 10)
-            left = seconds * (self.total - self.done) / self.done
-            self._say(f"{self.done:,} of {plural(self.total, self.unit)}, {seconds:.0f} s, about {left:.0f} s left")
+            self._say(f"{self.done:,} of {plural(self.total, self.unit)}, {seconds:.0f} s{self._left(seconds)}")
 
     def end(self) -> None:
         seconds = self.clock() - self.start
         if seconds >= PATIENCE:
             self._say(f"{plural(self.done, self.unit)} in {seconds:.0f} s")
+
+    def _left(self, seconds: float) -> str:
+        """Return the estimated rest by all steps but the first, which often takes many times longer than another."""
+        done, begun = self.first or (0, 0.0)
+        if self.done == done:
+            return ""
+        return f", about {(seconds - begun) * (self.total - self.done) / (self.done - done):.0f} s left"
 
     def _say(self, text: str) -> None:
         if _lines.get():

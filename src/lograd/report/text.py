@@ -39,6 +39,7 @@ class Layout:
             others hold numbers and are aligned right.
         droppable: names of columns to leave out where there is no room, the least important first.
         header: False leaves out the line of names.
+        notes: sentences on some columns, after the caption; one is shown only where one of its columns is.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Layout:
     caption: str = ""
     droppable: tuple[str, ...] = ()
     header: bool = True
+    notes: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     @property
     def width(self) -> int:
@@ -69,8 +71,8 @@ class Layout:
             yield "rule", GAP + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
         for row in fitted.rows:
             yield from (("row", line) for line in fitted._drawn(row, widths))
-        if fitted.caption:
-            yield from (("caption", line) for line in ("", *_wrapped(fitted.caption, readable)))
+        if below := fitted._below:
+            yield from (("caption", line) for line in ("", *_wrapped(below, readable)))
 
     def html(self) -> str:
         """Return the table as HTML, for notebooks."""
@@ -78,7 +80,7 @@ class Layout:
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
         return (
             f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            + "".join(f"<p>{escape(line)}</p>" for line in self.caption.splitlines())
+            + "".join(f"<p>{escape(line)}</p>" for line in self._below.splitlines())
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -88,6 +90,12 @@ class Layout:
     @property
     def _names(self) -> list[str]:
         return [name.removeprefix("<") for name in self.columns]
+
+    @property
+    def _below(self) -> str:
+        """The caption, and the notes on columns that are shown."""
+        notes = [text for columns, text in self.notes if set(columns) & set(self.columns)]
+        return "\n".join([*([self.caption] if self.caption else []), *notes])
 
     def _is_text(self, place: int) -> bool:
         return place == 0 or not self.header or self.columns[place].startswith("<")
@@ -111,7 +119,7 @@ class Layout:
         if not gone:
             return self
         note = f"Not shown, for want of room: {', '.join(gone)}."
-        return replace(found, caption=f"{self.caption}\n{note}" if self.caption else note)
+        return replace(found, notes=(*self.notes, (found.columns, note)))
 
     def _without(self, name: str) -> Layout:
         kept = [place for place, column in enumerate(self.columns) if column != name]
@@ -181,6 +189,7 @@ def text_table(
     *,
     droppable: Sequence[str] = (),
     header: bool = True,
+    notes: Sequence[tuple[Sequence[str], str]] = (),
 ) -> TextTable:
     """Return a table; the arguments are those of `Layout`.
 
@@ -190,7 +199,8 @@ def text_table(
     """
     cells = tuple(tuple(map(_printable, row)) for row in rows)
     names = tuple(map(_printable, columns))
-    return TextTable(Layout(_printable(title), names, cells, _printable(caption), tuple(droppable), header))
+    told = tuple((tuple(shown), _printable(note)) for shown, note in notes)
+    return TextTable(Layout(_printable(title), names, cells, _printable(caption), tuple(droppable), header, told))
 
 
 def show(table: TextTable, console: Console) -> None:

@@ -109,7 +109,7 @@ class Config:
         for name, valid in (("optimizer", get_args(Optimizer)), ("schedule", get_args(Schedule))):
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
-        _one_of("backend", self.backend, get_args(Backend))
+        check_backend("backend", self.backend)
         for name in ("tensorboard",) if self.own else ("augment", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
@@ -241,8 +241,13 @@ def _one_of(what: str, value: Any, valid: Any, words: str = "") -> None:
         raise InvalidValue(sentence(what, value, words or "one of " + ", ".join(valid)) + hint)
 
 
+def check_backend(what: str, value: Any) -> None:
+    """Refuse what is no backend of the products of pruned gradients; `what` is its name in the sentence."""
+    _one_of(what, value, get_args(Backend))
+
+
 def check_target(target: str) -> tuple[str, str]:
-    """Module and function of MODULE:FUNCTION."""
+    """Return the module and the function of MODULE:FUNCTION; InvalidValue for any other text."""
     module, colon, function = target.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
         raise InvalidValue(f"{target!r} is not MODULE:FUNCTION, such as mypkg.train:make.")
