@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue, sentence
+from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, from_json, memories, to_json, treat
+from ..treatments import Numbers, Sentence, from_json, memories, settled, stages, to_json
 from .clock import BACKWARD
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
@@ -123,7 +124,10 @@ def _treat(
     treatments = _parsed(text)
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
-    result, total = treat(treatments, x, named, key, memory, tuple(contracted))
+    results: list[Counted] = []
+    for one, setting in zip(treatments, stages(treatments, named, key, memory, tuple(contracted)), strict=True):
+        results.append(one.apply(results[-1].result if results else x, setting))
+    result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
     BACKWARD.done()
     return result

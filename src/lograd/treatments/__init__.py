@@ -28,7 +28,19 @@ from .prune import Prune
 from .quantize import Quantize
 from .recipes import RECIPES, Recipe, recipe
 from .s2fp8 import S2fp8
-from .sentence import Sentence, apply, describe, from_json, memories, mixes, numbers_of, predict, to_json, treat
+from .sentence import (
+    Sentence,
+    apply,
+    describe,
+    from_json,
+    memories,
+    mixes,
+    numbers_of,
+    predict,
+    settled,
+    stages,
+    to_json,
+)
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
@@ -41,5 +53,5 @@ __all__ = [
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients",
     "RECIPES", "Recipe", "recipe",
-    "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "to_json", "treat",
+    "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
 ]  # fmt: skip

@@ -15,7 +15,9 @@ from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
-from ..ops.grid import grid_of
+from ..ops.arguments import scalar
+from ..ops.grid import arguments_of, grid_of
+from ..ops.registry import call
 from .fields import check_choice
 from .statistics import Statistics
 from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
@@ -107,7 +109,9 @@ class Quantize(Treatment):
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         scale = setting.numbers.get("scale", self.fixed_scale)
         assert scale is not None
-        result = cast(ops.Counted, ops.quantize(g, self.format, scale, self.rounding, setting.key, counted=True))
+        # The operator itself: what the public function checks was checked when the site was made.
+        arguments = (*arguments_of(self.format), self.rounding == "stochastic", setting.key, True)
+        result = ops.Counted(*call("quantize", g, scalar("scale", scale, g, SMALLEST), *arguments))
         return self._overflowing(g, scale, result) if self.overflow == "infinity" and result.counts[2] else result
 
     @property

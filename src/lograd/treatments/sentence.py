@@ -47,18 +47,14 @@ def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[
     return [*numbers, last.numbers(_after(statistics, ways))]
 
 
-def treat(
+def stages(
     treatments: Sequence[Treatment],
-    g: Tensor,
     numbers: Sequence[Mapping[str, Tensor]],
     key: Tensor,
     memory: Tensor,
     contracted: tuple[int, ...] = (),
-) -> ops.Counted:
-    """Return a tensor treated by one treatment after the other, with its counts.
-
-    Counts are zeros and NaN of the result, saturated elements, and zeros of g; where the sentence both prunes and
-    rounds, the zeros that pruning has made are a fifth.
+) -> list[Setting]:
+    """Return what each treatment of a sentence is given beside the tensor.
 
     Args:
         numbers: of each treatment, those of its `number_names`.
@@ -66,24 +62,31 @@ def treat(
         memory: the memories of all treatments, in order, changed in place.
         contracted: see `Setting`.
     """
-    result = g
-    total: Tensor | None = None
-    zeros: list[Tensor] = []
-    parts = zip(treatments, numbers, memories(treatments, memory), strict=True)
-    for place, (treatment, values, own) in enumerate(parts):
+    parts = zip(numbers, memories(treatments, memory), strict=True)
+    return [
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        stage = key if place == 0 else key + _successor(place, key.device)
-        result, counts = treatment.apply(result, Setting(dict(values), stage, own, contracted))
-        if total is None:
-            total = counts if counts.numel() == 4 else torch.cat([counts, (g == 0).sum().reshape(1)])
-            zeros.append(total[3])
-        else:
-            total = torch.cat([counts[:2], total[2:3] + counts[2:3], total[3:]])
-        zeros.append(counts[0])
-    if total is None:
+        Setting(dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted)
+        for place, (values, own) in enumerate(parts)
+    ]
+
+
+def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Counted]) -> ops.Counted:
+    """Return the result of a sentence with its counts, from what each treatment has made of g in turn.
+
+    Counts are zeros and NaN of the result, saturated elements, and zeros of g; where the sentence both prunes and
+    rounds, the zeros that pruning has made are a fifth.
+    """
+    if not results:
         before = (g == 0).sum()
-        total = torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before])
-    if result is not g and int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
+        return ops.Counted(g, torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before]))
+    first = results[0].counts
+    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
+    zeros = [total[3], first[0]]
+    for one in results[1:]:
+        total = torch.cat([one.counts[:2], total[2:3] + one.counts[2:3], total[3:]])
+        zeros.append(one.counts[0])
+    result = results[-1].result
+    if int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
         swallowed = g.isinf() & result.isfinite()
         if bool(swallowed.any()):
             result = result.masked_scatter(swallowed, g[swallowed])
@@ -126,7 +129,11 @@ def apply(
         for one, values in zip(treatments, numbers, strict=True)
     ]
     memory = torch.zeros(sum(one.memory_size for one in treatments), dtype=torch.float64, device=g.device)
-    return treat(treatments, g, tensors, torch.tensor([seed, 0], device=g.device), memory, contracted)
+    results: list[ops.Counted] = []
+    settings = stages(treatments, tensors, torch.tensor([seed, 0], device=g.device), memory, contracted)
+    for one, setting in zip(treatments, settings, strict=True):
+        results.append(one.apply(results[-1].result if results else g, setting))
+    return settled(treatments, g, results)
 
 
 def memories(treatments: Sequence[Treatment], memory: Tensor) -> list[Tensor]:
