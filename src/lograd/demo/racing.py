@@ -37,13 +37,13 @@ class Run:
     seed: int
     losses: list[float] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
-    """Of each step."""
+    """Milliseconds of each step."""
     backward: list[float] = field(default_factory=list)
     """Milliseconds of each backward."""
     scores: dict[int, float] = field(default_factory=dict)
-    """By the number of steps done."""
+    """Scores by the number of steps done."""
     zeros: dict[str, float] = field(default_factory=dict)
-    """By layer: the share of zeros handed to the products after the first steps; of treated layers only."""
+    """The share of zeros by layer, handed to the products after the first steps; of treated layers only."""
 
     def add(self, step: int, loss: float, session: Session, scored: bool) -> None:
         """Note a step that the session has just made, and with `scored` the score after it."""
@@ -102,7 +102,7 @@ def _counts(session: Session) -> dict[str, Count]:
 
 
 def _zeros(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str, float]:
-    """By layer, the share of zeros in what was counted in between."""
+    """Return the share of zeros by layer in what was counted in between."""
     found = {}
     for name, count in after.items():
         earlier = before.get(name, Count())

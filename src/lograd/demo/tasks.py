@@ -41,7 +41,7 @@ class Task(ABC):
     difference_unit: ClassVar[str]
     """The unit of a difference of two scores in a sentence, such as "points"."""
     difference_name: ClassVar[str]
-    """The same at more length."""
+    """The unit of a difference at more length, such as "points of accuracy"."""
     score_digits: ClassVar[int]
     higher_is_better: ClassVar[bool]
     batch: ClassVar[int]

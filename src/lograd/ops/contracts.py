@@ -31,7 +31,7 @@ class Takes(NamedTuple):
     dtypes: tuple[torch.dtype, ...] = ()
     """Those that it may have; any if there are none."""
     elements: int | None = None
-    """As many as it has, in whatever shape; any number if None."""
+    """The number of elements that it must have, in whatever shape; any number if None."""
     anywhere: bool = False
     """Whether it may lie on another device than the first tensor."""
 

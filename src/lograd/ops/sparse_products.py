@@ -168,7 +168,7 @@ def linear_products(g: Tensor, x: Tensor, weight: Tensor, need: tuple[bool, ...]
 
 
 def convolution_products(g: Tensor, x: Tensor, weight: Tensor, geometry: Any, need: tuple[bool, ...]) -> Products:
-    """The same of a convolution."""
+    """dX, dW and dbias of a convolution by PyTorch's operator; without elements where not needed."""
     stride, padding, dilation, groups = geometry
     found = torch.ops.aten.convolution_backward.default(
         g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), groups, list(need)
@@ -234,7 +234,7 @@ def _products(
     g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, results: tuple[Tensor, ...],
     geometry: Any, need: tuple[bool, ...],
 ) -> Results | None:  # fmt: skip
-    """By the native kernel; None where it does not serve."""
+    """Return the products by the native kernel; None where it does not serve."""
     types = {g.dtype, x.dtype, weight.dtype}
     if not types <= set(FLOAT_TYPES) or len(types) > 1 or 0 in (g.numel(), x.numel(), weight.numel()):
         return None
