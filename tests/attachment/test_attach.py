@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from attached import IDENTITY, assert_same, caught, gradients_of, ready
+from networks import Conv1D
 from torch import nn
 
 import lograd
@@ -16,20 +17,6 @@ from lograd.plan import LayerPlan
 from lograd.treatments import ProductPlan, Prune, Quantize, recipe
 
 FP4 = recipe("fp4").input_gradient.gradient
-
-
-class Conv1D(nn.Module):
-    """As in transformers, which need not be installed: the weight is (inputs, outputs)."""
-
-    __module__ = "transformers.pytorch_utils"
-
-    def __init__(self, outputs, inputs):
-        super().__init__()
-        self.nf = outputs
-        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
-
-    def forward(self, x):
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
 
 
 def columns(*shape):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from networks import conv_net, image_batches
+from networks import Conv1D, conv_net, image_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -17,20 +17,6 @@ from lograd.plan import LayerPlan
 from lograd.treatments import ProductPlan, recipe
 
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="sparse kernels are native")
-
-
-class Conv1D(nn.Module):
-    """As in transformers: the weight is (inputs, outputs)."""
-
-    __module__ = "transformers.pytorch_utils"
-
-    def __init__(self, outputs, inputs):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
-
-    def forward(self, x):
-        flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
-        return flat.view(*x.shape[:-1], self.weight.shape[1])
 
 
 def layers():

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import Conv1D
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, stack_module_state, vjp, vmap
@@ -17,20 +18,6 @@ from lograd.errors import LogradWarning
 
 IDENTITY = Plan.uniform("identity")
 LAYERS = 4
-
-
-class Conv1D(nn.Module):
-    """As in transformers, which need not be installed: the weight is (inputs, outputs)."""
-
-    __module__ = "transformers.pytorch_utils"
-
-    def __init__(self, outputs, inputs):
-        super().__init__()
-        self.nf = outputs
-        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
-
-    def forward(self, x):
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
 
 
 def network(seed=0):

@@ -24,6 +24,20 @@ def mlp(seed: int = 0) -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
 
 
+class Conv1D(nn.Module):
+    """As in transformers, which need not be installed: the weight is (inputs, outputs)."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.nf = outputs
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
 def image_batches(count: int, size: int = 16, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [

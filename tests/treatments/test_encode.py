@@ -10,7 +10,7 @@ from bits import DTYPES, assert_same_bits, awkward, layouts, words
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lograd.coded import CodedTensor, Hadamard, Householder, Layout
+from lograd.coded import CodedTensor, Hadamard, Householder
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.treatments import Statistics, Treatment, recipe
@@ -190,14 +190,3 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     broken = CodedTensor(coded.codes, coded.scale[:2], coded.format, coded.layout, coded.zero[:2], coded.low[:2])
     with pytest.raises(InvalidValue, match="must have one element, or one for each row of the codes"):
         broken.decode()
-
-
-def test_layouts_of_matrices_come_back() -> None:
-    x = torch.arange(2 * 3 * 4).view(2, 3, 4).float()
-    for source in (x, x.transpose(0, 2), x.permute(1, 2, 0)):
-        for summed in ((), (0,), (0, 2), (2, 1)):
-            layout = Layout.summed_last(source, summed)
-            matrix = layout.matrix(source)
-            assert matrix.shape[1] == layout.columns == math.prod(source.shape[dim] for dim in summed or (2,))
-            padded = torch.nn.functional.pad(matrix, (0, 5))
-            assert_same_bits(layout.restore(padded), source)

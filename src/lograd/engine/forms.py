@@ -81,7 +81,7 @@ class Linear(NamedTuple):
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
         """Return the tensors that the backward reads: x for dW, the weight for dX."""
-        return x if need[1] else None, weight if need[0] else None
+        return _read(x, weight, need)
 
     def summed(self, product: str) -> tuple[int, ...]:
         """Return the dimensions of the weight that a product sums over."""
@@ -98,10 +98,7 @@ class Linear(NamedTuple):
 
     def operands(self, g: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
-        return (
-            g.new_empty(()).expand(g.shape[0], self.inputs) if x is None else x,
-            g.new_empty(()).expand(g.shape[1], self.inputs) if weight is None else weight,
-        )
+        return _shaped(g, self.inputs, x, weight)
 
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
@@ -126,7 +123,7 @@ class Addmm(NamedTuple):
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
         """Return the tensors that the backward reads: x for dW, the weight for dX."""
-        return x if need[1] else None, weight if need[0] else None
+        return _read(x, weight, need)
 
     def summed(self, product: str) -> tuple[int, ...]:
         """Return the dimensions of the weight that a product sums over."""
@@ -143,10 +140,7 @@ class Addmm(NamedTuple):
 
     def operands(self, g: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
-        return (
-            g.new_empty(()).expand(g.shape[0], self.inputs) if x is None else x,
-            g.new_empty(()).expand(g.shape[1], self.inputs) if weight is None else weight.t(),
-        )
+        return _shaped(g, self.inputs, x, None if weight is None else weight.t())
 
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
@@ -192,6 +186,19 @@ class Convolution(NamedTuple):
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW in the layer's own orientation."""
         return d_weight
+
+
+def _read(x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the backward of a linear layer reads: x for dW, the weight for dX."""
+    return x if need[1] else None, weight if need[0] else None
+
+
+def _shaped(g: Tensor, inputs: int, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x and the weight, with a tensor that has its shape and no memory in the place of one that is not read."""
+    return (
+        g.new_empty(()).expand(g.shape[0], inputs) if x is None else x,
+        g.new_empty(()).expand(g.shape[1], inputs) if weight is None else weight,
+    )
 
 
 def _by_column(x: Tensor) -> bool:
