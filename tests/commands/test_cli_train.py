@@ -125,7 +125,7 @@ def test_noise_is_measured_after_some_steps_and_splits_the_sparsity(folder, run)
     code, out, _ = run("plan", "later", "--sparsity", "0.7", "--allocation", "noise", "--split", "--json")
     assert code == 0
     layer = lograd.Plan.from_json(json.loads(out)["plan"]).layers["blocks.1.conv1"]
-    assert layer.input[0].sparsity != layer.weight[0].sparsity
+    assert layer.input_gradient.gradient[0].sparsity != layer.weight_gradient.gradient[0].sparsity
     code, _, err = run("plan", "fresh", "--sparsity", "0.7", "--allocation", "noise")
     assert code == 2
     assert "lograd profile --noise 2" in err
@@ -142,7 +142,7 @@ def test_profile_of_a_function(folder, run):
     assert code == 0
     made = json.loads(out)
     assert lograd.Plan.load(folder / "other.json").hash() == made["hash"]
-    assert made["plan"]["layers"]["2"]["input"]["treatments"] == []
+    assert made["plan"]["layers"]["2"]["input_gradient"].get("gradient", []) == []
     assert made["diff"] is None
     code, out, _ = run("plan", "mine", "--sparsity", "0.5", "--allocation", "floors", "--floor", "0=0.99", "--keep",
                        "none", "--json")  # fmt: skip

@@ -36,6 +36,7 @@ def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: 
         seed: names the signs; None leaves them out (the deterministic transform).
         out: where the result goes; x itself is allowed.
 
+    >>> import torch
     >>> hadamard(torch.ones(16), block=16, seed=None)[:3]
     tensor([4., 0., 0.])
     """

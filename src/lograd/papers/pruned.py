@@ -99,7 +99,7 @@ class Predicted:
         share = np.array([1.0 if left is None else left[name] for name in names])
         input, weight = (
             np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])
-            for side in ("predicted_input", "predicted_weight")
+            for side in ("predicted_input_gradient", "predicted_weight_gradient")
         )
         input *= np.array([plan.work[name][0] > 0 for name in names])
         return cls(Propagation(share * found.own, found.passed, found.transfer), input, weight)
