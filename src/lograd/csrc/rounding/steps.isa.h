@@ -39,12 +39,12 @@ class ByUpperBits {
 public:
     static constexpr std::uint32_t kBits = 16;
 
-    LOGRAD_INLINE I operator()(I scaled, const Draw& draw) {
+    I operator()(I scaled, const Draw& draw) {
         const I sum = scaled + random_ints(draw.upper);
         fullest_ = larger_halves(fullest_, bits<U>(sum));
         return sum >> 16;
     }
-    LOGRAD_INLINE I operator()(F scaled, const Draw& draw) { return (*this)(__builtin_convertvector(scaled, I), draw); }
+    I operator()(F scaled, const Draw& draw) { return (*this)(__builtin_convertvector(scaled, I), draw); }
 
     bool tied() const { return any((fullest_ & 0xffffu) == 0xffffu); }
 };
@@ -69,20 +69,26 @@ private:
     }
 };
 
-// Calls round(rule), which rounds a chunk and returns what it counted: by one rule, or again by the next if the first one
-// cannot tell.  The constants of `round` belong inside it, where they stay in registers.
+// Rounds a chunk by 16 bits, and again by all 48 if one of its elements ties.
+template <class Round> inline auto round_at_random(Round round) {
+    ByUpperBits by_upper_bits;
+    auto counted = round(by_upper_bits);
+    if (__builtin_expect(by_upper_bits.tied(), 0)) {
+        ByAllBits by_all_bits;
+        counted = round(by_all_bits);
+    }
+    return counted;
+}
+
+// Calls round(rule), which rounds a chunk and returns what it counted.  The constants of `round` belong inside it, where
+// they stay in registers.  Only rounding to nearest is inlined by force: measured with GCC 12 and AVX-512, that saves 7 %
+// there, and costs stochastic rounding 5 %.
 template <bool Stochastic, class Round> LOGRAD_INLINE auto round_chunk(Round round) {
-    if constexpr (!Stochastic) {
+    if constexpr (Stochastic) {
+        return round_at_random(round);
+    } else {
         Nearest nearest;
         return round(nearest);
-    } else {
-        ByUpperBits by_upper_bits;
-        auto counted = round(by_upper_bits);
-        if (__builtin_expect(by_upper_bits.tied(), 0)) {
-            ByAllBits by_all_bits;
-            counted = round(by_all_bits);
-        }
-        return counted;
     }
 }
 
