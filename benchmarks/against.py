@@ -139,21 +139,27 @@ def _stream(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def compare(old: str, new: str, group: str, repeats: int) -> list[dict[str, Any]]:
-    """Return the times of each case of a group, old and new in turns."""
-    workers = {"old": _started(old, group), "new": _started(new, group)}
-    names = {which: json.loads(_stream(one.stdout).readline()) for which, one in workers.items()}
-    times: dict[str, dict[str, list[float]]] = {name: {"old": [], "new": []} for name in names["old"]}
-    for turn in range(repeats + 1):
-        for name, taken in times.items():
-            for which, worker in sorted(workers.items(), reverse=bool(turn % 2)):
-                print(name, file=_stream(worker.stdin), flush=True)
-                seconds = float(_stream(worker.stdout).readline())
-                if turn:  # the first turn warms up
-                    taken[which].append(seconds)
-    for worker in workers.values():
-        _stream(worker.stdin).close()
-        worker.wait()
+def compare(old: str, new: str, group: str, repeats: int, starts: int) -> list[dict[str, Any]]:
+    """Return the times of each case of a group, old and new in turns.
+
+    Where memory lies decides some cases, and differs from process to process, so the processes are started several
+    times.
+    """
+    times: dict[str, dict[str, list[float]]] = {}
+    for _ in range(starts):
+        workers = {"old": _started(old, group), "new": _started(new, group)}
+        names, _ = (json.loads(_stream(one.stdout).readline()) for one in workers.values())
+        for turn in range(repeats + 1):
+            for name in names:
+                taken = times.setdefault(name, {"old": [], "new": []})
+                for which, worker in sorted(workers.items(), reverse=bool(turn % 2)):
+                    print(name, file=_stream(worker.stdin), flush=True)
+                    seconds = float(_stream(worker.stdout).readline())
+                    if turn:  # the first turn warms up
+                        taken[which].append(seconds)
+        for worker in workers.values():
+            _stream(worker.stdin).close()
+            worker.wait()
     return [
         {
             "group": group, "case": name, "old": min(taken["old"]), "new": min(taken["new"]),
@@ -166,7 +172,8 @@ def compare(old: str, new: str, group: str, repeats: int) -> list[dict[str, Any]
 
 def main(
     python: Annotated[str, typer.Argument(help="The Python of the other checkout's environment.")] = "",
-    repeats: Annotated[int, typer.Option(help="Turns of each case.")] = 15,
+    repeats: Annotated[int, typer.Option(help="Turns of each case in a process.")] = 6,
+    starts: Annotated[int, typer.Option(help="How often the processes are started.")] = 4,
     only: Annotated[str | None, typer.Option(help="One group: " + ", ".join(GROUPS))] = None,
     work_on: Annotated[str | None, typer.Option("--work", hidden=True)] = None,
 ) -> None:
@@ -181,7 +188,7 @@ def main(
     from lograd.report.markdown import markdown
 
     groups = GROUPS if only is None else {only: GROUPS[only]}
-    rows = [row for group in groups for row in compare(python, sys.executable, group, repeats)]
+    rows = [row for group in groups for row in compare(python, sys.executable, group, repeats, starts)]
     shown = [
         {
             "case": row["case"], "old, ms": f"{1e3 * row['old']:.4g}", "new, ms": f"{1e3 * row['new']:.4g}",
@@ -192,7 +199,8 @@ def main(
     table = markdown(shown, list(shown[0]))
     print(table)
     introduction = (
-        "Minima of interleaved turns, one thread, and the ratio of medians beside them. Regenerate with "
+        "Minima of interleaved turns in several pairs of processes, one thread, and the ratio of medians beside them. "
+        "Regenerate with "
         "`./dev bench against /path/to/other/.venv/bin/python`."
     )
     if only is None:
