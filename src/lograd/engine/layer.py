@@ -23,7 +23,7 @@ from .slots import all_counters
 OPERAND_NAMES = ("gradient", "weights", "activations")
 
 
-class Session(Protocol):
+class Owner(Protocol):
     """The object that the layers of one handle share."""
 
     def copied(self) -> None:
@@ -36,11 +36,11 @@ class LayerEngine:
     Args:
         plan: what is done for each product.
         device: where the layer's parameters are.
-        session: told when the layer is copied.
+        owner: told when the layer is copied.
     """
 
-    def __init__(self, plan: LayerPlan, device: torch.device, session: Session | None) -> None:
-        self.session = session
+    def __init__(self, plan: LayerPlan, device: torch.device, owner: Owner | None) -> None:
+        self.owner = owner
         self.device = device
         self.operands = {name: self._operand(name, plan, device) for name in OPERAND_NAMES}
         self.gradient, self.weights, self.activations = (self.operands[name] for name in OPERAND_NAMES)
@@ -201,8 +201,8 @@ class LayerEngine:
 
     def copied(self) -> None:
         """Say that the copy of the layer that is being made is plain."""
-        if self.session is not None:
-            self.session.copied()
+        if self.owner is not None:
+            self.owner.copied()
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """Return None: a copy of the layer that takes all its attributes along has no engine."""
