@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 NO_BACKWARD = -1
-"""What torch calls the graph task where none runs."""
+"""The number of the graph task where none runs."""
 RECENT = 20
 """Steps whose median is shown."""
 

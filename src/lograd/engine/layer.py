@@ -47,7 +47,7 @@ class LayerEngine:
         self.choices: dict[str, Choice] = {}
         """The backend of the products that a site of the gradient enters, by the site's name; without one, dense."""
         self.why_dense = ""
-        """Why products of gradients that are made sparse are dense."""
+        """The reason why products of pruned gradients are dense; empty if they need not be."""
         self.begin()
 
     @staticmethod

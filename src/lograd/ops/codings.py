@@ -58,7 +58,7 @@ class Coding:
     nan: int
     """Code of NaN; that of 0 where the format has none."""
     values: tuple[float, ...]
-    """What each of the 256 bytes stands for; NaN where it is no code."""
+    """The value of each of the 256 bytes; NaN where it is no code."""
 
     @classmethod
     def of(cls, format: FloatFormat | IntFormat, grid: Grid) -> Coding:

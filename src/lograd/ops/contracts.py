@@ -33,7 +33,7 @@ class Takes(NamedTuple):
     elements: int | None = None
     """The number of elements that it must have, in whatever shape; any number if None."""
     anywhere: bool = False
-    """Whether it may lie on another device than the first tensor."""
+    """True if it may lie on another device than the first tensor."""
 
     def __str__(self) -> str:
         dtypes = " or ".join(type_name(dtype) for dtype in self.dtypes) or "a tensor"

@@ -33,7 +33,7 @@ class Operator:
     schema: str
     """The signature, as `torch.library` writes it."""
     contract: Contract
-    """What the operator takes; every kernel runs behind it where PyTorch's dispatcher calls it."""
+    """The rules for its arguments; every kernel runs behind them where PyTorch's dispatcher calls it."""
     fake: Kernel
     """Gives results without elements, for tracers."""
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from ..training.loop import Progress, torch_settings, versions
 VERSION = 1
 FIELDS = ("lograd_cell", "name", "settings", "paper", "versions", "machine", "commit", "seconds", "found")
 Found = dict[str, Any]
-"""What came out of a cell: plain values."""
+"""The result of a cell: plain values."""
 
 
 class Cell(ABC):

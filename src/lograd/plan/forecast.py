@@ -8,7 +8,7 @@ from typing import Any, final
 from ..errors import InvalidValue, sentence
 
 LIMIT = 10.0
-"""Of a growth that follows from measured noise: noise of three times the size of the gradient arrives then.
+"""The limit of a growth that follows from measured noise: noise of three times the size of the gradient arrives then.
 
 A MobileNetV3-small that had learned for a hundred steps went on learning under a predicted growth of 6, lost what it
 had learned slowly under 21, and at once under 2600, in one run each.  A ResNet-20 of that age stays below 10, also at
