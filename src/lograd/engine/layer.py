@@ -41,7 +41,6 @@ class LayerEngine:
 
     def __init__(self, plan: LayerPlan, device: torch.device, owner: Owner | None) -> None:
         self.owner = owner
-        self.device = device
         self.operands = {name: self._operand(name, plan, device) for name in OPERAND_NAMES}
         self.gradient, self.weights, self.activations = (self.operands[name] for name in OPERAND_NAMES)
         self.choices: dict[str, Choice] = {}
