@@ -188,7 +188,10 @@ class LayerEngine:
         for name, tensor in self.tensors().items():
             if name in tensors:
                 given = tensors[name].detach()
-                tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
+                if name.endswith(".choice"):
+                    self.choices[name.removesuffix(".choice")].load(given)
+                else:
+                    tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
         for site in self.sites.values():
             site.recent_zeros()  # what was counted before is not recent
 
