@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from ..errors import InvalidValue
 from ..formats import BlockFormat, IntFormat, parse_format
 from .layout import Layout
-from .transforms import Hadamard, Householder, Table, ThreeQuarters, Transform
+from .transforms import Folded, Hadamard, Householder, Table, ThreeQuarters, Transform
 
 
 @final
@@ -71,7 +71,11 @@ class CodedTensor:
         """
         layout, dtype = self.layout, dtype or self.layout.dtype
         codes = self.codes if layout.bits == 8 else _operator("unpack_nibbles")(self.codes, layout.width)
-        values = self._values(codes, dtype)
+        folded = next((step for step in self.transform if isinstance(step, Folded)), None)
+        values = self._values(codes, torch.float32 if folded is not None else dtype)
+        if folded is not None:
+            channels = folded.factors.reshape(-1, *(1,) * (values.dim() - 2))
+            values = _narrowed(values / channels, dtype)
         for step in self.transform:
             if isinstance(step, Hadamard):
                 values = _operator("hadamard")(values, step.block, step.key, True)
@@ -119,6 +123,14 @@ class Encoded(NamedTuple):
     """int64: zeros, NaN and saturated elements of the quantized tensor."""
 
 
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values in another type, finite where they were."""
+    if dtype == torch.float32:
+        return values
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
+
+
 def _operator(name: str) -> Any:
     """An operator of PyTorch's table, whose contract refuses codes and scales that do not fit together."""
     if not torch.compiler.is_compiling() and not hasattr(torch.ops.lograd, name):
@@ -141,6 +153,7 @@ def _register(kind: type, tensors: tuple[str, ...]) -> None:
     _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=f"lograd.{kind.__name__}")
 
 
+_register(Folded, ("factors",))
 _register(Householder, ("groups", "stretch"))
 _register(Hadamard, ("key",))
 _register(ThreeQuarters, ())

@@ -44,4 +44,13 @@ class Table:
     """(256,) in the type of the tensor: what each code stands for."""
 
 
-Transform = Householder | Hadamard | ThreeQuarters | Table
+@final
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Channels (dimension 1) were multiplied by factors of their own; decoding divides by them."""
+
+    factors: Tensor
+    """float32, one for each channel."""
+
+
+Transform = Folded | Householder | Hadamard | ThreeQuarters | Table
