@@ -41,6 +41,7 @@ from .sentence import (
     settled,
     stages,
     to_json,
+    total_counts,
 )
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
