@@ -73,10 +73,11 @@ def applied(
 
 
 def encoded(
-    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, fold: Tensor | None = None
-) -> Encoded:
+    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None,
+) -> Encoded:  # fmt: skip
     """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
-    settings = _settings(treatments, numbers, key, memory, (), fold)
+    settings = _settings(treatments, numbers, key, memory, contracted, fold)
     current, counts = x, []
     for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
         current, found = one.apply(current, setting)
@@ -102,5 +103,5 @@ def levels(found: Encoded) -> Codes:
 
 
 def steps_of(scale: Tensor) -> Tensor:
-    """Return the steps of a weight's channels, by which a gradient is multiplied; 1 for a channel that is not finite."""
+    """Return the steps of a weight's channels, which a gradient is multiplied by; 1 where one is not finite."""
     return scale.reciprocal().nan_to_num(nan=1.0)

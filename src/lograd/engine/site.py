@@ -37,9 +37,7 @@ class Site:
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         self._asked = (0, 0)
 
-    def treat(
-        self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None
-    ) -> Tensor:
+    def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
 
         Args:
@@ -51,9 +49,7 @@ class Site:
 
     def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
         """Return a weight of (outputs, inputs, ...) as the product takes it, and the step of each output."""
-        found: tuple[Tensor, Tensor] = call(
-            "treat_channels", weight, self.text, self.numbers, control, *self.changing
-        )
+        found: tuple[Tensor, Tensor] = call("treat_channels", weight, self.text, self.numbers, control, *self.changing)
         return found
 
     @property
@@ -154,9 +150,9 @@ def _treat_channels(
     if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
-    found, total = encoded(x, parsed(text), numbers, key, memory)
+    coded, total = encoded(x, parsed(text), numbers, key, memory)
     count_treated(counters, key, total, x.numel())
-    return found.coded.decode(), steps_of(found.coded.scale)
+    return coded.decode(), steps_of(coded.scale)
 
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:

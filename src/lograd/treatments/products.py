@@ -37,7 +37,8 @@ def check_backend(backend: Any) -> Backend:
     """Return the name of a backend, or refuse what is none."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise InvalidValue(
-            sentence("backend", backend, "'auto', 'sparse', 'integer' or 'dense'") + nearest_name(str(backend), BACKENDS)
+            sentence("backend", backend, "'auto', 'sparse', 'integer' or 'dense'")
+            + nearest_name(str(backend), BACKENDS)
         )
     return backend  # type: ignore[return-value]
 

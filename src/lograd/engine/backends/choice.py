@@ -91,8 +91,7 @@ class Choice:
         _, dense, sparse, share, integer = self.tensor.tolist()
         if not dense:
             return None
-        taken = (None if one == 0 else one / 1e6 for one in (sparse, integer))
-        return Times(dense / 1e6, *taken, share / 1e6)
+        return Times(dense / 1e6, sparse / 1e6 or None, integer / 1e6 or None, share / 1e6)
 
     def load(self, saved: Tensor) -> None:
         """Go on from a saved choice; a backend that does not serve here is timed again."""
