@@ -71,12 +71,12 @@ class CodedTensor:
         The bits are those of the quantized tensor if the type is its own.
         """
         dtype = dtype or self.layout.dtype
-        folded = self.transform[-1] if self.transform else None
-        if not isinstance(folded, Folded):
+        folded = next((step for step in self.transform if isinstance(step, Folded)), None)
+        if folded is None:
             return self.layout.restore(self._unfolded(dtype))
         values = self.layout.shaped(self._unfolded(torch.float32))
         factors = folded.factors.reshape([-1 if dim == folded.dim % values.dim() else 1 for dim in range(values.dim())])
-        return self.layout.laid((values / factors).to(dtype))
+        return self.layout.laid(_narrowed(values / factors, dtype))
 
     def in_bytes(self) -> Tensor:
         """The codes, one to a byte."""
@@ -136,6 +136,14 @@ class Encoded(NamedTuple):
     """int64: zeros, NaN and saturated elements of the quantized tensor."""
 
 
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values in another type, finite where they were."""
+    if dtype == torch.float32:
+        return values
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
+
+
 def _operator(name: str) -> Any:
     """An operator of PyTorch's table, whose contract refuses codes and scales that do not fit together."""
     if not torch.compiler.is_compiling() and not hasattr(torch.ops.lograd, name):
@@ -158,9 +166,9 @@ def _register(kind: type, tensors: tuple[str, ...]) -> None:
     _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=f"lograd.{kind.__name__}")
 
 
+_register(Folded, ("factors",))
 _register(Householder, ("groups", "stretch"))
 _register(Hadamard, ("key",))
 _register(ThreeQuarters, ())
 _register(Table, ("values",))
-_register(Folded, ("factors",))
 _register(CodedTensor, ("codes", "scale", "zero", "low", "block_scales", "transform"))
