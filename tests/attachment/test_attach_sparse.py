@@ -289,7 +289,9 @@ def test_the_operator_keeps_the_rules_of_torch_library():
 
 
 def test_a_word_that_is_no_way_is_refused():
-    with pytest.raises(InvalidValue, match=r"backend must be 'auto', 'sparse', 'integer' or 'dense'; got 'spars'\. Did you mean"):
+    with pytest.raises(
+        InvalidValue, match=r"backend must be 'auto', 'sparse', 'integer' or 'dense'; got 'spars'\. Did you mean"
+    ):
         lograd.attach(nn.Linear(3, 3), Plan.uniform("prune85"), backend="spars")
 
 

@@ -56,4 +56,5 @@ __all__ = [
     "gradients",
     "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
+    "total_counts",
 ]  # fmt: skip

@@ -114,8 +114,8 @@ def _dense_output(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geom
 def _products(
     g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero: Tensor, weight_codes: Tensor, weight_scale: Tensor,
     weight_zero: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
-    x_turned: bool, weight_turned: bool, text: str, contracted: Sequence[int], numbers: Tensor, control: Tensor, key: Tensor, memory: Tensor,
-    counters: Tensor, choice: Tensor, serving: Sequence[int], folds: bool, *need: bool,
+    x_turned: bool, weight_turned: bool, text: str, contracted: Sequence[int], numbers: Tensor, control: Tensor,
+    key: Tensor, memory: Tensor, counters: Tensor, choice: Tensor, serving: Sequence[int], folds: bool, *need: bool,
 ) -> Coded:  # fmt: skip
     """Return dX, dW and dbias.
 

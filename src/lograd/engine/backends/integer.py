@@ -1,4 +1,4 @@
-"""Integer products: codes are multiplied as they are, sums are exact, and scaled once at the end; and what they serve."""
+"""Integer products: codes are multiplied as they are, and exact sums scaled once; and what they serve."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ SHORTEST_SUM = 64
 def output(x: Codes, weight: Codes, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return Y as float32; images lie channels-last."""
     scales = x.step * weight.step
-    if not geometry.stride:
-        result: Tensor = call(
-            "integer_matmul", x.codes, weight.codes.t(), x.offset, weight.offset, None, scales, bias
-        )  # fmt: skip
-        return result
-    result = call(
-        "integer_convolution", x.codes, weight.codes, x.offset, weight.offset, scales, bias, *_lists(geometry)
-    )
+    result: Tensor
+    if geometry.stride:
+        result = call(
+            "integer_convolution", x.codes, weight.codes, x.offset, weight.offset, scales, bias, *_lists(geometry)
+        )
+    else:
+        result = call("integer_matmul", x.codes, weight.codes.t(), x.offset, weight.offset, None, scales, bias)
     return result
 
 
