@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..ops.registry import call
 from ..treatments import SYMBOLS
-from .autograd import Form, Gradients, Need, Saved
+from .autograd import Engine, Form, Gradients, Need, Saved
+from .backends.choice import Choice
 from .coding import Codes, steps_of
+from .operand import Operand
+from .site import Site
 
-if TYPE_CHECKING:
-    from .layer import LayerEngine
-    from .site import Site
+
+class Layer(Engine, Protocol):
+    """The engine of a layer, as its coder sees it."""
+
+    activations: Operand
+    weights: Operand
+    gradient: Operand
+    choices: dict[str, Choice]
+    folds: bool
+
+    def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
+        """Return the sites that the gradient goes through; see `LayerEngine`."""
 
 
 class LayerCoder:
@@ -24,7 +36,7 @@ class LayerCoder:
         engine: of the layer; `reason_not_coded` has none.
     """
 
-    def __init__(self, engine: LayerEngine) -> None:
+    def __init__(self, engine: Layer) -> None:
         self.engine = engine
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
@@ -38,7 +50,7 @@ class LayerCoder:
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and codes, scale and zero of activations and weights."""
         engine = self.engine
-        sites = cast("tuple[Site, Site]", (engine.activations.at["output"], engine.weights.at["output"]))
+        sites = [site for site in (engine.activations.at["output"], engine.weights.at["output"]) if site is not None]
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
@@ -84,7 +96,7 @@ class LayerCoder:
         return self.engine.folds and name != "weight_gradient.gradient"
 
 
-def reason_not_coded(engine: LayerEngine) -> str | None:
+def reason_not_coded(engine: Layer) -> str | None:
     """Return why activations and weights of a layer are not kept as codes; None if they are."""
     for operand in (engine.activations, engine.weights):
         site = operand.at["output"]
@@ -96,7 +108,7 @@ def reason_not_coded(engine: LayerEngine) -> str | None:
     return "activations have a scale for each sample" if site is not None and site.per_channel else None
 
 
-def reason_not_integer(engine: LayerEngine, name: str) -> str | None:
+def reason_not_integer(engine: Layer, name: str) -> str | None:
     """Return why the products of a site of the gradient, or "output", are no integer ones; None if they may be.
 
     Activations and weights are taken to be codes.
