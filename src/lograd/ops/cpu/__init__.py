@@ -3,6 +3,6 @@
 from ... import native
 
 if native.status().available:
-    from . import blocks, codes, elementwise, hadamard, rows, statistics
+    from . import blocks, codes, elementwise, hadamard, integers, rows, statistics
 
-    __all__ = ["blocks", "codes", "elementwise", "hadamard", "rows", "statistics"]
+    __all__ = ["blocks", "codes", "elementwise", "hadamard", "integers", "rows", "statistics"]
