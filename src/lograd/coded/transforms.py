@@ -47,10 +47,12 @@ class Table:
 @final
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """Channels (dimension 1) were multiplied by factors of their own; decoding divides by them."""
+    """Channels were multiplied by factors, those of a weight that a product sums over; decoding divides by them."""
 
     factors: Tensor
     """float32, one for each channel."""
+    dim: int = 1
+    """The dimension of the tensor along which its channels lie."""
 
 
-Transform = Folded | Householder | Hadamard | ThreeQuarters | Table
+Transform = Householder | Hadamard | ThreeQuarters | Table | Folded

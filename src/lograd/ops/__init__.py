@@ -26,6 +26,14 @@ from .elementwise import (
 )
 from .hadamard import hadamard, hadamard_inverse
 from .histogram import LogHistogram, log_histogram
+from .integer_products import (
+    fold_of,
+    integer_convolution,
+    integer_convolution_backward,
+    integer_linear,
+    integer_linear_backward,
+    reason_not_integer,
+)
 from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
 from .registry import library
 from .rows import (
@@ -54,5 +62,6 @@ __all__ = [
     "pack_block_householder", "pack_codes", "pack_integers", "pack_interval", "pack_luq", "pack_nibbles",
     "pack_per_sample", "pack_per_tensor", "quantize_block_codes", "quantize_codes",
     "dequantize_block_codes", "dequantize_block_householder", "dequantize_codes", "dequantize_rows", "unpack_nibbles",
-    "sparse_convolution_backward", "sparse_linear_backward",
+    "fold_of", "integer_convolution", "integer_convolution_backward", "integer_linear", "integer_linear_backward",
+    "reason_not_integer", "sparse_convolution_backward", "sparse_linear_backward",
 ]  # fmt: skip

@@ -3,6 +3,6 @@
 Importing this package declares them all.  Every kernel of another backend equals the one here bit for bit.
 """
 
-from . import blocks, codes, elementwise, hadamard, integers, rows, statistics
+from . import blocks, codes, elementwise, hadamard, integer, integers, levels, rows, statistics
 
-__all__ = ["blocks", "codes", "elementwise", "hadamard", "integers", "rows", "statistics"]
+__all__ = ["blocks", "codes", "elementwise", "hadamard", "integer", "integers", "levels", "rows", "statistics"]
