@@ -103,8 +103,9 @@ def level_parameters(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> t
     scale = torch.where(proper, torch.where(high > low, scale, 1.0), torch.nan).float()
     zero = torch.where(proper, zero, bins / 2 if symmetric else 0.0)
     smallest, largest = -zero / scale.double(), (bins - zero) / scale.double()
-    bounds = torch.minimum(low, smallest), torch.maximum(high, largest)
-    return scale, zero.float(), bounds[0].float(), bounds[1].float()
+    smallest = torch.where(proper, torch.minimum(low, smallest), -_LARGEST)
+    largest = torch.where(proper, torch.maximum(high, largest), _LARGEST)
+    return scale, zero.float(), smallest.float(), largest.float()
 
 
 def _quotient(steps: Tensor, width: Tensor) -> Tensor:
