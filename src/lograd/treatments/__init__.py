@@ -9,6 +9,7 @@ from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
+from .integers import Integers
 from .interval import Interval
 from .luq import Luq
 from .products import (
@@ -48,8 +49,8 @@ from .treatment import Numbers, Setting, Treatment
 
 __all__ = [
     "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
-    "Atp", "Blocks", "Dithered", "Hadamard", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant", "TopK",
-    "TopKStochastic",
+    "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant",
+    "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients",
     "RECIPES", "Recipe", "recipe",

@@ -53,6 +53,7 @@ def stages(
     key: Tensor,
     memory: Tensor,
     contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None,
 ) -> list[Setting]:
     """Return what each treatment of a sentence is given beside the tensor.
 
@@ -60,12 +61,12 @@ def stages(
         numbers: of each treatment, those of its `number_names`.
         key: the int64 pair (seed, offset) of the random numbers.
         memory: the memories of all treatments, in order, changed in place.
-        contracted: see `Setting`.
+        contracted, fold: see `Setting`.
     """
     parts = zip(numbers, memories(treatments, memory), strict=True)
     return [
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        Setting(dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted)
+        Setting(dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted, fold)
         for place, (values, own) in enumerate(parts)
     ]
 

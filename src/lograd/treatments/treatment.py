@@ -45,6 +45,10 @@ class Setting(NamedTuple):
     """Its own memory, float64, zero at first, to be changed in place."""
     contracted: tuple[int, ...]
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
+    fold: Tensor | None = None
+    """float32 factors of the channels (dimension 1) that are folded into the tensor before it is rounded to levels, and
+    divided out again when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads
+    them."""
 
 
 @dataclass(frozen=True)

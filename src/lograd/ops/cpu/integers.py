@@ -1,0 +1,85 @@
+"""Levels of a tensor by csrc's native kernels, with all threads of PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import native
+from ..contracts import COUNTS, FLOAT_TYPES
+from ..layouts import dense
+from ..reference import integers as reference
+from ..reference.integers import Results, empty_codes, row_count
+from ..registry import add_kernel
+
+
+class _Planes(NamedTuple):
+    """How a tensor lies in memory: planes of channels, whose codes keep that order or have their channels side by side.
+
+    Where it keeps the order, an element's place over `fold_inner`, modulo the channels, is its channel.
+    """
+
+    batch: int
+    channels: int
+    inner: int
+    transposed: bool
+    fold_inner: int
+
+
+def integer_codes(
+    x: Tensor,
+    limits: Tensor | None,
+    fold: Tensor | None,
+    bits: int,
+    per_channel: bool,
+    symmetric: bool,
+    stochastic: bool,
+    key: Tensor,
+) -> Results:
+    """The kernel of the CPU; layouts that are neither rows nor images go to the reference."""
+    x = dense(x)
+    planes = _planes(x, per_channel)
+    if planes is None and not stochastic:  # without random numbers the order does not matter
+        x = x.contiguous()
+        planes = _planes(x, per_channel)
+    if planes is None:
+        return reference.integer_codes(x, limits, fold, bits, per_channel, symmetric, stochastic, key)
+    rows, address = row_count(x, per_channel), native.address
+    codes, counts = empty_codes(x), x.new_empty(COUNTS, dtype=torch.int64)
+    parameters, found = (x.new_empty((lists, rows), dtype=torch.float32) for lists in (3, 2))
+    limits = None if limits is None else limits.contiguous()
+    fold = None if fold is None else fold.contiguous()
+    native.kernel("integer_codes")(
+        type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
+        codes=address("codes", codes, torch.uint8, x.numel()),
+        batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
+        per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
+        fold=0 if fold is None else address("fold", fold, torch.float32, x.shape[1]),
+        fold_channels=0 if fold is None else len(fold), fold_inner=planes.fold_inner,
+        bits=bits, symmetric=symmetric, stochastic=stochastic, key=address("key", key, torch.int64, 2),
+        parameters=address("parameters", parameters, torch.float32, 3 * rows),
+        found=address("found", found, torch.float32, 2 * rows),
+        counts=address("counts", counts, torch.int64, COUNTS), threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return codes, parameters, found, counts
+
+
+def _planes(x: Tensor, per_channel: bool) -> _Planes | None:
+    """How a dense tensor lies; None where its order is one that the kernels do not know."""
+    shape = tuple(x.shape)
+    rows = row_count(x, per_channel)
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return _Planes(rows, 1, x.numel() // max(rows, 1), False, 1)
+    if x.is_contiguous():
+        if x.dim() == 4:
+            return _Planes(shape[0], shape[1], shape[2] * shape[3], True, shape[2] * shape[3])
+        return _Planes(rows, 1, x.numel() // max(rows, 1), False, math.prod(shape[2:]))
+    if x.dim() == 2 and not per_channel and x.t().is_contiguous():
+        return _Planes(1, shape[1], shape[0], True, shape[0])
+    return None
+
+
+add_kernel("integer_codes", "cpu", integer_codes)
