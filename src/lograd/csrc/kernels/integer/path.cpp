@@ -119,7 +119,7 @@ void finish(const Path& path, const Sums& sums, const Columns& columns, const Pl
         path.kernels.finish({sums.tile, place.rows, place.columns, columns.offsets + first,
                              place.row_offsets == nullptr ? nullptr : row_offsets, columns.scales + first,
                              place.row_scales, columns.bias == nullptr ? nullptr : columns.bias + first, place.out,
-                             place.out_stride});
+                             place.past_cache});
         return;
     }
     for (std::size_t r = 0; r < place.rows; ++r)
@@ -129,7 +129,7 @@ void finish(const Path& path, const Sums& sums, const Columns& columns, const Pl
             float value = static_cast<float>(exact) * columns.scales[first + c];
             if (place.row_scales != nullptr) value *= place.row_scales[r];
             if (columns.bias != nullptr) value += columns.bias[first + c];
-            place.out[r * place.out_stride + c] = value;
+            place.out[r][c] = value;
         }
 }
 

@@ -39,8 +39,8 @@ struct Finish {
     const float* column_scales;        // these and the offsets have whole panels
     const float* row_scales;           // may be null
     const float* bias;                 // may be null, else a whole panel
-    float* out;
-    std::size_t out_stride;
+    float* const* out;                 // where each row begins
+    bool past_cache;  // rows of vectors are aligned
 };
 
 // Elements to put side by side: `outer` units of `per` k each, from a matrix in which neighbours in k or in columns lie
