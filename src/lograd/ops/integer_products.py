@@ -20,7 +20,7 @@ from torch import Tensor
 from ..coded import CodedTensor
 from ..errors import InvalidValue
 from .geometry import Geometry
-from .integer_operands import Operand, operand
+from .integer_operands import Operand, check_coded, operand
 from .reference.integer_products import check_geometry, check_numbers
 from .registry import call
 
@@ -43,6 +43,7 @@ def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = No
         weight: (outputs, inputs); one scale, one for each output, or blocks along the inputs.
         bias: (outputs,).
     """
+    check_coded(x=x, weight=weight)
     shape = _linear_shape(x, weight)
     check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight)
@@ -60,6 +61,7 @@ def integer_linear_backward(
         x, weight: as in `integer_linear`; None is enough for one that is not needed: dX needs the weight, dW needs x.
         need: whether dX, dW and dbias are wanted.
     """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     d_x = d_weight = None
     if need[0]:
         assert weight is not None
@@ -93,6 +95,7 @@ def integer_convolution(
         bias: (outputs,).
         geometry: stride, padding, dilation and groups; stride 1 without padding if not given.
     """
+    check_coded(x=x, weight=weight)
     geometry = _geometry(geometry, x)
     check_geometry(x.layout.shape, weight.layout.shape, *geometry)
     check_numbers("bias", bias, weight.layout.shape[0])
@@ -116,6 +119,7 @@ def integer_convolution_backward(
     Arguments as in `integer_linear_backward`, with the geometry of the convolution.  For an x or a weight that is not
     needed its shape is enough.
     """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     geometry = _geometry(geometry, g)
     x_shape, weight_shape = (each.layout.shape if isinstance(each, CodedTensor) else each for each in (x, weight))
     shape = check_geometry(x_shape, weight_shape, *geometry)
@@ -159,6 +163,7 @@ def reason_not_integer(
             "weight_gradient" (of the gradient and activations), of which `first` and `second` are the operands.
         convolution: True for the product of a convolution, False for that of a linear layer.
     """
+    check_coded(first=first, second=second)
     try:
         _operands(product, first, second, convolution)
     except InvalidValue as error:
