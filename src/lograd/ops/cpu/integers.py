@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,22 +16,19 @@ from ..registry import add_kernel
 
 
 class _Planes(NamedTuple):
-    """How a tensor lies in memory: planes of channels, whose codes keep that order or have their channels side by side.
-
-    Where it keeps the order, an element's place over `fold_inner`, modulo the channels, is its channel.
-    """
+    """How a tensor lies in memory: planes of channels, whose codes keep that order or have channels side by side."""
 
     batch: int
     channels: int
     inner: int
     transposed: bool
-    fold_inner: int
 
 
 def integer_codes(
     x: Tensor,
     limits: Tensor | None,
     fold: Tensor | None,
+    fold_dim: int,
     bits: int,
     per_channel: bool,
     symmetric: bool,
@@ -46,21 +42,22 @@ def integer_codes(
         x = x.contiguous()
         planes = _planes(x, per_channel)
     if planes is None:
-        return reference.integer_codes(x, limits, fold, bits, per_channel, symmetric, stochastic, key)
+        return reference.integer_codes(x, limits, fold, fold_dim, bits, per_channel, symmetric, stochastic, key)
     rows, address = row_count(x, per_channel), native.address
     codes, counts = empty_codes(x), x.new_empty(COUNTS, dtype=torch.int64)
-    parameters, found = (x.new_empty((lists, rows), dtype=torch.float32) for lists in (3, 2))
+    parameters, found = (x.new_empty((2, rows), dtype=torch.float32) for _ in range(2))
     limits = None if limits is None else limits.contiguous()
-    fold = None if fold is None else fold.contiguous()
+    factors = 0 if fold is None else len(fold)
+    fold = fold.contiguous() if fold is not None and factors else None
     native.kernel("integer_codes")(
         type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
         codes=address("codes", codes, torch.uint8, x.numel()),
         batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
         per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
-        fold=0 if fold is None else address("fold", fold, torch.float32, x.shape[1]),
-        fold_channels=0 if fold is None else len(fold), fold_inner=planes.fold_inner,
+        fold=0 if fold is None else address("fold", fold, torch.float32, factors),
+        fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
         bits=bits, symmetric=symmetric, stochastic=stochastic, key=address("key", key, torch.int64, 2),
-        parameters=address("parameters", parameters, torch.float32, 3 * rows),
+        parameters=address("parameters", parameters, torch.float32, 2 * rows),
         found=address("found", found, torch.float32, 2 * rows),
         counts=address("counts", counts, torch.int64, COUNTS), threads=torch.get_num_threads(),
     )  # fmt: skip
@@ -72,13 +69,13 @@ def _planes(x: Tensor, per_channel: bool) -> _Planes | None:
     shape = tuple(x.shape)
     rows = row_count(x, per_channel)
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return _Planes(rows, 1, x.numel() // max(rows, 1), False, 1)
+        return _Planes(rows, 1, x.numel() // max(rows, 1), False)
     if x.is_contiguous():
         if x.dim() == 4:
-            return _Planes(shape[0], shape[1], shape[2] * shape[3], True, shape[2] * shape[3])
-        return _Planes(rows, 1, x.numel() // max(rows, 1), False, math.prod(shape[2:]))
+            return _Planes(shape[0], shape[1], shape[2] * shape[3], True)
+        return _Planes(rows, 1, x.numel() // max(rows, 1), False)
     if x.dim() == 2 and not per_channel and x.t().is_contiguous():
-        return _Planes(1, shape[1], shape[0], True, shape[0])
+        return _Planes(1, shape[1], shape[0], True)
     return None
 
 
