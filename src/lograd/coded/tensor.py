@@ -71,12 +71,12 @@ class CodedTensor:
         The bits are those of the quantized tensor if the type is its own.
         """
         dtype = dtype or self.layout.dtype
-        folded = self.transform[-1] if self.transform else None
-        if not isinstance(folded, Folded):
+        folded = next((step for step in self.transform if isinstance(step, Folded)), None)
+        if folded is None:
             return self.layout.restore(self._unfolded(dtype))
         values = self.layout.shaped(self._unfolded(torch.float32))
         factors = folded.factors.reshape([-1 if dim == folded.dim % values.dim() else 1 for dim in range(values.dim())])
-        return self.layout.laid((values / factors).to(dtype))
+        return self.layout.laid(_narrowed(values / factors, dtype))
 
     def in_bytes(self) -> Tensor:
         """The codes, one to a byte."""
@@ -162,5 +162,4 @@ _register(Householder, ("groups", "stretch"))
 _register(Hadamard, ("key",))
 _register(ThreeQuarters, ())
 _register(Table, ("values",))
-_register(Folded, ("factors",))
 _register(CodedTensor, ("codes", "scale", "zero", "low", "block_scales", "transform"))

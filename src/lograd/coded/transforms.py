@@ -55,4 +55,4 @@ class Folded:
     """The dimension of the tensor along which its channels lie."""
 
 
-Transform = Householder | Hadamard | ThreeQuarters | Table | Folded
+Transform = Folded | Householder | Hadamard | ThreeQuarters | Table

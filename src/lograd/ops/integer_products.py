@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .. import native
 from ..coded import CodedTensor
 from ..errors import InvalidValue
 from .geometry import Geometry
 from .integer_operands import Operand, operand
-from .reference.integer import check_geometry, check_numbers
+from .reference.integer_products import check_geometry, check_numbers
 from .registry import call
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -165,15 +164,6 @@ def reason_not_integer(
     except InvalidValue as error:
         return str(error)
     return None
-
-
-def release_integer_workspace() -> None:
-    """Give the memory back that the native kernels of integer products keep between calls."""
-    if _release is not None:
-        _release()
-
-
-_release: Any = native.kernel("release_integer_workspace")
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
