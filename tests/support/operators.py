@@ -121,8 +121,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             lay(x), PAIR if rest[0] else None, fold(x) if rest[1] else None, 1, *rest[2:], KEY,
         )
         for rest in (
-            (False, False, 4, False, False, True),
             (True, True, 8, False, False, False),
+            (False, False, 4, False, False, True),
             (False, True, 6, True, True, False),
             (False, False, 5, True, False, True),
             (True, True, 3, False, True, True),

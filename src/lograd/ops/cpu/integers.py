@@ -82,15 +82,15 @@ def _planes(x: Tensor, per_channel: bool) -> _Planes | None:
 
 def dequantize_levels(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernel of `dequantize_levels`: codes as they lie, which are rows of memory where each row has its scale."""
-    rows, codes = max(scale.numel(), zero.numel()), dense(codes)
-    if rows > 1 and not (codes.is_contiguous() or codes.is_contiguous(memory_format=torch.channels_last)):
-        codes = codes.contiguous()
+    rows, codes, size = max(scale.numel(), zero.numel()), dense(codes), codes.numel()
+    if rows > 1 and size and codes.stride(0) != size // rows:  # rows do not follow each other in memory
+        return torch.empty_like(codes, dtype=dtype).copy_(dequantize_levels(codes.contiguous(), scale, zero, dtype))
     if bool((scale == 0).any()):  # 0 / 0 is a NaN of another sign
         return levels.dequantize_levels(codes, scale, zero, dtype)
     scale = torch.where(scale.isnan(), torch.nan, scale).reshape(-1)  # one NaN for all
     parameters = torch.stack([each.expand(rows) for each in (scale, torch.zeros_like(scale), zero.reshape(-1))])
     out = torch.empty_like(codes, dtype=dtype)
-    address, size = native.address, codes.numel()
+    address = native.address
     native.kernel("dequantize_rows")(
         FLOAT_TYPES[dtype], address("codes", codes, torch.uint8, size), rows, size // max(rows, 1),
         address("out", out, dtype, size), address("parameters", parameters, torch.float32, 3 * rows), 255,
