@@ -168,10 +168,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "dequantize_rows": (lambda x, lay: (lay(codes_of(x)), parameters(x), 15, x.dtype),),
     "dequantize_block_householder": (lambda x, lay: (lay(codes_of(x)), parameters(x), *groups(x), 15, x.dtype),),
     "code_levels": (lambda x, lay: (lay(codes_of(x)), "1-3-0"), lambda x, lay: (lay(codes_of(x, 63)), "int6")),
-    "dequantize_levels": (
-        lambda x, lay: (lay(codes_of(x)), some(len(x)), some(1), x.dtype),
-        lambda x, lay: (lay(codes_of(x, 255)), ONE, some(len(x)), x.dtype),
-    ),
     "integer_matmul": (integer_product, batched_product),
     "integer_convolution": (
         lambda x, lay: (
