@@ -50,6 +50,12 @@ void weight_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geome
                              at<float>(out), threads});
 }
 
+void block_matmul(N m, N n, N k, N block, A a, int a_zero, A a_scales, A b, int b_zero, A b_scales, float scale, A bias,
+                  A out, int threads) {
+    integer_block_matmul({m, n, k, block, bytes_at(a, a_zero), at<const float>(a_scales), bytes_at(b, b_zero),
+                          at<const float>(b_scales), scale, at<const float>(bias), at<float>(out), threads});
+}
+
 }  // namespace
 
 void bind_integer(Functions& functions) {
@@ -70,6 +76,10 @@ void bind_integer(Functions& functions) {
                      nb::arg("channels"), nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"),
                      nb::arg("g"), nb::arg("g_zero"), nb::arg("input"), nb::arg("input_zero"), nb::arg("rows"),
                      nb::arg("rows_count"), nb::arg("out"), nb::arg("threads"));
+    functions.kernel("integer_block_matmul", &block_matmul, nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+                     nb::arg("block"), nb::arg("a"), nb::arg("a_zero"), nb::arg("a_scales"), nb::arg("b"),
+                     nb::arg("b_zero"), nb::arg("b_scales"), nb::arg("scale"), nb::arg("bias"), nb::arg("out"),
+                     nb::arg("threads"));
     functions.other("release_integer_workspace", &release_integer_workspace);
 }
 

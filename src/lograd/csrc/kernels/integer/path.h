@@ -19,6 +19,8 @@ struct Path {
 
     // The largest bytes are those of the operands; 255 will do where that of a is not known to be less.
     Path(const IntegerKernels& kernels, int a_zero, int a_largest, int b_zero, int b_largest, std::size_t k);
+    // Sums words, which leave nothing to correct.
+    void take_words();
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
 };
 
