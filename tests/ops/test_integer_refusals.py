@@ -57,18 +57,18 @@ REASONS: dict[str, tuple[str, Callable[[], CodedTensor], CodedTensor, str]] = {
     ),
     "rows of G in dW": (
         "weight_gradient", lambda: ops.pack_integers(random(6, 5), 4, per="channel", symmetric=True), X,
-        "sums over the rows of gradient, which have scales of their own",
+        "sums over the rows of the gradient, which have scales of their own",
     ),
     "rows of X in dW": (
         "weight_gradient", lambda: G, ops.pack_integers(random(6, 32), 4, per="channel", symmetric=True),
-        "sums over the rows of activations, which have",
+        "sums over the rows of the activations, which have",
     ),
     "blocks along rows": (
-        "weight_gradient", lambda: ops.quantize_block_codes(random(6, 5), MX), X, "blocks of gradient lie along",
+        "weight_gradient", lambda: ops.quantize_block_codes(random(6, 5), MX), X, "blocks of the gradient lie along",
     ),
     "blocks that are folded": (
         "input_gradient", lambda: ops.pack_integers(random(6, 5), 4, fold=torch.ones(5)),
-        ops.quantize_block_codes(random(5, 32), MX), "blocks of weights lie along another dimension",
+        ops.quantize_block_codes(random(5, 32), MX), "blocks of the weights lie along another dimension",
     ),
 }  # fmt: skip
 
@@ -106,14 +106,14 @@ def test_those_that_can_meet_have_no_reason() -> None:
 CONVOLUTIONS: dict[str, tuple[str, CodedTensor, CodedTensor, str]] = {
     "scales of samples": (
         "output", ops.pack_integers(random(2, 3, 5, 5), 4, per="channel", symmetric=True), KERNEL,
-        "samples of activations have scales of their own; a convolution takes one",
+        "samples of the activations have scales of their own; a convolution takes one",
     ),
     "blocks": (
-        "output", IMAGE, ops.quantize_block_codes(random(4, 3, 3, 3), MX), "blocks of weights lie along another",
+        "output", IMAGE, ops.quantize_block_codes(random(4, 3, 3, 3), MX), "blocks of the weights lie along another",
     ),
     "scales along the sum of dX": (
         "input_gradient", D_IMAGE, ops.pack_integers(random(4, 3, 3, 3), 4, per="channel", symmetric=True),
-        "the product sums over the rows of weights",
+        "the product sums over the rows of the weights",
     ),
 }  # fmt: skip
 

@@ -62,7 +62,7 @@ def operand(name: str, coded: CodedTensor, summed: Sequence[int]) -> Operand:
     others = [step for step in coded.transform if step is not folded and not isinstance(step, ThreeQuarters)]
     if others:
         raise InvalidValue(
-            f"the codes of {name} are not those of its elements: these were transformed ({type(others[0]).__name__}) "
+            f"codes of {name} are not those of its elements, which were transformed ({type(others[0]).__name__}) "
             "before they were rounded."
         )
     if coded.block_scales is not None:
