@@ -7,6 +7,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/hadamard/hadamard.h"
 #include "kernels/integer/tile.h"
+#include "kernels/levels/levels.h"
 #include "kernels/rows/rows.h"
 #include "kernels/sparse/lists.h"
 
@@ -21,6 +22,7 @@ struct Kernels {
     RowKernels rows;
     SparseKernels sparse;
     IntegerKernels integer;
+    LevelKernels levels;
 };
 
 // One of these for each instruction set; isa/fill.isa.h is what they consist of.

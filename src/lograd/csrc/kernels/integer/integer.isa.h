@@ -2,19 +2,21 @@
 
 #pragma once
 
+#include "kernels/integer/blocks.isa.h"
 #include "kernels/integer/pack.isa.h"
 #include "kernels/integer/tile.isa.h"
 
 namespace lograd {
 namespace LOGRAD_ISA {
 
+constexpr Units kWords{2, word_tile, block_tile<word_tile>, pack_words};
 #if defined(__AVX2__)
-constexpr IntegerKernels kInteger{
-    kTileRows, kTileColumns, kExactBytes, {4, byte_tile, pack_bytes}, {2, word_tile, pack_words}, finish, largest};
+constexpr Units kBytes{4, byte_tile, byte_block_tile, pack_bytes};
 #else
-constexpr IntegerKernels kInteger{
-    kTileRows, kTileColumns, false, {4, nullptr, pack_bytes}, {2, word_tile, pack_words}, finish, largest};
+constexpr Units kBytes{4, nullptr, nullptr, pack_bytes};
+constexpr bool kExactBytes = false;
 #endif
+constexpr IntegerKernels kInteger{kTileRows, kTileColumns, kBlockRows, kExactBytes, kBytes, kWords, finish, largest};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

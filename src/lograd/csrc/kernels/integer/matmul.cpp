@@ -4,6 +4,7 @@
 
 #include "base/kept.h"
 #include "base/parallel.h"
+#include "base/tensor.h"
 #include "isa/table.h"
 #include "kernels/integer/integer.h"
 #include "kernels/integer/workspace.h"
@@ -50,6 +51,7 @@ class Product {
     const std::uint8_t *a_, *b_;
     float* out_;
     std::uint8_t* packed_ = nullptr;
+    const bool past_cache_;
     const Segment all_;
     const Runs runs_;
 
@@ -57,7 +59,7 @@ public:
     Product(const IntegerMatmul& t, const Path& path, std::size_t index)
         : t_(t), path_(path), units_(path.count(t.k)), width_(path.kernels.columns), panels_(up(t.n, width_)),
           a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch), out_(t.out + index * t.m * t.n),
-          all_{0, 0, units_}, runs_(path, &all_, 1, 0, panel_step()) {}
+          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0), all_{0, 0, units_}, runs_(path, &all_, 1, 0, panel_step()) {}
 
     std::size_t panels() const { return panels_; }
     std::ptrdiff_t panel_step() const { return static_cast<std::ptrdiff_t>(4 * width_); }
@@ -98,9 +100,11 @@ public:
                     std::fill(spread, spread + kMostRows, scales[0]);
                     scales = spread;
                 } else if (scales != nullptr) scales += row;
+                float* out[kMostRows];
+                for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
                 finish(path_, sums[i], columns,
                        {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
-                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out_ + row * t_.n + column, t_.n});
+                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
             }
         }
     }

@@ -88,13 +88,14 @@ inline void finish(const Finish& f) {
     for (std::size_t r = 0; r < f.rows; ++r) {
         const std::int32_t* sums = f.sums + r * kTileColumns;
         const std::uint32_t row_offset = f.row_offsets == nullptr ? 0 : static_cast<std::uint32_t>(f.row_offsets[r]);
-        float* out = f.out + r * f.out_stride;
+        float* out = f.out[r];
         for (std::size_t c = 0; c < f.columns; c += W) {
             const U exact = load<U>(sums + c) - load<U>(f.column_offsets + c) - row_offset;
             F value = __builtin_convertvector(bits<I>(exact), F) * load<F>(f.column_scales + c);
             if (f.row_scales != nullptr) value *= f.row_scales[r];
             if (f.bias != nullptr) value += load<F>(f.bias + c);
-            if (c + W <= f.columns) store(out + c, value);
+            if (c + W <= f.columns && f.past_cache) stream(out + c, value);
+            else if (c + W <= f.columns) store(out + c, value);
             else std::memcpy(out + c, &value, (f.columns - c) * sizeof(float));
         }
     }

@@ -23,12 +23,15 @@ Path::Path(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_,
     b_zero = b_zero_ - b_shift;
     const int a_most = std::max(a_largest, a_zero_), b_most = farthest(b_shift, b_largest);
     steps = steps_of(a_most, b_most), column_steps = steps_of(1, b_most), row_steps = steps_of(a_most, 1);
-    if (table.bytes.tile == nullptr || (!table.exact && steps == 0)) {
-        units = table.words;
-        a_shift = a_zero_, b_shift = b_zero_, a_zero = b_zero = 0;
-    }
+    if (table.bytes.tile == nullptr || (!table.exact && steps == 0)) take_words();
     const auto product = std::int64_t{farthest(a_zero_, a_largest)} * farthest(b_zero_, b_largest);
     wide = product != 0 && static_cast<std::int64_t>(k) > 0x7fffffff / product;
+}
+
+void Path::take_words() {
+    units = kernels.words;
+    a_shift += a_zero, b_shift += b_zero;
+    a_zero = b_zero = 0;
 }
 
 Columns::Columns(void* memory, std::size_t count, bool has_bias) {
@@ -119,7 +122,7 @@ void finish(const Path& path, const Sums& sums, const Columns& columns, const Pl
         path.kernels.finish({sums.tile, place.rows, place.columns, columns.offsets + first,
                              place.row_offsets == nullptr ? nullptr : row_offsets, columns.scales + first,
                              place.row_scales, columns.bias == nullptr ? nullptr : columns.bias + first, place.out,
-                             place.out_stride});
+                             place.past_cache});
         return;
     }
     for (std::size_t r = 0; r < place.rows; ++r)
@@ -129,7 +132,7 @@ void finish(const Path& path, const Sums& sums, const Columns& columns, const Pl
             float value = static_cast<float>(exact) * columns.scales[first + c];
             if (place.row_scales != nullptr) value *= place.row_scales[r];
             if (columns.bias != nullptr) value += columns.bias[first + c];
-            place.out[r * place.out_stride + c] = value;
+            place.out[r][c] = value;
         }
 }
 

@@ -19,6 +19,8 @@ struct Path {
 
     // The largest bytes are those of the operands; 255 will do where that of a is not known to be less.
     Path(const IntegerKernels& kernels, int a_zero, int a_largest, int b_zero, int b_largest, std::size_t k);
+    // Sums words, which leave nothing to correct.
+    void take_words();
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
 };
 
@@ -35,6 +37,8 @@ struct Columns {
     float* scales;
     float* bias;  // null where there is none
 
+    Columns(std::int32_t* narrow, std::int64_t* wide, float* scales_, float* bias_)
+        : offsets(narrow), wide_offsets(wide), scales(scales_), bias(bias_) {}
     static constexpr std::size_t kBytes = 2 * sizeof(float) + sizeof(std::int32_t) + sizeof(std::int64_t);
     // In memory for kBytes times `count`, a multiple of 16.
     Columns(void* memory, std::size_t count, bool has_bias);
@@ -65,8 +69,8 @@ struct Place {
     std::size_t rows, columns, first_column;  // of the result
     const std::int64_t* row_offsets;          // may be null
     const float* row_scales;                  // may be null
-    float* out;
-    std::size_t out_stride;
+    float* const* out;                        // where each row begins
+    bool past_cache;  // a large result is written so, where its vectors are aligned
 };
 
 // Writes a tile to its place in the result.

@@ -30,6 +30,20 @@ struct Tile {
     bool add;            // to what they are
 };
 
+// A tile whose k is cut into blocks with factors of their own:
+//     sum over blocks, in order, of (float(sum - offset) * a_scale) * b_scale.
+struct BlockTile {
+    const std::uint8_t* const* rows;
+    const std::uint8_t* panel;
+    std::ptrdiff_t a_step, b_step;
+    std::size_t blocks, units;  // units of a block
+    std::size_t steps;
+    const std::int32_t* offsets;   // (blocks, columns)
+    const float* const* a_scales;  // of each row, one for each block
+    const float* b_scales;         // (blocks, columns)
+    float* sums;                   // the kernel's block_rows and columns
+};
+
 // The end of a tile: r = float(sum - offsets) * column_scale [* row_scale] [+ bias].
 struct Finish {
     const std::int32_t* sums;
@@ -39,8 +53,8 @@ struct Finish {
     const float* column_scales;        // these and the offsets have whole panels
     const float* row_scales;           // may be null
     const float* bias;                 // may be null, else a whole panel
-    float* out;
-    std::size_t out_stride;
+    float* const* out;                 // where each row begins
+    bool past_cache;  // rows of vectors are aligned
 };
 
 // Elements to put side by side: `outer` units of `per` k each, from a matrix in which neighbours in k or in columns lie
@@ -58,11 +72,13 @@ struct Packing {
 struct Units {
     std::size_t per;  // elements of a unit
     void (*tile)(const Tile&);
+    void (*blocks)(const BlockTile&);
     void (*pack)(const Packing&);
 };
 
 struct IntegerKernels {
     std::size_t rows, columns;  // of a tile
+    std::size_t block_rows;     // of a tile with blocks
     bool exact;                 // sums of bytes never overflow, whatever they are
     Units bytes, words;         // bytes.tile may be null
     void (*finish)(const Finish&);
