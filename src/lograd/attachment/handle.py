@@ -27,7 +27,6 @@ from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
 from ..ops.registry import transforming
-from ..ops.integer_products import release_integer_workspace
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
 from ..treatments import PRODUCTS, Backend
@@ -212,7 +211,6 @@ class Handle:
             self._say_what_explodes()
         if any(layer.choices for layer in self.layers.values()):
             release_workspace()  # the next forward needs the memory more
-            release_integer_workspace()
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if self.steps == self.start:

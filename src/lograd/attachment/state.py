@@ -97,7 +97,7 @@ RANGES = {
     "counters": Range(),
     "choice": Range(low=(0, 0, 0, TOO_SMALL, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
 }
-"""By the last part of a tensor's name.  Thresholds and scales are not negative, and what treatments remember is finite."""
+"""By the last part of a tensor's name.  Thresholds and scales are not negative; memories are finite."""
 FORMER_CHOICE = Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6))
 """The range of a choice in states from before there were integer products."""
 assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are of"

@@ -38,14 +38,18 @@ class LayerCoder:
 
     def __init__(self, engine: Layer) -> None:
         self.engine = engine
+        self.refused = ""
+        """The type or device of the last tensors, where integer products do not serve it."""
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if these tensors can be coded now."""
         engine = self.engine
         if not (engine.activations.ready and engine.weights.ready):
             return False
-        plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-        return plain and x.numel() > 0
+        if not (x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"):
+            self.refused = f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+            return False
+        return x.numel() > 0
 
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and codes, scale and zero of activations and weights."""

@@ -50,7 +50,7 @@ class LayerEngine:
         self.why_dense = ""
         """The reason why products of pruned gradients are dense; empty if they need not be."""
         self.why_simulated = "dense products asked for"
-        """The reason why operands are rounded and products are not integer ones; empty where all of them may be."""
+        """The reason why operands are rounded and not all products are integer ones; empty where all may be."""
         self._coder: LayerCoder | None = None
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
         self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
@@ -123,6 +123,11 @@ class LayerEngine:
         for name, site in self.gradient.sites.items():
             if name in self.choices and (zeros := site.recent_zeros()) is not None:
                 self.choices[name].reconsider(zeros)
+
+    @property
+    def coded(self) -> bool:
+        """True if activations and weights are kept as codes, as far as the tensors that came allow it."""
+        return self._coder is not None and not self._coder.refused
 
     # -- the three products --
 

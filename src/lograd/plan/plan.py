@@ -34,7 +34,7 @@ from .work import StepWork
 VERSION = 2
 FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned")
 KEEP = ("first", "last")
-"""Layers that a plan may keep before it knows their names: the first, if it is a convolution, and the last linear one."""
+"""Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
 """The field of a saved plan that tells whether the others are still those that were saved."""
 
