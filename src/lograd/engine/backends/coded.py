@@ -337,9 +337,10 @@ register(
     | {f"{side}_{name}": takes for side in ("x", "weight") for name, takes in _SITE.items()},
 )
 register(
-    "coded_products(Tensor g, Tensor x_codes, Tensor x_scale, Tensor x_zero_point, Tensor weight_codes, Tensor weight_scale,"
-    " Tensor weight_zero_point, int[] stride, int[] padding, int[] dilation, int groups, bool x_turned, bool weight_turned,"
-    " str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) memory,"
+    "coded_products(Tensor g, Tensor x_codes, Tensor x_scale, Tensor x_zero_point, Tensor weight_codes,"
+    " Tensor weight_scale, Tensor weight_zero_point, int[] stride, int[] padding, int[] dilation, int groups,"
+    " bool x_turned, bool weight_turned, str treatments, int[] contracted, Tensor numbers, Tensor control,"
+    " Tensor(a!) key, Tensor(b!) memory,"
     " Tensor(c!) counters, Tensor(d!) choice, int[] serving, bool folds, bool need_x, bool need_weight, bool need_bias)"
     " -> (Tensor, Tensor, Tensor)",
     _products,
