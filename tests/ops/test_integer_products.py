@@ -218,3 +218,18 @@ def test_only_what_is_needed_is_computed() -> None:
     expected = ops.integer_convolution_backward(g, image, kernel)
     assert torch.equal(d_image, expected[0])  # type: ignore[arg-type]
     assert torch.equal(d_kernel, expected[1])  # type: ignore[arg-type]
+
+
+def test_compiled_is_eager() -> None:
+    """The quantizer and all products of a step, in one function."""
+    x, weight, g, bias = random(8, 24), random(12, 24), random(8, 12), random(12)
+
+    def step(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        coded = ops.pack_integers(weight, 4, per="channel", symmetric=True)
+        activations = ops.pack_integers(x, 4)
+        gradient = ops.pack_integers(g, 4, fold=ops.fold_of(coded))
+        return ops.integer_linear(activations, coded, bias), *ops.integer_linear_backward(gradient, activations, coded)
+
+    quick = torch.compile(step, backend="aot_eager")
+    for one, other in zip(quick(x, weight, g), step(x, weight, g), strict=True):
+        assert torch.equal(one, other)  # type: ignore[arg-type]
