@@ -208,7 +208,8 @@ def test_three_ways_are_timed_where_a_gradient_is_pruned_and_rounded(times):
 def test_small_layers_are_not_timed(monkeypatch):
     monkeypatch.setattr(coding, "timed", None)
     _, _, _, words = results(nn.Linear(96, 40), torch.randn(3, 96), plan("int4-full"), "auto")
-    assert "Y: dense products, too small to be timed" in words
+    assert "Y: integer products, too small to be timed" in words, "codes are there, and need no decoding"
+    assert "bits are real" in words
 
 
 def test_each_product_has_the_backend_that_its_plan_asks_for():

@@ -157,7 +157,7 @@ def _bits(layer: LayerEngine) -> list[str]:
     if not layer.coded:
         levels = any(site.levels for site in layer.sites.values())
         return [f"bits are simulated: {layer.why_simulated}" if levels else "bits are simulated"]
-    real = [name for name, choice in layer.choices.items() if choice.mode == INTEGER]
+    real = [name for name, choice in layer.choices.items() if choice.in_force == INTEGER]
     if len(real) == len(layer.choices):
         return ["bits are real"]
     other = f": {layer.why_simulated}" if layer.why_simulated else ""

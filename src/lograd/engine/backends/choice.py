@@ -86,6 +86,16 @@ class Choice:
         return int(self.tensor[MODE])
 
     @property
+    def in_force(self) -> int:
+        """The backend in force, also of a layer that is too small to time; UNDECIDED before it is known.
+
+        Codes are there before their product is computed, so that small integer products save the decoding.
+        """
+        if self.mode == UNDECIDED and int(self.tensor[ZEROS]) == TOO_SMALL:
+            return INTEGER if INTEGER in self.serving else DENSE
+        return self.mode
+
+    @property
     def times(self) -> Times | None:
         """The measured times; None before there are any."""
         _, dense, sparse, share, integer = self.tensor.tolist()
@@ -110,7 +120,7 @@ class Choice:
     def words(self) -> str:
         """Return the backend in force with the measured times, for people."""
         if int(self.tensor[ZEROS]) == TOO_SMALL:
-            return "dense products, too small to be timed"
+            return f"{NAMES[self.in_force]} products, too small to be timed"
         words = "products not timed yet" if self.mode == UNDECIDED else f"{NAMES[self.mode]} products"
         return words if self.times is None else f"{words} ({self.times.words()})"
 

@@ -96,7 +96,7 @@ def _choose_for_output(
 ) -> int:  # fmt: skip
     """Time both backends on the operands at hand, and return the faster; encoding is part of either."""
     if _too_small(operands[1], operands[0].numel() // operands[0].shape[1], choice):
-        return DENSE
+        return INTEGER
     BACKWARD.disturbed = True
 
     def coded() -> tuple[Codes, Codes]:
@@ -192,7 +192,7 @@ class Gradient:
     def choose(self, choice: Tensor, serving: tuple[int, ...]) -> int:
         """Time the backends that serve on the gradient at hand, and return the fastest; treating it is part of each."""
         if _too_small(self.weight.codes, self.g.numel() // self.g.shape[1], choice):
-            return DENSE
+            return INTEGER if INTEGER in serving else DENSE
         if not (bool(self.g.isfinite().all()) and self.x.finite and self.weight.finite):
             return DENSE  # and not decided
         BACKWARD.disturbed = True
