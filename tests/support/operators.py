@@ -20,6 +20,7 @@ Lay = Callable[[Tensor], Tensor]
 Example = Callable[[Tensor, Lay], tuple[Any, ...]]
 
 KEY, ONE, NEED = torch.tensor([3, 4]), torch.tensor(0.5), (True, True, True)
+PAIR = torch.tensor([-1.5, 2.0])
 MX, NV = "1-2-1/32/0-8-0:fn:nozero", "1-2-1/16/1-4-3:fn"
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
 
@@ -38,6 +39,11 @@ def parameters(x: Tensor) -> Tensor:
     """Scale, low and zero of each row."""
     rows = torch.arange(x.shape[0], dtype=torch.float32)
     return torch.stack([2.0 + rows, -1.0 - rows, rows])
+
+
+def fold(x: Tensor) -> Tensor:
+    """Factors of the channels."""
+    return torch.linspace(0.5, 2.0, x.shape[1])
 
 
 def groups(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,6 +115,22 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         lambda x, lay: (
             lay(codes_of(x)), codes_of(x[..., :: parse_format(MX).size]) + 120, ONE, MX, False, x.dtype,
         ),
+    ),
+    "integer_codes": tuple(
+        lambda x, lay, rest=rest: (
+            lay(x), PAIR if rest[0] else None, fold(x) if rest[1] else None, 1, *rest[2:], KEY,
+        )
+        for rest in (
+            (True, True, 8, False, False, False),
+            (False, False, 4, False, False, True),
+            (False, True, 6, True, True, False),
+            (False, False, 5, True, False, True),
+            (True, True, 3, False, True, True),
+        )
+    ),
+    "dequantize_levels": (
+        lambda x, lay: (lay(codes_of(x, 255)), torch.tensor([3.5]), torch.tensor([17.0]), x.dtype),
+        lambda x, lay: (lay(codes_of(x)), *parameters(x)[::2], x.dtype),
     ),
     "quantize_per_tensor": quantizer(),
     "quantize_per_sample": quantizer(),

@@ -136,6 +136,14 @@ class Encoded(NamedTuple):
     """int64: zeros, NaN and saturated elements of the quantized tensor."""
 
 
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values in another type, finite where they were."""
+    if dtype == torch.float32:
+        return values
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
+
+
 def _operator(name: str) -> Any:
     """An operator of PyTorch's table, whose contract refuses codes and scales that do not fit together."""
     if not torch.compiler.is_compiling() and not hasattr(torch.ops.lograd, name):

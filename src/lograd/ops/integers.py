@@ -2,7 +2,7 @@
 
     code = clamp(round(z scale), -zero, B - zero) + zero        z_q = (code - zero) / scale        x_q = z_q / fold_c
 
-with z = x, or z = x fold_c for channel c (dimension 1) where scales that a product sums over are folded into it.
+with z = x, or z = x fold_c for channel c where scales that a product sums over are folded into it.
 
 - One range [low, high] for the tensor, or one for each output channel of a weight (rows, the first dimension).  It is
   widened to include 0, which is a level, so zeros stay zeros.
@@ -68,6 +68,7 @@ def pack_integers(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     fold: Tensor | None = None,
+    fold_dim: int = 1,
     range: Tensor | tuple[float, float] | None = None,
     counted: bool = False,
 ) -> Any:
@@ -80,8 +81,9 @@ def pack_integers(
         symmetric: as many levels below zero as above.
         rounding: "nearest", or "stochastic", which is unbiased inside the range.
         seed, offset: the random numbers; see the module.
-        fold: float32 factors, one for each channel of dimension 1, by which x is multiplied before it is rounded;
-            decoding divides by them.
+        fold: float32 factors, one for each channel, by which x is multiplied before it is rounded; decoding divides by
+            them.
+        fold_dim: the dimension of these channels.
         range: low and high, which are then not looked for: x is read once.  A float32 tensor of two elements, for
             per="channel" of shape (2, channels), or two numbers.  What lies outside saturates.
         counted: give a `RangedCodes`: the coded tensor, its counts, and the range of x (times fold) as it was found.
@@ -91,13 +93,13 @@ def pack_integers(
     ([0, 1, 3], 2.0, 0.0)
     """
     check_floats(x)
-    arguments = _arguments(x, bits, per, symmetric, rounding, seed, offset, fold, range)
+    arguments = _arguments(x, bits, per, symmetric, rounding, seed, offset, fold, fold_dim, range)
     codes, parameters, found, counts = call("integer_codes", x, *arguments)
-    scale, low, zero = parameters.unbind()
+    scale, zero = parameters.unbind()
     layout = Layout.of(dense(x))
     format = f"int{bits}:symmetric" if symmetric else f"uint{bits}"
-    transform = () if fold is None else (Folded(fold),)
-    coded = CodedTensor(codes, scale, format, layout, zero, low, transform=transform)
+    transform = () if fold is None else (Folded(fold, fold_dim),)
+    coded = CodedTensor(codes, scale, format, layout, zero, transform=transform)
     return RangedCodes(coded, counts, found if per == "channel" else found[:, 0]) if counted else coded
 
 
@@ -111,6 +113,7 @@ def quantize_integers(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     fold: Tensor | None = None,
+    fold_dim: int = 1,
     range: Tensor | tuple[float, float] | None = None,
     counted: bool = False,
 ) -> Any:
@@ -119,8 +122,8 @@ def quantize_integers(
     Arguments as there; with `counted` the result is a `Ranged`.
     """
     packed = pack_integers(
-        x, bits, per=per, symmetric=symmetric, rounding=rounding, seed=seed, offset=offset, fold=fold, range=range,
-        counted=True,
+        x, bits, per=per, symmetric=symmetric, rounding=rounding, seed=seed, offset=offset, fold=fold,
+        fold_dim=fold_dim, range=range, counted=True,
     )  # fmt: skip
     result = packed.coded.decode()
     return Ranged(result, packed.counts, packed.range) if counted else result
@@ -135,6 +138,7 @@ def _arguments(
     seed: int | Tensor,
     offset: int | Tensor,
     fold: Tensor | None,
+    fold_dim: int,
     range: Tensor | tuple[float, float] | None,
 ) -> tuple[Any, ...]:
     """The arguments of the operator behind x."""
@@ -147,7 +151,7 @@ def _arguments(
         if fold.dtype != torch.float32:
             raise InvalidType(f"fold must be float32; got {describe(fold)}.")
     limits, key = _limits(range, x), key_of(seed, offset, x)
-    arguments = (limits, fold, bits, per == "channel", bool(symmetric), rounding == "stochastic", key)
+    arguments = (limits, fold, fold_dim, bits, per == "channel", bool(symmetric), rounding == "stochastic", key)
     check_integers(x, *arguments)
     return arguments
 

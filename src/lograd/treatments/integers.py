@@ -111,6 +111,7 @@ class Integers(Treatment):
             "rounding": self.rounding,
             "seed": setting.key,
             "fold": setting.fold,
+            "fold_dim": setting.fold_dim,
             "range": setting.memory[:SEEN] if known else None,
             "counted": True,
         }

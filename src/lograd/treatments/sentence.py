@@ -54,6 +54,7 @@ def stages(
     memory: Tensor,
     contracted: tuple[int, ...] = (),
     fold: Tensor | None = None,
+    fold_dim: int = 1,
 ) -> list[Setting]:
     """Return what each treatment of a sentence is given beside the tensor.
 
@@ -61,12 +62,14 @@ def stages(
         numbers: of each treatment, those of its `number_names`.
         key: the int64 pair (seed, offset) of the random numbers.
         memory: the memories of all treatments, in order, changed in place.
-        contracted, fold: see `Setting`.
+        contracted, fold, fold_dim: see `Setting`.
     """
     parts = zip(numbers, memories(treatments, memory), strict=True)
     return [
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        Setting(dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted, fold)
+        Setting(
+            dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted, fold, fold_dim
+        )
         for place, (values, own) in enumerate(parts)
     ]
 

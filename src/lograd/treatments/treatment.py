@@ -46,9 +46,10 @@ class Setting(NamedTuple):
     contracted: tuple[int, ...]
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
     fold: Tensor | None = None
-    """float32 factors of the channels (dimension 1) that are folded into the tensor before it is rounded to levels, and
-    divided out again when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads
-    them."""
+    """float32 factors of channels that are folded into the tensor before it is rounded to levels, and divided out again
+    when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads them."""
+    fold_dim: int = 1
+    """The dimension of these channels."""
 
 
 @dataclass(frozen=True)

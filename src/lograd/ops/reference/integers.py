@@ -1,6 +1,6 @@
 """Levels of a tensor for integer products: the definition of `integer_codes` in plain PyTorch, and its declaration.
 
-With z = x or x fold_c (c the place in dimension 1), and for a range [low, high] that includes 0,
+With z = x or x fold_c (c the channel), and for a range [low, high] that includes 0,
 
     code = clamp(round(z scale), -zero, B - zero) + zero        and back:    (code - zero) / scale.
 
@@ -29,15 +29,16 @@ def integer_codes(
     x: Tensor,
     limits: Tensor | None,
     fold: Tensor | None,
+    fold_dim: int,
     bits: int,
     per_channel: bool,
     symmetric: bool,
     stochastic: bool,
     key: Tensor,
 ) -> Results:
-    """Codes, parameters (3, rows), the range found (2, rows) and counts; see `ops.pack_integers`."""
+    """Codes, parameters (2, rows), the range found (2, rows) and counts; see `ops.pack_integers`."""
     x = dense(x)
-    z = _as_laid(x, x) if fold is None else _as_laid(x, x.float() * _along(x, fold, 1))
+    z = _as_laid(x, x) if fold is None else _as_laid(x, x.float() * _along(x, fold, fold_dim))
     rows = row_count(x, per_channel)
     found, finite = ranges(z.as_strided(x.shape, x.stride()), rows)
     low, high = found if limits is None else limits.reshape(2, rows)
@@ -59,7 +60,7 @@ def integer_codes(
     outside = (per_row < smallest[:, None]) | (per_row > largest[:, None])
     same = codes.reshape(rows, size) == zero[:, None]
     counts = torch.stack([(same & known[:, None]).sum(), (~known).sum() * size, outside.sum()])
-    return codes, torch.stack([visible, torch.zeros_like(scale), zero]), found, counts
+    return codes, torch.stack([visible, zero]), found, counts
 
 
 def ranges(z: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -144,6 +145,7 @@ def check_integers(
     x: Tensor,
     limits: Tensor | None,
     fold: Tensor | None,
+    fold_dim: int,
     bits: int,
     per_channel: bool,
     symmetric: bool,
@@ -157,28 +159,30 @@ def check_integers(
     if limits is not None and limits.numel() != 2 * rows:
         expected = "a pair, low and high" if rows == 1 else f"of shape (2, {rows}), low and high of each channel"
         raise InvalidValue(f"range must be {expected}; got shape {tuple(limits.shape)}.")
-    if fold is not None and (x.dim() < 2 or tuple(fold.shape) != (x.shape[1],)):
-        wanted = (
-            f"one factor for each of the {x.shape[1]} channels" if x.dim() > 1 else "None, as there are no channels"
-        )
-        raise InvalidValue(f"fold must be {wanted} (dimension 1 of x); got shape {tuple(fold.shape)}.")
+    if fold is None:
+        return
+    if not 0 <= fold_dim < x.dim():
+        raise InvalidValue(f"fold_dim must be a dimension of x, which has {x.dim()}; got {fold_dim}.")
+    if tuple(fold.shape) != (x.shape[fold_dim],):
+        wanted = f"one factor for each of {x.shape[fold_dim]} channels (dimension {fold_dim} of x)"
+        raise InvalidValue(f"fold must be {wanted}; got shape {tuple(fold.shape)}.")
 
 
 def _fake(
-    x: Tensor, limits: Tensor | None, fold: Tensor | None, bits: int, per_channel: bool, *rest: object
+    x: Tensor, limits: Tensor | None, fold: Tensor | None, fold_dim: int, bits: int, per_channel: bool, *rest: object
 ) -> Results:
     rows = row_count(x, per_channel)
     return (
         empty_codes(x),
-        x.new_empty((3, rows), dtype=torch.float32),
+        x.new_empty((2, rows), dtype=torch.float32),
         x.new_empty((2, rows), dtype=torch.float32),
         x.new_empty(COUNTS, dtype=torch.int64),
     )
 
 
 register(
-    "integer_codes(Tensor x, Tensor? limits, Tensor? fold, int bits, bool per_channel, bool symmetric, bool stochastic,"
-    " Tensor key) -> (Tensor, Tensor, Tensor, Tensor)",
+    "integer_codes(Tensor x, Tensor? limits, Tensor? fold, int fold_dim, int bits, bool per_channel, bool symmetric,"
+    " bool stochastic, Tensor key) -> (Tensor, Tensor, Tensor, Tensor)",
     integer_codes,
     None,
     _fake,

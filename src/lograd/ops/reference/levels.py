@@ -48,7 +48,7 @@ register(
 register(
     "dequantize_levels(Tensor codes, Tensor scale, Tensor zero, ScalarType dtype) -> Tensor",
     dequantize_levels,
-    dequantize_levels,
+    None,
     lambda codes, scale, zero, dtype: empty_for(codes, dtype),
     check_levels,
     {"scale": _FLOAT, "zero": _FLOAT},

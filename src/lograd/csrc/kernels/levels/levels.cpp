@@ -150,8 +150,7 @@ public:
         found_[rows + row] = none ? 0.0f : seen.high + 0.0f;
         const bool known = seen.finite && !std::isnan(p.scale);
         parameters_[row] = known ? p.scale : std::numeric_limits<float>::quiet_NaN();
-        parameters_[rows + row] = 0.0f;
-        parameters_[2 * rows + row] = p.zero;
+        parameters_[rows + row] = p.zero;
         return {true, known ? seen.zeros : 0, known ? 0 : static_cast<std::int64_t>(size), seen.clipped};
     }
 

@@ -59,7 +59,7 @@ struct LevelRounding {
     int threads;
 };
 
-// `parameters` are three lists of one number per range: scale, low (which is 0) and zero; `found` are lows and highs.
+// `parameters` are two lists of one number per range, scales and zeros; `found` are lows and highs.
 Counts integer_codes(const LevelTensor&, const LevelRounding&, float* parameters, float* found);
 
 // The kernels of one instruction set.
