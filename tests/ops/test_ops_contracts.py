@@ -46,7 +46,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         ),
         "multiply": (
             torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
-            torch.tensor([2, 0, 0, 0]), *NEED,
+            torch.tensor([2, 0, 0, 0, 0]), *NEED,
         ),
     }[name]  # fmt: skip
 

@@ -39,6 +39,8 @@ class Count:
     """
     nan: int = 0
     """NaN in the result."""
+    fell_back: int = 0
+    """Copies that were not finite, so that their products were dense where integer ones were in force."""
 
     @property
     def sparsity(self) -> float:

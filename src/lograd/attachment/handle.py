@@ -15,7 +15,14 @@ from torch import nn
 
 from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
-from ..engine.layers import candidates, reason_dense, reason_not_supported, unwrapped, work_of_element
+from ..engine.layers import (
+    candidates,
+    reason_dense,
+    reason_not_integer,
+    reason_not_supported,
+    unwrapped,
+    work_of_element,
+)
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
@@ -133,7 +140,7 @@ class Handle:
             engine = self.layers[name] = LayerEngine(layer, device, self)
             self._modules[name] = module
             asked = {product: getattr(layer, product).backend for product in PRODUCTS}
-            engine.choose(backend, asked, reason_dense(module))
+            engine.choose(backend, asked, reason_dense(module), reason_not_integer(module))
             found = {
                 one.name: OperandStatistics(one) for one in (engine.weights, engine.activations) if one.has_statistics
             }

@@ -41,6 +41,7 @@ from .sentence import (
     settled,
     stages,
     to_json,
+    total_counts,
 )
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
@@ -55,4 +56,5 @@ __all__ = [
     "gradients",
     "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
+    "total_counts",
 ]  # fmt: skip
