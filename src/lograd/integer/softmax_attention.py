@@ -155,13 +155,18 @@ class _Slices(NamedTuple):
         return self._replace(codes=self.codes[where], step=self.step[where])
 
 
-def _coded(x: Tensor, bits: int, key: Tensor | None = None, offset: int = 0) -> _Slices:
+def _coded(x: Tensor, bits: int, key: Tensor | None = None) -> _Slices:
     """Slices as codes, with a range for each; rounded stochastically if there is a key."""
+    rounding: Any = "nearest" if key is None else "stochastic"
     packed = pack_integers(
-        x, bits, per="channel", symmetric=True, rounding="nearest" if key is None else "stochastic",
-        seed=0 if key is None else key, offset=offset,
-    )  # fmt: skip
+        x, bits, per="channel", symmetric=True, rounding=rounding, seed=0 if key is None else key
+    )
     return _Slices(packed.codes, packed.scale.reciprocal().view(-1, 1, 1), _zero(bits))
+
+
+def _ahead(key: Tensor, elements: int) -> Tensor:
+    """The key of random numbers that lie so many elements ahead."""
+    return key + torch.tensor([0, elements], device=key.device)
 
 
 def _zero(bits: int) -> int:
@@ -260,14 +265,14 @@ def integer_attention_backward(
     for where in _parts(query, keys):
         p = _weights(q, k, bias, where, key, scale, dropout, bits)
         rows = p.coded.step
-        d_out = _coded(g[where].float() * rows, bits, key, where.start * g.shape[1] * g.shape[2])
+        d_out = _coded(g[where].float() * rows, bits, _ahead(key, where.start * g[0].numel()))
         weights = p.coded._replace(step=torch.ones_like(d_out.step))
         d_v[where] = _product(weights.transposed(), d_out)
         d_p = _product(d_out, v.part(where).transposed()).div_(rows)
         if p.kept is not None:
             d_p = d_p.mul_(p.kept)
         d_s = torch._softmax_backward_data(d_p, p.p, -1, torch.float32)
-        coded = _coded(d_s, bits, key, behind + where.start * query.shape[1] * keys.shape[1])
+        coded = _coded(d_s, bits, _ahead(key, behind + where.start * d_s[0].numel()))
         d_q[where] = _product(coded, k.part(where), scale)
         d_k[where] = _product(coded.transposed(), q.part(where), scale)
     return d_q, d_k, d_v
@@ -335,7 +340,7 @@ register(
     integer_attention,
     _fake,
     _check,
-    {"query": _FLOAT, "keys": _FLOAT, "values": _FLOAT, "bias": _NUMBERS, "scale": Takes()},
+    {"query": _FLOAT, "keys": _FLOAT, "values": _FLOAT, "bias": _NUMBERS},
 )
 register(
     f"integer_attention_backward(Tensor g, Tensor query, Tensor keys, Tensor values, Tensor steps, {_SETTINGS}) -> "
@@ -344,5 +349,5 @@ register(
     integer_attention_backward,
     _fake_backward,
     _check_backward,
-    {"query": _CODES, "keys": _CODES, "values": _CODES, "steps": _NUMBERS, "bias": _NUMBERS, "scale": Takes()},
+    {"query": _CODES, "keys": _CODES, "values": _CODES, "steps": _NUMBERS, "bias": _NUMBERS},
 )
