@@ -188,9 +188,11 @@ class _Weights(NamedTuple):
     p: Tensor
     """float32, before dropout."""
     kept: Tensor | None
-    """Factors of dropout: 0, or 1 / (1 - p); None without dropout."""
-    coded: _Slices
-    """After dropout; its steps are those of rows, (slices, length, 1)."""
+    """1 where dropout keeps an element, else 0; None without dropout."""
+    codes: Tensor
+    """After dropout."""
+    rows: Tensor
+    """float32 (slices, length, 1): the step of each row, with dropout's 1 / (1 - p); 0 for rows that see nothing."""
 
 
 def _weights(
@@ -209,17 +211,18 @@ def _weights(
     kept = _kept(p, dropout, key, where.start) if dropout else None
     seen = p if kept is None else p * kept
     packed = pack_integers(seen.view(-1, seen.shape[-1]), bits, per="channel")
-    step = packed.scale.reciprocal().view(*seen.shape[:-1], 1)
-    return _Weights(p, kept, _Slices(packed.codes.view(seen.shape), step, 0))
+    # A row of zeros has the scale 1; any other has a larger one, as its elements are no larger than 1.
+    step = torch.where(packed.scale == 1, 0.0, packed.scale.reciprocal() / (1 - dropout))
+    return _Weights(p, kept, packed.codes.view(seen.shape), step.view(*seen.shape[:-1], 1))
 
 
 def _kept(p: Tensor, dropout: float, key: Tensor, first: int) -> Tensor:
-    """The factors of dropout; slice by slice, so that they do not depend on how many are computed at one time."""
+    """What dropout keeps; slice by slice, so that it does not depend on how many are computed at one time."""
     kept = torch.empty_like(p)
     for place in range(p.shape[0]):
         generator = torch.Generator(p.device).manual_seed((int(key[0]) + first + place) % 2**63)
         kept[place].bernoulli_(1 - dropout, generator=generator)
-    return kept.mul_(1 / (1 - dropout))
+    return kept
 
 
 def _part_of(bias: Tensor, where: slice) -> Tensor:
@@ -247,7 +250,7 @@ def integer_attention(
     out = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype, device=query.device)
     for where in _parts(query, keys):
         p = _weights(q, k, bias, where, key, scale, dropout, bits)
-        out[where] = _product(p.coded, v.part(where))
+        out[where] = _product(_Slices(p.codes, p.rows, 0), v.part(where))
     return out, q.codes, k.codes, v.codes, torch.stack([each.step.view(-1) for each in (q, k, v)])
 
 
@@ -264,13 +267,12 @@ def integer_attention_backward(
     behind = g.numel()  # random numbers of dS follow those of dO
     for where in _parts(query, keys):
         p = _weights(q, k, bias, where, key, scale, dropout, bits)
-        rows = p.coded.step
-        d_out = _coded(g[where].float() * rows, bits, _ahead(key, where.start * g[0].numel()))
-        weights = p.coded._replace(step=torch.ones_like(d_out.step))
+        d_out = _coded(g[where].float() * p.rows, bits, _ahead(key, where.start * g[0].numel()))
+        weights = _Slices(p.codes, torch.ones_like(d_out.step), 0)
         d_v[where] = _product(weights.transposed(), d_out)
-        d_p = _product(d_out, v.part(where).transposed()).div_(rows)
+        d_p = _product(d_out, v.part(where).transposed(), torch.where(p.rows == 0, 0.0, 1 / p.rows))
         if p.kept is not None:
-            d_p = d_p.mul_(p.kept)
+            d_p = d_p.mul_(p.kept).div_(1 - dropout)
         d_s = torch._softmax_backward_data(d_p, p.p, -1, torch.float32)
         coded = _coded(d_s, bits, _ahead(key, behind + where.start * d_s[0].numel()))
         d_q[where] = _product(coded, k.part(where), scale)
