@@ -158,9 +158,7 @@ class _Slices(NamedTuple):
 def _coded(x: Tensor, bits: int, key: Tensor | None = None) -> _Slices:
     """Slices as codes, with a range for each; rounded stochastically if there is a key."""
     rounding: Any = "nearest" if key is None else "stochastic"
-    packed = pack_integers(
-        x, bits, per="channel", symmetric=True, rounding=rounding, seed=0 if key is None else key
-    )
+    packed = pack_integers(x, bits, per="channel", symmetric=True, rounding=rounding, seed=0 if key is None else key)
     return _Slices(packed.codes, packed.scale.reciprocal().view(-1, 1, 1), _zero(bits))
 
 
