@@ -124,8 +124,13 @@ class CodedTensor:
         bits = format.element.bits if isinstance(format, BlockFormat) else format.bits
         if bits > 4 or self.layout.bits != 8:
             raise InvalidValue(f"two codes share a byte where each has at most 4 bits of one; these have {bits}.")
-        layout = replace(self.layout, bits=4, width=self.codes.shape[-1] if self.codes.dim() else 0)
-        return replace(self, codes=_operator("pack_nibbles")(self.codes), layout=layout)
+        codes, layout = self.codes, self.layout
+        if codes.dim() > 2 and self.scale.numel() == 1 and codes.movedim(1, -1).is_contiguous():  # channels last
+            order = (0, *range(2, codes.dim()), 1)
+            codes = codes.permute(order).flatten(0, -2)
+            layout = replace(layout, order=order, columns=codes.shape[1])
+        layout = replace(layout, bits=4, width=codes.shape[-1] if codes.dim() else 0)
+        return replace(self, codes=_operator("pack_nibbles")(codes), layout=layout)
 
 
 class Encoded(NamedTuple):

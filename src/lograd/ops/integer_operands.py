@@ -44,6 +44,13 @@ class Operand(NamedTuple):
         return self.step.numel() > 1
 
 
+def check_coded(**operands: object) -> None:
+    """Refuse an operand that is no coded tensor."""
+    for name, coded in operands.items():
+        if not isinstance(coded, CodedTensor):
+            raise InvalidType(f"{name} must be a CodedTensor; got an object of type {type(coded).__name__}.")
+
+
 def operand(name: str, coded: CodedTensor, summed: Sequence[int]) -> Operand:
     """The levels of a coded tensor; refused, with the reason, where it has none.
 
@@ -51,13 +58,11 @@ def operand(name: str, coded: CodedTensor, summed: Sequence[int]) -> Operand:
         name: the word for it in a message.
         summed: the dimensions of the tensor that the product sums over.
     """
-    if not isinstance(coded, CodedTensor):
-        raise InvalidType(f"{name} must be a CodedTensor; got an object of type {type(coded).__name__}.")
     folded = next((step for step in coded.transform if isinstance(step, Folded)), None)
     others = [step for step in coded.transform if step is not folded and not isinstance(step, ThreeQuarters)]
     if others:
         raise InvalidValue(
-            f"the codes of {name} are not those of its elements: these were transformed ({type(others[0]).__name__}) "
+            f"codes of {name} are not those of its elements, which were transformed ({type(others[0]).__name__}) "
             "before they were rounded."
         )
     if coded.block_scales is not None:

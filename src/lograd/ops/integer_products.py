@@ -20,7 +20,7 @@ from torch import Tensor
 from ..coded import CodedTensor
 from ..errors import InvalidValue
 from .geometry import Geometry
-from .integer_operands import Operand, operand
+from .integer_operands import Operand, check_coded, operand
 from .reference.integer_products import check_geometry, check_numbers
 from .registry import call
 
@@ -28,11 +28,11 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Product = Literal["output", "input_gradient", "weight_gradient"]
 
 OPERANDS: dict[str, tuple[str, str]] = {
-    "output": ("activations", "weights"),
-    "input_gradient": ("gradient", "weights"),
-    "weight_gradient": ("gradient", "activations"),
+    "output": ("the activations", "the weights"),
+    "input_gradient": ("the gradient", "the weights"),
+    "weight_gradient": ("the gradient", "the activations"),
 }
-"""The operands of each product."""
+"""The two operands of each product, in words."""
 
 
 def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = None) -> Tensor:
@@ -43,6 +43,7 @@ def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = No
         weight: (outputs, inputs); one scale, one for each output, or blocks along the inputs.
         bias: (outputs,).
     """
+    check_coded(x=x, weight=weight)
     shape = _linear_shape(x, weight)
     check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight)
@@ -60,6 +61,7 @@ def integer_linear_backward(
         x, weight: as in `integer_linear`; None is enough for one that is not needed: dX needs the weight, dW needs x.
         need: whether dX, dW and dbias are wanted.
     """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     d_x = d_weight = None
     if need[0]:
         assert weight is not None
@@ -93,6 +95,7 @@ def integer_convolution(
         bias: (outputs,).
         geometry: stride, padding, dilation and groups; stride 1 without padding if not given.
     """
+    check_coded(x=x, weight=weight)
     geometry = _geometry(geometry, x)
     check_geometry(x.layout.shape, weight.layout.shape, *geometry)
     check_numbers("bias", bias, weight.layout.shape[0])
@@ -116,6 +119,7 @@ def integer_convolution_backward(
     Arguments as in `integer_linear_backward`, with the geometry of the convolution.  For an x or a weight that is not
     needed its shape is enough.
     """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     geometry = _geometry(geometry, g)
     x_shape, weight_shape = (each.layout.shape if isinstance(each, CodedTensor) else each for each in (x, weight))
     shape = check_geometry(x_shape, weight_shape, *geometry)
@@ -125,9 +129,8 @@ def integer_convolution_backward(
     if need[0]:
         assert isinstance(weight, CodedTensor)
         a, b = _operands("input_gradient", g, weight, convolution=True)
-        columns = a.step if a.folded else a.step * b.step
         d_x = call(
-            "integer_convolution_input_gradient", a.codes, b.codes, a.zero, b.zero, columns, *_lists(geometry),
+            "integer_convolution_input_gradient", a.codes, b.codes, a.zero, b.zero, a.step * b.step, *_lists(geometry),
             list(x_shape[2:]),
         )  # fmt: skip
     if need[1]:
@@ -159,6 +162,7 @@ def reason_not_integer(
             "weight_gradient" (of the gradient and activations), of which `first` and `second` are the operands.
         convolution: True for the product of a convolution, False for that of a linear layer.
     """
+    check_coded(first=first, second=second)
     try:
         _operands(product, first, second, convolution)
     except InvalidValue as error:
@@ -178,12 +182,14 @@ def _operands(
     a, b = operand(names[0], first, summed[0]), operand(names[1], second, summed[1])
     for each, over in ((a, summed[0]), (b, summed[1])):
         if each.blocks is not None and convolution:
-            raise InvalidValue(f"{each.name} have scales for blocks, which convolutions in integers do not take.")
-        if each.by_row and 0 in over and each.name != "weights":
+            raise InvalidValue(f"scales of {each.name} belong to blocks; convolutions in integers take none of these.")
+        if each.by_row and 0 in over and product != "input_gradient":
             raise InvalidValue(f"the product sums over the rows of {each.name}, which have scales of their own.")
-        if each.by_row and convolution and each.name != "weights":
+        if each.by_row and convolution and each is a:
             raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
     _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
+    if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
+        b = b._replace(step=torch.ones_like(a.step))
     return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
 
 
@@ -214,7 +220,7 @@ def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> No
         return
     if a.folded is None:
         raise InvalidValue(
-            "the product sums over the rows of weights, which have scales of their own; multiply the gradient by "
+            "the product sums over the rows of the weights, which have scales of their own; multiply the gradient by "
             "`fold_of(weight)` before it is quantized."
         )
     factors = a.folded.factors
@@ -227,10 +233,9 @@ def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
     if each.blocks is not None:
         return each
     codes, step = each.codes, each.step
-    last = codes.shape[-1] if codes.dim() else 1
-    matrix = codes.reshape(codes.numel() // last if last else codes.shape[:-1].numel(), last)
+    matrix = codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
     if summed != (codes.dim() - 1,):
-        return each._replace(codes=matrix.t())
+        return each._replace(codes=matrix.t(), step=step if each.folded is None else step / each.folded.factors)
     if each.by_row and len(step) != len(matrix):
         step = step.repeat_interleave(len(matrix) // len(step))
     return each._replace(codes=matrix, step=step)
@@ -243,20 +248,12 @@ def _rows_times_rows(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """a b^T, scaled, of matrices (rows, summed)."""
     if a.blocks is not None or b.blocks is not None:
         return _blocks_times_blocks(a, b, bias)
-    rows: Tensor = a.step.reshape(-1)
-    columns: Tensor | None = b.step.reshape(-1)
-    if a.folded is not None and b.name == "weights":  # the factors are the steps of the weights
-        columns = None
-    elif a.folded is not None:
-        rows = rows / a.folded.factors
-    result: Tensor = call("integer_matmul", a.codes, b.codes.t(), a.zero, b.zero, rows, columns, bias)
+    result: Tensor = call("integer_matmul", a.codes, b.codes.t(), a.zero, b.zero, a.step, b.step, bias)
     return result
 
 
 def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """a b^T where one or both have scales for blocks; the other has its steps in place of them."""
-    if a.folded is not None or b.folded is not None:
-        raise InvalidValue("a gradient that was multiplied by factors of channels meets no scales of blocks.")
     size = math.gcd(a.size, b.size)
     width = max(each.codes.shape[1] for each in (a, b))
     (first, one), (second, other) = (_with_blocks(each, size, width) for each in (a, b))

@@ -62,7 +62,7 @@ def reason_without_levels(format: str) -> str | None:
     """The reason why the numbers of a format are no levels, as a sentence; None if they are.
 
     >>> reason_without_levels("1-4-3")
-    'the numbers of 1-4-3 lie up to 245760 of its smallest steps from zero; integer products take at most 255 of them.'
+    'the numbers of 1-4-3 span 491520 of its smallest steps; integer products take formats of at most 255.'
     """
     element = _element(format)
     if not isinstance(element, FloatFormat | IntFormat) or element.bits > 8:
@@ -71,12 +71,11 @@ def reason_without_levels(format: str) -> str | None:
     if isinstance(element, FloatFormat) and (element.specials != "none" or not element.zero):
         missing = "has no zero" if not element.zero else "has codes for NaN or infinity"
         return f"{element} {missing}, so its codes are no whole numbers; integer products take formats of numbers only."
-    unit = _unit(values)
-    if (max(values) - min(values)) / unit > 255:
-        steps = max(max(values), -min(values)) / unit
+    span = (max(values) - min(values)) / _unit(values)
+    if span > 255:
         return (
-            f"the numbers of {element} lie up to {steps:.0f} of its smallest steps from zero; integer products take at "
-            "most 255 between the lowest and the highest."
+            f"the numbers of {element} span {span:.0f} of its smallest steps; integer products take formats of at most "
+            "255."
         )
     return None
 
