@@ -93,11 +93,11 @@ RANGES = {
     "histogram": Range(high=MANY),
     "numbers": Range(high=torch.finfo(torch.float32).max),
     "key": Range(low=(-(2**63), 0), high=(2**63 - 1, 2**63 - 1)),
-    "memory": Range(high=torch.finfo(torch.float64).max),
+    "memory": Range(torch.finfo(torch.float64).min, torch.finfo(torch.float64).max),
     "counters": Range(),
     "choice": Range(low=(0, 0, 0, TOO_SMALL, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
 }
-"""By the last part of a tensor's name.  Thresholds, scales and what treatments remember are finite and not negative."""
+"""By the last part of a tensor's name.  Thresholds and scales are not negative; memories are finite."""
 FORMER_CHOICE = Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6))
 """The range of a choice in states from before there were integer products."""
 assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are of"

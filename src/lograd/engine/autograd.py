@@ -97,7 +97,9 @@ class Engine(Protocol):
 class Coder(Protocol):
     """The object that computes the products of one layer from codes of its operands."""
 
-    engine: Engine
+    @property
+    def engine(self) -> Engine:
+        """The engine of the layer."""
 
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and the tensors that `backward` reads."""

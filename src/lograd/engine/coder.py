@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..ops.registry import call
 from ..treatments import SYMBOLS
-from .autograd import Form, Gradients, Need, Saved
+from .autograd import Engine, Form, Gradients, Need, Saved
+from .backends.choice import Choice
 from .coding import Codes, steps_of
+from .operand import Operand
+from .site import Site
 
-if TYPE_CHECKING:
-    from .layer import LayerEngine
-    from .site import Site
+
+class Layer(Engine, Protocol):
+    """The engine of a layer, as its coder sees it."""
+
+    activations: Operand
+    weights: Operand
+    gradient: Operand
+    choices: dict[str, Choice]
+    folds: bool
+
+    def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
+        """Return the sites that the gradient goes through; see `LayerEngine`."""
 
 
 class LayerCoder:
@@ -24,21 +36,25 @@ class LayerCoder:
         engine: of the layer; `reason_not_coded` has none.
     """
 
-    def __init__(self, engine: LayerEngine) -> None:
+    def __init__(self, engine: Layer) -> None:
         self.engine = engine
+        self.refused = ""
+        """The type or device of the last tensors, where integer products do not serve it."""
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if these tensors can be coded now."""
         engine = self.engine
         if not (engine.activations.ready and engine.weights.ready):
             return False
-        plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-        return plain and x.numel() > 0
+        if not (x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"):
+            self.refused = f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+            return False
+        return x.numel() > 0
 
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and codes, scale and zero of activations and weights."""
         engine = self.engine
-        sites = cast("tuple[Site, Site]", (engine.activations.at["output"], engine.weights.at["output"]))
+        sites = [site for site in (engine.activations.at["output"], engine.weights.at["output"]) if site is not None]
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
@@ -84,7 +100,7 @@ class LayerCoder:
         return self.engine.folds and name != "weight_gradient.gradient"
 
 
-def reason_not_coded(engine: LayerEngine) -> str | None:
+def reason_not_coded(engine: Layer) -> str | None:
     """Return why activations and weights of a layer are not kept as codes; None if they are."""
     for operand in (engine.activations, engine.weights):
         site = operand.at["output"]
@@ -96,7 +112,7 @@ def reason_not_coded(engine: LayerEngine) -> str | None:
     return "activations have a scale for each sample" if site is not None and site.per_channel else None
 
 
-def reason_not_integer(engine: LayerEngine, name: str) -> str | None:
+def reason_not_integer(engine: Layer, name: str) -> str | None:
     """Return why the products of a site of the gradient, or "output", are no integer ones; None if they may be.
 
     Activations and weights are taken to be codes.

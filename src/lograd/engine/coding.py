@@ -67,7 +67,7 @@ def applied(
 ) -> Counted:  # fmt: skip
     """Return a tensor treated by a sentence, in its own type, with its counts."""
     results: list[Counted] = []
-    for one, setting in zip(treatments, _settings(treatments, numbers, key, memory, contracted, fold), strict=True):
+    for one, setting in zip(treatments, settings_of(treatments, numbers, key, memory, contracted, fold), strict=True):
         results.append(one.apply(results[-1].result if results else x, setting))
     return settled(treatments, x, results)
 
@@ -77,7 +77,7 @@ def encoded(
     fold: Tensor | None = None,
 ) -> Encoded:  # fmt: skip
     """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
-    settings = _settings(treatments, numbers, key, memory, contracted, fold)
+    settings = settings_of(treatments, numbers, key, memory, contracted, fold)
     current, counts = x, []
     for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
         current, found = one.apply(current, setting)
@@ -86,10 +86,11 @@ def encoded(
     return Encoded(coded, total_counts(treatments, x, [*counts, found]))
 
 
-def _settings(
+def settings_of(
     treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...],
     fold: Tensor | None,
 ) -> list[Setting]:  # fmt: skip
+    """Return what each treatment of a sentence is given beside the tensor; `numbers` are those of all, in order."""
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     return stages(treatments, named, key, memory, contracted, fold)

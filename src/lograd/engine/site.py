@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue, sentence
+from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, memories, to_json
+from ..treatments import Numbers, Sentence, memories, settled, to_json
 from .clock import BACKWARD
-from .coding import applied, encoded, parsed, steps_of
+from .coding import encoded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
@@ -137,7 +138,13 @@ def _treat(
     if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone()
-    result, total = applied(x, parsed(text), numbers, key, memory, tuple(contracted), fold)
+    treatments = parsed(text)
+    results: list[Counted] = []
+    for one, setting in zip(
+        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold), strict=True
+    ):
+        results.append(one.apply(results[-1].result if results else x, setting))
+    result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
     BACKWARD.done()
     return result
@@ -181,7 +188,7 @@ SITE = {
 """The tensors of a site, as operators take them."""
 register(
     "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold=None) -> Tensor",
+    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold) -> Tensor",
     _treat,
     _treat,
     lambda x, *rest: torch.empty_like(dense(x)),
