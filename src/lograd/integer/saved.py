@@ -3,8 +3,8 @@
 Layers in integers keep codes of their own.  What lies between them keeps float32 tensors, most of the memory of a
 training step.  Here PyTorch is asked to keep 4- to 8-bit codes of these instead: each sample has its own range, and is
 rounded stochastically, so gradients that are linear in what was kept are unbiased (Chen et al., ActNN, ICML 2021).
-Results that are not negative, such as those of a ReLU, keep their zeros and only these, so that the gradient passes
-where it would have passed.  Parameters and buffers stay as they are, and so do small tensors.
+The result of a ReLU keeps its zeros and only these: the smallest positive number becomes one step, so that gradients
+pass where they would have passed.  Parameters and buffers stay as they are, and so do small tensors.
 """
 
 from __future__ import annotations
@@ -83,20 +83,24 @@ class SavedHandle:
             return tensor
         if tensor.untyped_storage().data_ptr() in self._own:
             return tensor
-        coded = self._coded(tensor.detach(), result=tensor.grad_fn is None)
+        coded = self._coded(tensor.detach(), of_relu=_is_of_relu(tensor))
         self.before += tensor.numel() * tensor.element_size()
         self.after += coded.nbytes
         return coded
 
-    def _coded(self, x: Tensor, result: bool) -> CodedTensor:
-        """Codes of a tensor; `result` says that it is what a function gave, and not what it was given."""
+    def _coded(self, x: Tensor, of_relu: bool) -> CodedTensor:
+        """Codes of a tensor; those of a ReLU's result are zero where it is, and nowhere else."""
         coded: CodedTensor = pack_integers(
             x, self.bits, per="channel", rounding="stochastic", seed=self._seed, offset=self._drawn
         )
         self._drawn += x.numel()
-        if result and coded.zero is not None and not bool(coded.zero.any()):
+        if of_relu:
             torch.maximum(coded.codes, (x > 0).to(torch.uint8), out=coded.codes)
         return coded.in_nibbles() if self.bits <= 4 else coded
+
+
+def _is_of_relu(tensor: Tensor) -> bool:
+    return tensor.grad_fn is not None and tensor.grad_fn.name().startswith("ReluBackward")
 
 
 def _unpacked(kept: Tensor | CodedTensor) -> Any:
