@@ -144,6 +144,15 @@ def address(what: str, x: Any, dtype: object, count: int) -> int:
     raise InvalidValue(_refusal(what, x, dtype, count))
 
 
+def view_address(what: str, x: Any, dtype: object) -> int:
+    """Where a view of a CPU tensor begins, for a kernel that takes its shape and its strides, gaps included."""
+    if x.dtype is dtype and x.is_cpu and not x.is_neg():
+        where: int = x.data_ptr()
+        if where or not x.numel():
+            return where
+    raise InvalidValue(_refusal(what, x, dtype, x.numel()))
+
+
 def overlap(x: Any, y: Any) -> bool:
     """Return True if two tensors share memory without being laid out alike in the same place."""
     a, b = x.data_ptr(), y.data_ptr()

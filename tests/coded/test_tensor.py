@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lograd import ops, parse_format
-from lograd.coded import CodedTensor, Layout, Table
+from lograd.coded import CodedTensor, Folded, Layout, Table
 from lograd.errors import InvalidValue
 
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
@@ -110,6 +110,45 @@ def test_a_table_gives_each_code_its_value() -> None:
     layout = Layout((2, 2), (2, 1), torch.float32)
     coded = CodedTensor(codes, torch.ones(()), "1-4-3", layout, transform=(Table(values),))
     assert coded.decode().tolist() == [[255.0, 0.0], [248.0, 254.0]]
+
+
+def levels(x: Tensor, **parts: Any) -> CodedTensor:
+    """Codes 0 to 15 of the shape of x around a zero of 7, with a scale of 4."""
+    codes = torch.empty_like(x, dtype=torch.uint8).copy_(torch.arange(x.numel()).view(x.shape) * 7 % 16)
+    layout = Layout(tuple(x.shape), tuple(x.stride()), x.dtype)
+    return CodedTensor(codes, torch.tensor(4.0), "uint4", layout, torch.tensor(7.0), **parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_levels_count_steps_from_zero(dtype: torch.dtype) -> None:
+    coded = levels(X.to(dtype))
+    assert_same_bits(coded.decode(), ((coded.codes.float() - 7) / 4).to(dtype))
+    rows = replace(coded, scale=torch.arange(1.0, 7.0))
+    assert_same_bits(rows.decode(torch.float32), (coded.codes.float() - 7) / torch.arange(1.0, 7.0)[:, None])
+
+
+@pytest.mark.parametrize("dim", [1, 3, -2])
+def test_folded_channels_are_divided_by_their_factors(dim: int) -> None:
+    x = torch.zeros(2, 3, 4, 5)
+    factors = torch.arange(1.0, 1 + x.shape[dim])
+    coded = levels(x, transform=(Folded(factors, dim),))
+    expected = ((coded.codes.float() - 7) / 4).movedim(dim, -1) / factors
+    assert_same_bits(coded.decode(), expected.movedim(-1, dim).contiguous())
+    assert coded.in_nibbles().decode().equal(coded.decode())
+    elements = replace(CODED["elements"], transform=(Folded(torch.full((64,), 2.0)),))
+    assert_same_bits(elements.decode(), QUANTIZED["elements"] / 2)
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize("shape", [(5,), (4, 6)])
+def test_nibbles_of_channels_last_images_lie_along_channels(shape: tuple[int, ...], channels: int) -> None:
+    """So that nothing is transposed, to pack or to unpack them."""
+    image = torch.zeros(2, *shape, channels).movedim(-1, 1)
+    coded = levels(image)
+    packed = coded.in_nibbles()
+    assert packed.codes.shape == (torch.Size((2, *shape)).numel(), (channels + 1) // 2)
+    assert_same_bits(packed.decode(), coded.decode())
+    assert packed.layout.shaped(packed.in_bytes()).stride() == coded.codes.stride()
 
 
 NONSENSE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,7 +11,8 @@ from bits import assert_all_same_bits
 from torch import Tensor
 
 from lograd.errors import InvalidType, InvalidValue
-from lograd.integer import scaled_dot_product_attention, softmax_attention
+from lograd.integer import softmax_attention
+from lograd.integer.functional import scaled_dot_product_attention
 from lograd.ops import quantize_integers
 
 

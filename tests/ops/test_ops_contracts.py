@@ -42,11 +42,11 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            counters,
+            counters, None,
         ),
         "multiply": (
             torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
-            torch.tensor([2, 0, 0, 0]), *NEED,
+            torch.tensor([2, 0, 0, 0, 0]), *NEED,
         ),
     }[name]  # fmt: skip
 
@@ -162,6 +162,19 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "a single sample": ("quantize_per_sample", 0, torch.randn(64)),
     "rows that are not there": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 900], [0, 0, 0, 0]])),
     "a group before its beginning": ("dequantize_block_householder", 2, torch.tensor([[0, 1, 2, 3], [3, 0, 0, 0]])),
+    "matrices that do not meet": ("integer_matmul", 1, torch.zeros(63, 19, dtype=torch.uint8)),
+    "a batch and a matrix": ("integer_matmul", 1, torch.zeros(4, 64, 19, dtype=torch.uint8)),
+    "a zero beyond a byte": ("integer_matmul", 2, 256),
+    "a zero below a byte": ("integer_convolution", 3, -1),
+    "images that are too small": ("integer_convolution", 0, torch.zeros(4, 8, 1, 0, dtype=torch.uint8)),
+    "images without a batch": ("integer_convolution", 0, torch.zeros(8, 6, 6, dtype=torch.uint8)),
+    "another input": ("integer_convolution_input_gradient", 9, [6, 7]),
+    "another kernel": ("integer_convolution_weight_gradient", 9, [3, 2]),
+    "groups without channels": ("integer_convolution_weight_gradient", 8, 5),
+    "blocks that do not divide": ("integer_block_matmul", 8, 24),
+    "rows of another length": ("integer_block_matmul", 1, torch.zeros(11, 32, dtype=torch.uint8)),
+    "levels of a wide format": ("code_levels", 1, "1-4-3"),
+    "levels of other rows": ("dequantize_levels", 2, torch.ones(3)),
     "numbers of other treatments": ("treat", 3, torch.ones(2)),
     "a dimension that is not there": ("treat", 2, [5]),
 }

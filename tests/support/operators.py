@@ -20,6 +20,7 @@ Lay = Callable[[Tensor], Tensor]
 Example = Callable[[Tensor, Lay], tuple[Any, ...]]
 
 KEY, ONE, NEED = torch.tensor([3, 4]), torch.tensor(0.5), (True, True, True)
+PAIR = torch.tensor([-1.5, 2.0])
 MX, NV = "1-2-1/32/0-8-0:fn:nozero", "1-2-1/16/1-4-3:fn"
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
 
@@ -38,6 +39,11 @@ def parameters(x: Tensor) -> Tensor:
     """Scale, low and zero of each row."""
     rows = torch.arange(x.shape[0], dtype=torch.float32)
     return torch.stack([2.0 + rows, -1.0 - rows, rows])
+
+
+def fold(x: Tensor) -> Tensor:
+    """Factors of the channels."""
+    return torch.linspace(0.5, 2.0, x.shape[1])
 
 
 def groups(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +67,35 @@ def convolution(threshold: Tensor | None) -> Example:
         return lay(gradient), lay(image), small((12, 8, 3, 3), x.dtype, 3), threshold, KEY, *GEOMETRY, *NEED
 
     return example
+
+
+def in_bytes(shape: tuple[int, ...], most: int = 255) -> Tensor:
+    return codes_of(torch.empty(shape), most)
+
+
+def some(count: int) -> Tensor:
+    """So many factors."""
+    return torch.arange(count, dtype=torch.float32) / 8 - 1
+
+
+def integer_product(x: Tensor, lay: Lay) -> tuple[Any, ...]:
+    """Matrices whose sums are over tails of all tiles, with one factor and with many."""
+    a, b = codes_of(x).flatten(0, -2), in_bytes((x.shape[-1], 19))
+    return a, b, 7, 3, some(len(a)), ONE.view(1), some(19)
+
+
+def batched_product(x: Tensor, lay: Lay) -> tuple[Any, ...]:
+    a, b = in_bytes((3, 5, 33)), in_bytes((3, 18, 33), 15)
+    return a, b.transpose(1, 2), 128, 0, None, some(18), None
+
+
+def block_product(x: Tensor, lay: Lay) -> tuple[Any, ...]:
+    a, b = codes_of(x, 24).flatten(0, -2), in_bytes((11, x.shape[-1]), 24)
+    scales = some(len(a) * x.shape[-1] // 16).view(len(a), -1), some(11 * x.shape[-1] // 16).view(11, -1)
+    return a, b, 12, 12, *scales, ONE, some(11), 16
+
+
+G_CODES, X_CODES, W_CODES = (4, 12, 6, 6), (4, 8, 6, 6), (12, 8, 3, 3)
 
 
 def quantizer(*before: Any) -> tuple[Example, ...]:
@@ -110,12 +145,42 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             lay(codes_of(x)), codes_of(x[..., :: parse_format(MX).size]) + 120, ONE, MX, False, x.dtype,
         ),
     ),
+    "integer_codes": tuple(
+        lambda x, lay, rest=rest: (
+            lay(x), PAIR if rest[0] else None, fold(x) if rest[1] else None, 1, *rest[2:], KEY,
+        )
+        for rest in (
+            (True, True, 8, False, False, False),
+            (False, False, 4, False, False, True),
+            (False, True, 6, True, True, False),
+            (False, False, 5, True, False, True),
+            (True, True, 3, False, True, True),
+        )
+    ),
+    "dequantize_levels": (
+        lambda x, lay: (lay(codes_of(x, 255)), torch.tensor([3.5]), torch.tensor([17.0]), x.dtype),
+        lambda x, lay: (lay(codes_of(x)), *parameters(x)[::2], x.dtype),
+    ),
     "quantize_per_tensor": quantizer(),
     "quantize_per_sample": quantizer(),
     "quantize_interval": quantizer(ONE.double()),
     "quantize_block_householder": quantizer(),
     "dequantize_rows": (lambda x, lay: (lay(codes_of(x)), parameters(x), 15, x.dtype),),
     "dequantize_block_householder": (lambda x, lay: (lay(codes_of(x)), parameters(x), *groups(x), 15, x.dtype),),
+    "code_levels": (lambda x, lay: (lay(codes_of(x)), "1-3-0"), lambda x, lay: (lay(codes_of(x, 63)), "int6")),
+    "integer_matmul": (integer_product, batched_product),
+    "integer_convolution": (
+        lambda x, lay: (
+            lay(in_bytes(X_CODES)), in_bytes(W_CODES, 15), 0, 8, some(12), some(12), *GEOMETRY,
+        ),
+    ),
+    "integer_convolution_input_gradient": (
+        lambda x, lay: (lay(in_bytes(G_CODES, 15)), in_bytes(W_CODES, 63), 7, 32, some(1), *GEOMETRY, [6, 6]),
+    ),
+    "integer_convolution_weight_gradient": (
+        lambda x, lay: (lay(in_bytes(G_CODES, 15)), lay(in_bytes(X_CODES)), 7, 128, some(12), *GEOMETRY, [3, 3]),
+    ),
+    "integer_block_matmul": (block_product,),
     "sparse_linear_backward": (linear(torch.tensor(2.0)), linear(None)),
     "sparse_convolution_backward": (convolution(torch.tensor(2.0)), convolution(None)),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import final
 from rich.text import Text
 from torch import nn
 
-from ..engine.backends.choice import Choice
+from ..engine.backends.choice import INTEGER, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
@@ -115,11 +115,14 @@ def explain(
 def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
     """Return what is said of one layer; `statistics` are those of its gradient."""
     gradient = layer.gradient
-    text = "; ".join(
+    parts = [
         _label(name) + _site(site, operand.ready, layer.choices.get(name))
         for operand in layer.operands.values()
         for name, site in operand.sites.items()
-    )
+    ]
+    if "output" in layer.choices:
+        parts.append(f"Y: {layer.choices['output'].words()}")
+    text = "; ".join([*parts, *_bits(layer)])
     if statistics is None:
         return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
     if not count.passes:
@@ -143,6 +146,25 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
         "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
     )
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
+
+
+def _bits(layer: LayerEngine) -> list[str]:
+    """Return whether few bits are real, in products and memory, or simulated; nothing without rounding."""
+    if not any(one.element_bits is not None for site in layer.sites.values() for one in site.treatments):
+        return []
+    if not layer.coded:
+        levels = any(site.levels for site in layer.sites.values())
+        return [f"bits are simulated: {layer.why_simulated}" if levels else "bits are simulated"]
+    real = [name for name, choice in layer.choices.items() if choice.mode == INTEGER]
+    if len(real) == len(layer.choices):
+        return ["bits are real"]
+    other = f": {layer.why_simulated}" if layer.why_simulated else ""
+    return [f"bits are real in {' and '.join(['what is saved', *(_product(name) for name in real)])} only{other}"]
+
+
+def _product(name: str) -> str:
+    """Return the symbols of the products of a choice."""
+    return {"output": "Y", "gradient": "dX and dW"}.get(name) or SYMBOLS[name.partition(".")[0]]
 
 
 def _label(site: str) -> str:

@@ -5,8 +5,8 @@ Operators and treatments that quantize give them; products of integers and packe
 
 from .layout import Layout
 from .tensor import CodedTensor, Encoded
-from .transforms import Hadamard, Householder, Table, ThreeQuarters, Transform
+from .transforms import Folded, Hadamard, Householder, Table, ThreeQuarters, Transform
 
 __all__ = [
-    "CodedTensor", "Encoded", "Hadamard", "Householder", "Layout", "Table", "ThreeQuarters", "Transform",
+    "CodedTensor", "Encoded", "Folded", "Hadamard", "Householder", "Layout", "Table", "ThreeQuarters", "Transform",
 ]  # fmt: skip

@@ -51,11 +51,19 @@ class Layout:
         assert self.order is not None
         return x.permute(self.order).reshape(-1 if self.columns else 0, self.columns).contiguous()
 
+    def shaped(self, values: Tensor) -> Tensor:
+        """Codes, or values that lie as they do, in the shape of the tensor; a view where that can be."""
+        if self.order is None:
+            return values
+        moved = values[:, : self.columns].reshape([self.shape[dim] for dim in self.order])
+        return moved.permute([self.order.index(dim) for dim in range(len(self.shape))])
+
     def restore(self, values: Tensor) -> Tensor:
         """Values that lie as the codes do, as a tensor of this layout."""
-        if self.order is not None:
-            moved = values[:, : self.columns].reshape([self.shape[dim] for dim in self.order])
-            values = moved.permute([self.order.index(dim) for dim in range(len(self.shape))])
+        return self.laid(self.shaped(values))
+
+    def laid(self, values: Tensor) -> Tensor:
+        """Values in the shape of the tensor, with its strides."""
         if values.stride() == self.strides:
             return values
         out = torch.empty_strided(self.shape, self.strides, dtype=values.dtype, device=values.device)

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from ..errors import InvalidValue
 from ..formats import BlockFormat, IntFormat, parse_format
 from .layout import Layout
-from .transforms import Hadamard, Householder, Table, ThreeQuarters, Transform
+from .transforms import Folded, Hadamard, Householder, Table, ThreeQuarters, Transform
 
 
 @final
@@ -24,6 +24,7 @@ class CodedTensor:
     With V(code) the number that a code of the format stands for, t = `scale` and i the row of an element, its value is
 
         V(code) / t                             if there is nothing but a scale;
+        (code - zero_i) / scale_i               with `zero`, a whole number, where codes are levels;
         (code - zero_i) / scale_i + low_i       with `zero` and `low`, where codes count from 0 up;
         t V(block scale) V(code)                with `block_scales`, for a block format.
 
@@ -43,7 +44,7 @@ class CodedTensor:
     layout: Layout
     """Shape, strides and type of the tensor, and bits per stored code."""
     zero: Tensor | None = None
-    """float32, as many as `scale`: the code that `low` has."""
+    """float32, as many as `scale`, or one: the code that `low` has, or that zero has where there is no `low`."""
     low: Tensor | None = None
     """float32, as many as `scale`."""
     block_scales: Tensor | None = None
@@ -69,13 +70,27 @@ class CodedTensor:
 
         The bits are those of the quantized tensor if the type is its own.
         """
-        layout, dtype = self.layout, dtype or self.layout.dtype
-        codes = self.codes if layout.bits == 8 else _operator("unpack_nibbles")(self.codes, layout.width)
-        values = self._values(codes, dtype)
+        dtype = dtype or self.layout.dtype
+        folded = next((step for step in self.transform if isinstance(step, Folded)), None)
+        if folded is None:
+            return self.layout.restore(self._unfolded(dtype))
+        values = self.layout.shaped(self._unfolded(torch.float32))
+        factors = folded.factors.reshape([-1 if dim == folded.dim % values.dim() else 1 for dim in range(values.dim())])
+        return self.layout.laid(_narrowed(values / factors, dtype))
+
+    def in_bytes(self) -> Tensor:
+        """The codes, one to a byte."""
+        layout = self.layout
+        codes: Tensor = self.codes if layout.bits == 8 else _operator("unpack_nibbles")(self.codes, layout.width)
+        return codes
+
+    def _unfolded(self, dtype: torch.dtype) -> Tensor:
+        """Numbers in place of codes, where these lie, before channels are divided by factors."""
+        values = self._values(self.in_bytes(), dtype)
         for step in self.transform:
             if isinstance(step, Hadamard):
                 values = _operator("hadamard")(values, step.block, step.key, True)
-        return layout.restore(values)
+        return values
 
     def _values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """Numbers in place of codes, with all undone that single rows and elements have."""
@@ -89,6 +104,8 @@ class CodedTensor:
             result = _operator("dequantize_block_codes")(
                 codes, self.block_scales, self.scale, self.format, unbiased, dtype
             )
+        elif self.zero is not None and self.low is None:
+            result = _operator("dequantize_levels")(codes, self.scale, self.zero, dtype)
         elif self.zero is None or self.low is None:
             result = _operator("dequantize_codes")(codes, self.scale, self.format, dtype)
         else:
@@ -107,8 +124,13 @@ class CodedTensor:
         bits = format.element.bits if isinstance(format, BlockFormat) else format.bits
         if bits > 4 or self.layout.bits != 8:
             raise InvalidValue(f"two codes share a byte where each has at most 4 bits of one; these have {bits}.")
-        layout = replace(self.layout, bits=4, width=self.codes.shape[-1] if self.codes.dim() else 0)
-        return replace(self, codes=_operator("pack_nibbles")(self.codes), layout=layout)
+        codes, layout = self.codes, self.layout
+        if codes.dim() > 2 and self.scale.numel() == 1 and codes.movedim(1, -1).is_contiguous():  # channels last
+            order = (0, *range(2, codes.dim()), 1)
+            codes = codes.permute(order).flatten(0, -2)
+            layout = replace(layout, order=order, columns=codes.shape[1])
+        layout = replace(layout, bits=4, width=codes.shape[-1] if codes.dim() else 0)
+        return replace(self, codes=_operator("pack_nibbles")(codes), layout=layout)
 
 
 class Encoded(NamedTuple):
@@ -117,6 +139,14 @@ class Encoded(NamedTuple):
     coded: CodedTensor
     counts: Tensor
     """int64: zeros, NaN and saturated elements of the quantized tensor."""
+
+
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values in another type, finite where they were."""
+    if dtype == torch.float32:
+        return values
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
 
 
 def _operator(name: str) -> Any:

@@ -44,4 +44,15 @@ class Table:
     """(256,) in the type of the tensor: what each code stands for."""
 
 
-Transform = Householder | Hadamard | ThreeQuarters | Table
+@final
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Channels were multiplied by factors, those of a weight that a product sums over; decoding divides by them."""
+
+    factors: Tensor
+    """float32, one for each channel."""
+    dim: int = 1
+    """The dimension of the tensor along which its channels lie."""
+
+
+Transform = Folded | Householder | Hadamard | ThreeQuarters | Table

@@ -26,6 +26,15 @@ from .elementwise import (
 )
 from .hadamard import hadamard, hadamard_inverse
 from .histogram import LogHistogram, log_histogram
+from .integer_products import (
+    fold_of,
+    integer_convolution,
+    integer_convolution_backward,
+    integer_linear,
+    integer_linear_backward,
+    reason_not_integer,
+)
+from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
 from .registry import library
 from .rows import (
     Clipped,
@@ -45,13 +54,14 @@ from .select import kth_magnitude
 from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 
 __all__ = [
-    "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic",
+    "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic", "Ranged", "RangedCodes",
     "dither", "dither_", "luq", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune",
     "threshold_prune_", "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",
-    "quantize_block_householder", "quantize_blocks", "quantize_interval", "quantize_per_sample", "quantize_per_tensor",
-    "tensor_scale_of",
-    "pack_block_householder", "pack_codes", "pack_interval", "pack_luq", "pack_nibbles", "pack_per_sample",
-    "pack_per_tensor", "quantize_block_codes", "quantize_codes",
+    "quantize_block_householder", "quantize_blocks", "quantize_integers", "quantize_interval",
+    "quantize_per_sample", "quantize_per_tensor", "tensor_scale_of",
+    "pack_block_householder", "pack_codes", "pack_integers", "pack_interval", "pack_luq", "pack_nibbles",
+    "pack_per_sample", "pack_per_tensor", "quantize_block_codes", "quantize_codes",
     "dequantize_block_codes", "dequantize_block_householder", "dequantize_codes", "dequantize_rows", "unpack_nibbles",
-    "sparse_convolution_backward", "sparse_linear_backward",
+    "fold_of", "integer_convolution", "integer_convolution_backward", "integer_linear", "integer_linear_backward",
+    "reason_not_integer", "sparse_convolution_backward", "sparse_linear_backward",
 ]  # fmt: skip

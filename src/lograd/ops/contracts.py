@@ -70,6 +70,11 @@ NUMBERS: dict[str, range | tuple[Any, ...]] = {
     "dtype": FLOATS,
     "mantissa": range(8),
     "smallest_exponent": range(-100, 101),
+    "a_zero": range(256),
+    "b_zero": range(256),
+    "g_zero": range(256),
+    "weight_zero": range(256),
+    "x_zero": range(256),
 }
 """Valid values of arguments that are no tensors."""
 

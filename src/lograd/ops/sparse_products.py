@@ -69,9 +69,10 @@ def sparse_convolution_backward(
 
 
 def release_workspace() -> None:
-    """Give the memory back that the native kernels keep between calls."""
-    if _release is not None:
-        _release()
+    """Give the memory back that the native kernels of sparse and of integer products keep between calls."""
+    for release in _releases:
+        if release is not None:
+            release()
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -310,7 +311,7 @@ def _fake(empty: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., 
 
 
 _kernel: Any = native.kernel("sparse_backward")
-_release: Any = native.kernel("release_sparse_workspace")
+_releases: list[Any] = [native.kernel(f"release_{kind}_workspace") for kind in ("sparse", "integer")]
 _GRADIENT = "Tensor g, Tensor x, Tensor weight, Tensor? threshold, Tensor key"
 _TAKES = {name: Takes(WIDE_FLOATS) for name in ("g", "x", "weight")}
 _NEED = "bool need_x, bool need_weight, bool need_bias"

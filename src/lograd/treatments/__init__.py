@@ -9,6 +9,7 @@ from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
+from .integers import Integers
 from .interval import Interval
 from .luq import Luq
 from .products import (
@@ -40,6 +41,7 @@ from .sentence import (
     settled,
     stages,
     to_json,
+    total_counts,
 )
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
@@ -48,10 +50,11 @@ from .treatment import Numbers, Setting, Treatment
 
 __all__ = [
     "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
-    "Atp", "Blocks", "Dithered", "Hadamard", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant", "TopK",
-    "TopKStochastic",
+    "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant",
+    "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients",
     "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
+    "total_counts",
 ]  # fmt: skip

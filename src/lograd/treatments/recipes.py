@@ -15,6 +15,7 @@ from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
+from .integers import Integers
 from .interval import Interval
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
@@ -83,6 +84,18 @@ def _blocks(*names: str | None) -> Treated:
 
 def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
     return gradients((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
+
+
+def _full(bits: str) -> Treated:
+    """All operands of all three products as levels, each coded once for the two products that it enters."""
+    activations = (Integers(int(bits), ranges="hindsight"),)
+    weights = (Integers(int(bits), "channel", symmetric=True),)
+    gradient = (Integers(int(bits), rounding="stochastic"),)
+    return Treated(
+        ProductPlan(activations=activations, weights=weights),
+        ProductPlan(gradient, weights=weights),
+        ProductPlan(gradient, activations=activations),
+    )
 
 
 def saw(percent: str) -> Treated:
@@ -171,6 +184,10 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "intN-interval", "int4-interval", "a clipped interval that follows its clipped share", "kim2024",
         r"int([2-8])-interval", lambda bits: both(Interval(int(bits))),
+    ),
+    Recipe(
+        "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
+        "fournarakis2021", r"int([2-8])-full", _full,
     ),
     Recipe(
         "mxfp4, mxfp6, mxfp8", "mxfp4", "blocks of 32 with a power-of-two scale; also mxfp6-e2m3, mxfp8-e5m2",

@@ -53,6 +53,8 @@ def stages(
     key: Tensor,
     memory: Tensor,
     contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None,
+    fold_dim: int = 1,
 ) -> list[Setting]:
     """Return what each treatment of a sentence is given beside the tensor.
 
@@ -60,12 +62,14 @@ def stages(
         numbers: of each treatment, those of its `number_names`.
         key: the int64 pair (seed, offset) of the random numbers.
         memory: the memories of all treatments, in order, changed in place.
-        contracted: see `Setting`.
+        contracted, fold, fold_dim: see `Setting`.
     """
     parts = zip(numbers, memories(treatments, memory), strict=True)
     return [
         # Each treatment has its own random numbers: the seed is a hash, and so is its successor to Philox.
-        Setting(dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted)
+        Setting(
+            dict(values), key if place == 0 else key + _successor(place, key.device), own, contracted, fold, fold_dim
+        )
         for place, (values, own) in enumerate(parts)
     ]
 
@@ -79,12 +83,7 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
     if not results:
         before = (g == 0).sum()
         return ops.Counted(g, torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before]))
-    first = results[0].counts
-    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
-    zeros = [total[3], first[0]]
-    for one in results[1:]:
-        total = torch.cat([one.counts[:2], total[2:3] + one.counts[2:3], total[3:]])
-        zeros.append(one.counts[0])
+    total = total_counts(treatments, g, [one.counts for one in results])
     result = results[-1].result
     if int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
         swallowed = g.isinf() & result.isfinite()
@@ -92,7 +91,20 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
             result = result.masked_scatter(swallowed, g[swallowed])
     if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
         total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
-    return ops.Counted(result, torch.cat([total, _pruned(treatments, zeros)]) if mixes(treatments) else total)
+    return ops.Counted(result, total)
+
+
+def total_counts(treatments: Sequence[Treatment], g: Tensor, counts: Sequence[Tensor]) -> Tensor:
+    """Return the counts of a sentence, as `settled` gives them, from the counts of each of its treatments in turn."""
+    first = counts[0]
+    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
+    if len(counts) == 1:
+        return total
+    zeros = [total[3], first[0]]
+    for one in counts[1:]:
+        total = torch.cat([one[:2], total[2:3] + one[2:3], total[3:]])
+        zeros.append(one[0])
+    return torch.cat([total, _pruned(treatments, zeros)]) if mixes(treatments) else total
 
 
 def mixes(treatments: Sequence[Treatment]) -> bool:

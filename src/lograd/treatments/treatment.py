@@ -45,6 +45,11 @@ class Setting(NamedTuple):
     """Its own memory, float64, zero at first, to be changed in place."""
     contracted: tuple[int, ...]
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
+    fold: Tensor | None = None
+    """float32 factors of channels that are folded into the tensor before it is rounded to levels, and divided out again
+    when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads them."""
+    fold_dim: int = 1
+    """The dimension of these channels."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,19 @@ class Treatment(ABC):
     @property
     def makes_zeros(self) -> bool:
         """True if it is there to make zeros, which sparse products skip."""
+        return False
+
+    @property
+    def levels(self) -> bool:
+        """True if its codes are levels that integer products take: whole steps from a zero point.
+
+        There is one scale for the tensor, or one for each channel (`per_channel`).
+        """
+        return False
+
+    @property
+    def per_channel(self) -> bool:
+        """True if each channel, the first dimension of a weight of (outputs, inputs), has a scale of its own."""
         return False
 
     @property

@@ -55,5 +55,7 @@ void bind_rows(Functions&);
 void bind_codes(Functions&);
 void bind_blocks(Functions&);
 void bind_sparse(Functions&);
+void bind_integer(Functions&);
+void bind_levels(Functions&);
 
 }  // namespace lograd

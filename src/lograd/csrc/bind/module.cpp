@@ -24,4 +24,6 @@ NB_MODULE(_native, m) {
     lograd::bind_codes(functions);
     lograd::bind_blocks(functions);
     lograd::bind_sparse(functions);
+    lograd::bind_integer(functions);
+    lograd::bind_levels(functions);
 }

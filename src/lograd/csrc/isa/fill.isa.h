@@ -8,6 +8,8 @@
 #include "kernels/codes/codes.isa.h"
 #include "kernels/elementwise/elementwise.isa.h"
 #include "kernels/hadamard/hadamard.isa.h"
+#include "kernels/integer/integer.isa.h"
+#include "kernels/levels/levels.isa.h"
 #include "kernels/rows/rows.isa.h"
 #include "kernels/sparse/sparse.isa.h"
 
@@ -18,7 +20,8 @@ namespace lograd {
 namespace LOGRAD_ISA {
 
 const Kernels& table() {
-    static constexpr Kernels kernels{LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse};
+    static constexpr Kernels kernels{LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks,
+                                     kHadamard,            kRows,        kSparse, kInteger, kLevels};
     return kernels;
 }
 

@@ -6,6 +6,8 @@
 #include "kernels/codes/codes.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/hadamard/hadamard.h"
+#include "kernels/integer/tile.h"
+#include "kernels/levels/levels.h"
 #include "kernels/rows/rows.h"
 #include "kernels/sparse/lists.h"
 
@@ -19,6 +21,8 @@ struct Kernels {
     HadamardKernels hadamard;
     RowKernels rows;
     SparseKernels sparse;
+    IntegerKernels integer;
+    LevelKernels levels;
 };
 
 // One of these for each instruction set; isa/fill.isa.h is what they consist of.
@@ -29,6 +33,13 @@ namespace avx2 {
 const Kernels& table();
 }
 namespace avx512 {
+const Kernels& table();
+}
+// With instructions for products of bytes; the other kernels are those of the set without.
+namespace avx2vnni {
+const Kernels& table();
+}
+namespace avx512vnni {
 const Kernels& table();
 }
 

@@ -3,6 +3,8 @@
 from ... import native
 
 if native.status().available:
-    from . import blocks, codes, elementwise, hadamard, rows, statistics
+    from . import blocks, codes, elementwise, hadamard, integer_products, integers, levels, rows, statistics
 
-    __all__ = ["blocks", "codes", "elementwise", "hadamard", "rows", "statistics"]
+    __all__ = [
+        "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "rows", "statistics",
+    ]  # fmt: skip

@@ -3,6 +3,8 @@
 Importing this package declares them all.  Every kernel of another backend equals the one here bit for bit.
 """
 
-from . import blocks, codes, elementwise, hadamard, rows, statistics
+from . import blocks, codes, elementwise, hadamard, integer_products, integers, levels, rows, statistics
 
-__all__ = ["blocks", "codes", "elementwise", "hadamard", "rows", "statistics"]
+__all__ = [
+    "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "rows", "statistics",
+]  # fmt: skip

@@ -146,7 +146,7 @@ class Plain(Passes):
         scale, low, zero, smallest, largest = (row[:, None] for row in parameters)
         y = (x - low) * scale
         steps = torch.where(y.abs() < _FAR, y.abs(), _FAR)
-        code = (torch.copysign(_rounded(steps, stochastic, key), y) + zero).clamp(0, bins)
+        code = (torch.copysign(rounded(steps, stochastic, key), y) + zero).clamp(0, bins)
         nan, outside = x.isnan(), ((x < smallest) | (x > largest)).sum()  # x may be out
         if out.dtype == torch.uint8:
             zeros = torch.zeros_like(nan)
@@ -218,7 +218,7 @@ def _nan_code(bins: int) -> float:
     return float(NAN_CODE) if bins < NAN_CODE else 0.0
 
 
-def _rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
+def rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
     """Nearest, ties to even; or up if the fraction, which float32 holds exactly, plus U reaches 1."""
     if not stochastic:
         return steps.round()

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/kept.h"
 #include "isa/table.h"
 #include "kernels/sparse/lister.h"
 #include "kernels/sparse/products.h"
@@ -23,7 +24,7 @@ bool sparse_backward(const SparseBackward& task) {
     const SparseKernels& table = kernels().sparse;
     const int threads = useful_threads(task.layer, task.threads);
     const Plan plan(task.layer, table.lanes);
-    Borrowed work(static_cast<std::size_t>(threads));
+    Borrowed<Workspace> work(static_cast<std::size_t>(threads));
     Products products(plan, task, table, *work, threads);
     products.prepare();
     if (!products.finite()) return false;
@@ -38,5 +39,7 @@ bool sparse_backward(const SparseBackward& task) {
     lister.finish();
     return true;
 }
+
+void release_sparse_workspace() { Borrowed<Workspace>::release(); }
 
 }  // namespace lograd

@@ -1,0 +1,86 @@
+// Products of small integers.
+
+#include "kernels/integer/integer.h"
+
+#include <nanobind/stl/array.h>
+
+#include <array>
+
+#include "bind/bind.h"
+
+namespace lograd {
+namespace {
+
+using A = Address;
+using N = Size;
+
+Bytes bytes_at(A data, int zero) { return {at<const std::uint8_t>(data), zero}; }
+Scales scales_at(A values, N count) { return {at<const float>(values), count}; }
+
+void matmul(N batch, N m, N n, N k, A a, std::array<N, 3> a_strides, int a_zero, A b, std::array<N, 3> b_strides,
+            int b_zero, A rows, N rows_count, A columns, N columns_count, A bias, A out, int threads) {
+    integer_matmul({batch, m, n, k, bytes_at(a, a_zero), a_strides[0], a_strides[1], a_strides[2], bytes_at(b, b_zero),
+                    b_strides[0], b_strides[1], b_strides[2], scales_at(rows, rows_count),
+                    scales_at(columns, columns_count), at<const float>(bias), at<float>(out), threads});
+}
+
+// (input, output, kernel, stride, padding, dilation)
+IntegerAxis axis(const std::array<N, 6>& a) { return {a[0], a[1], a[2], a[3], a[4], a[5]}; }
+
+using Geometry = std::array<N, 6>;
+
+void output(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A input, int input_zero, A weight,
+            int weight_zero, A columns, N columns_count, A bias, A out, int threads) {
+    integer_convolution({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(input, input_zero),
+                         bytes_at(weight, weight_zero), {nullptr, 0}, scales_at(columns, columns_count),
+                         at<const float>(bias), at<float>(out), threads});
+}
+
+void input_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A weight,
+                    int weight_zero, A columns, N columns_count, A out, int threads) {
+    integer_input_gradient({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(g, g_zero),
+                            bytes_at(weight, weight_zero), {nullptr, 0}, scales_at(columns, columns_count), nullptr,
+                            at<float>(out), threads});
+}
+
+void weight_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A input,
+                     int input_zero, A rows, N rows_count, A out, int threads) {
+    integer_weight_gradient({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(g, g_zero),
+                             bytes_at(input, input_zero), scales_at(rows, rows_count), {nullptr, 0}, nullptr,
+                             at<float>(out), threads});
+}
+
+void block_matmul(N m, N n, N k, N block, A a, int a_zero, A a_scales, A b, int b_zero, A b_scales, float scale, A bias,
+                  A out, int threads) {
+    integer_block_matmul({m, n, k, block, bytes_at(a, a_zero), at<const float>(a_scales), bytes_at(b, b_zero),
+                          at<const float>(b_scales), scale, at<const float>(bias), at<float>(out), threads});
+}
+
+}  // namespace
+
+void bind_integer(Functions& functions) {
+    functions.kernel("integer_matmul", &matmul, nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"),
+                     nb::arg("k"), nb::arg("a"), nb::arg("a_strides"), nb::arg("a_zero"), nb::arg("b"),
+                     nb::arg("b_strides"), nb::arg("b_zero"), nb::arg("rows"), nb::arg("rows_count"),
+                     nb::arg("columns"), nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"),
+                     nb::arg("threads"));
+    functions.kernel("integer_convolution", &output, nb::kw_only(), nb::arg("batch"), nb::arg("channels"),
+                     nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"), nb::arg("input"),
+                     nb::arg("input_zero"), nb::arg("weight"), nb::arg("weight_zero"), nb::arg("columns"),
+                     nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"), nb::arg("threads"));
+    functions.kernel("integer_convolution_input_gradient", &input_gradient, nb::kw_only(), nb::arg("batch"),
+                     nb::arg("channels"), nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"),
+                     nb::arg("g"), nb::arg("g_zero"), nb::arg("weight"), nb::arg("weight_zero"), nb::arg("columns"),
+                     nb::arg("columns_count"), nb::arg("out"), nb::arg("threads"));
+    functions.kernel("integer_convolution_weight_gradient", &weight_gradient, nb::kw_only(), nb::arg("batch"),
+                     nb::arg("channels"), nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"),
+                     nb::arg("g"), nb::arg("g_zero"), nb::arg("input"), nb::arg("input_zero"), nb::arg("rows"),
+                     nb::arg("rows_count"), nb::arg("out"), nb::arg("threads"));
+    functions.kernel("integer_block_matmul", &block_matmul, nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+                     nb::arg("block"), nb::arg("a"), nb::arg("a_zero"), nb::arg("a_scales"), nb::arg("b"),
+                     nb::arg("b_zero"), nb::arg("b_scales"), nb::arg("scale"), nb::arg("bias"), nb::arg("out"),
+                     nb::arg("threads"));
+    functions.other("release_integer_workspace", &release_integer_workspace);
+}
+
+}  // namespace lograd

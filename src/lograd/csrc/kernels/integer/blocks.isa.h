@@ -1,0 +1,79 @@
+// Tiles whose sums are scaled block by block.
+
+#pragma once
+
+#include "kernels/integer/tile.isa.h"
+
+namespace lograd {
+namespace LOGRAD_ISA {
+
+#if defined(__AVX512VNNI__)
+constexpr std::size_t kBlockRows = 6;  // with both kinds of sums in registers
+#else
+constexpr std::size_t kBlockRows = kTileRows;
+#endif
+
+// By a tile of integers for each block.
+template <void (*tile)(const Tile&)> void block_tile(const BlockTile& t) {
+    alignas(64) std::int32_t sums[kTileRows * kTileColumns];
+    const std::uint8_t* rows[kTileRows];
+    for (std::size_t r = 0; r < kTileRows; ++r) rows[r] = t.rows[r < kBlockRows ? r : kBlockRows - 1];
+    std::memset(t.sums, 0, kBlockRows * kTileColumns * sizeof(float));
+    for (std::size_t block = 0; block < t.blocks; ++block) {
+        const auto first = static_cast<std::ptrdiff_t>(block * t.units);
+        const Segment all{t.a_step * first, t.b_step * first, t.units};
+        tile({rows, t.panel, &all, 1, t.a_step, t.b_step, t.steps, sums, false});
+        for (std::size_t r = 0; r < kBlockRows; ++r) {
+            const float scale = t.a_scales[r][block];
+            for (std::size_t c = 0; c < kTileColumns; c += W) {
+                const std::size_t at = r * kTileColumns + c, column = block * kTileColumns + c;
+                const U exact = load<U>(sums + at) - load<U>(t.offsets + column);
+                const F part = __builtin_convertvector(bits<I>(exact), F) * scale * load<F>(t.b_scales + column);
+                store(t.sums + at, load<F>(t.sums + at) + part);
+            }
+        }
+    }
+}
+
+#if defined(__AVX512VNNI__)
+inline void byte_block_tile(const BlockTile& t) {
+    F sums[kBlockRows][2] = {};
+    const std::uint8_t* rows[kBlockRows];
+    LOGRAD_UNROLL
+    for (std::size_t r = 0; r < kBlockRows; ++r) rows[r] = t.rows[r];
+    const std::uint8_t* b = t.panel;
+    std::ptrdiff_t at = 0;
+    for (std::size_t block = 0; block < t.blocks; ++block) {
+        Register exact[kBlockRows][2];
+        const std::int32_t* offsets = t.offsets + block * kTileColumns;
+        const U first = U{} - load<U>(offsets), second = U{} - load<U>(offsets + W);
+        LOGRAD_UNROLL
+        for (std::size_t r = 0; r < kBlockRows; ++r)
+            exact[r][0] = bits<Register>(first), exact[r][1] = bits<Register>(second);
+        for (std::size_t unit = t.units; unit != 0; --unit, at += t.a_step, b += t.b_step) {
+            const Register b0 = load<Register>(b), b1 = load<Register>(b + 4 * W);
+            LOGRAD_UNROLL
+            for (std::size_t r = 0; r < kBlockRows; ++r) {
+                const Register a = broadcast(rows[r] + at);
+                exact[r][0] = ByBytes::multiply(exact[r][0], a, b0);
+                exact[r][1] = ByBytes::multiply(exact[r][1], a, b1);
+            }
+        }
+        const F scale0 = load<F>(t.b_scales + block * kTileColumns), scale1 = load<F>(t.b_scales + block * kTileColumns + W);
+        LOGRAD_UNROLL
+        for (std::size_t r = 0; r < kBlockRows; ++r) {
+            const F scale = F{} + t.a_scales[r][block];
+            sums[r][0] += __builtin_convertvector(bits<I>(exact[r][0]), F) * scale * scale0;
+            sums[r][1] += __builtin_convertvector(bits<I>(exact[r][1]), F) * scale * scale1;
+        }
+    }
+    LOGRAD_UNROLL
+    for (std::size_t r = 0; r < kBlockRows; ++r)
+        store(t.sums + r * kTileColumns, sums[r][0]), store(t.sums + r * kTileColumns + W, sums[r][1]);
+}
+#elif defined(__AVX2__)
+inline void byte_block_tile(const BlockTile& t) { block_tile<byte_tile>(t); }
+#endif
+
+}  // namespace LOGRAD_ISA
+}  // namespace lograd

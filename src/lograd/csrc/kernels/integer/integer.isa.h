@@ -1,0 +1,22 @@
+// The integer kernels of one instruction set.
+
+#pragma once
+
+#include "kernels/integer/blocks.isa.h"
+#include "kernels/integer/pack.isa.h"
+#include "kernels/integer/tile.isa.h"
+
+namespace lograd {
+namespace LOGRAD_ISA {
+
+constexpr Units kWords{2, word_tile, block_tile<word_tile>, pack_words};
+#if defined(__AVX2__)
+constexpr Units kBytes{4, byte_tile, byte_block_tile, pack_bytes};
+#else
+constexpr Units kBytes{4, nullptr, nullptr, pack_bytes};
+constexpr bool kExactBytes = false;
+#endif
+constexpr IntegerKernels kInteger{kTileRows, kTileColumns, kBlockRows, kExactBytes, kBytes, kWords, finish, largest};
+
+}  // namespace LOGRAD_ISA
+}  // namespace lograd

@@ -1,0 +1,197 @@
+// The product of two matrices of bytes.
+
+#include <algorithm>
+
+#include "base/kept.h"
+#include "base/parallel.h"
+#include "base/tensor.h"
+#include "isa/table.h"
+#include "kernels/integer/integer.h"
+#include "kernels/integer/workspace.h"
+
+namespace lograd {
+namespace {
+
+// Rows of A that are packed, or read from the L2 cache, while panels of B pass; a multiple of all tiles.
+constexpr std::size_t kRows = 96;
+// Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
+constexpr std::size_t kUnits = 512;
+// A thread is worth its start from so many multiply-adds on.
+constexpr std::size_t kWorthAThread = std::size_t{1} << 20;
+
+std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
+
+// The largest byte of a matrix one of whose strides is 1.
+int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batch, std::size_t batch_stride, std::size_t rows,
+            std::size_t row_stride, std::size_t columns, std::size_t column_stride) {
+    int most = 0;
+    if (column_stride != 1) std::swap(rows, columns), std::swap(row_stride, column_stride);
+    for (std::size_t b = 0; b < batch && most < 255; ++b) {
+        const std::uint8_t* from = x + b * batch_stride;
+        if (row_stride == columns) most = std::max(most, table.largest(from, rows * columns));
+        else
+            for (std::size_t r = 0; r < rows; ++r) most = std::max(most, table.largest(from + r * row_stride, columns));
+    }
+    return most;
+}
+
+Path path_of(const IntegerMatmul& t, const IntegerKernels& table) {
+    // Where byte sums cannot overflow nobody asks for the largest byte of A.
+    const bool known = table.exact && t.k < 60000;
+    const int a = known ? 255 : largest(table, t.a.data, t.batch, t.a_batch, t.m, t.a_row, t.k, t.a_k);
+    const int b = largest(table, t.b.data, t.batch, t.b_batch, t.k, t.b_k, t.n, t.b_column);
+    return {table, t.a.zero, a, t.b.zero, b, t.k};
+}
+
+// One matrix of the batch.
+class Product {
+    const IntegerMatmul& t_;
+    const Path& path_;
+    const std::size_t units_, width_, panels_;
+    const std::uint8_t *a_, *b_;
+    float* out_;
+    std::uint8_t* packed_ = nullptr;
+    const bool past_cache_;
+    const Segment all_;
+    const Runs runs_;
+
+public:
+    Product(const IntegerMatmul& t, const Path& path, std::size_t index)
+        : t_(t), path_(path), units_(path.count(t.k)), width_(path.kernels.columns), panels_(up(t.n, width_)),
+          a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch), out_(t.out + index * t.m * t.n),
+          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0), all_{0, 0, units_}, runs_(path, &all_, 1, 0, panel_step()) {}
+
+    std::size_t panels() const { return panels_; }
+    std::ptrdiff_t panel_step() const { return static_cast<std::ptrdiff_t>(4 * width_); }
+    std::size_t panel_bytes() const { return 4 * width_ * units_; }
+
+    // Packs panels of B and finds their offsets.
+    void pack(Buffer& panels, const Columns& columns, int threads) {
+        packed_ = panels.get<std::uint8_t>(panels_ * panel_bytes());
+        parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
+            const std::size_t first = panel * width_;
+            std::uint8_t* to = packed_ + panel * panel_bytes();
+            path_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first), width_,
+                              path_.b_shift, 0, to});
+            runs_.column_offsets(to, t_.k, columns, first);
+        });
+    }
+
+    // Rows [first, end), at most kRows, by all panels of [panel, last).
+    void rows(std::size_t first, std::size_t end, std::size_t panel, std::size_t last, const Columns& columns,
+              IntegerWorker& worker) const {
+        const Rows from = read(first, end, worker.packed);
+        const std::size_t tile_rows = path_.kernels.rows, tiles = up(end - first, tile_rows);
+        Sums* sums = worker.sums.get<Sums>(tiles);
+        std::int64_t* offsets = nullptr;
+        if (path_.b_zero != 0) {
+            offsets = worker.columns.get<std::int64_t>(tiles * tile_rows);
+            for (std::size_t i = 0; i < tiles; ++i)
+                Runs(path_, &all_, 1, from.step, 0).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
+        }
+        for (; panel < last; ++panel) {
+            const std::size_t column = panel * width_;
+            sum(from, tiles, packed_ + panel * panel_bytes(), sums);
+            for (std::size_t i = 0; i < tiles; ++i) {
+                const std::size_t row = first + i * tile_rows;
+                const float* scales = t_.rows.values;
+                float spread[kMostRows];
+                if (scales != nullptr && t_.rows.count == 1) {
+                    std::fill(spread, spread + kMostRows, scales[0]);
+                    scales = spread;
+                } else if (scales != nullptr) scales += row;
+                float* out[kMostRows];
+                for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
+                finish(path_, sums[i], columns,
+                       {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
+                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+            }
+        }
+    }
+
+private:
+    struct Rows {
+        const std::uint8_t* pointers[kRows + kMostRows];
+        std::ptrdiff_t step;
+    };
+
+    // Rows of A where they lie, or side by side in units.
+    Rows read(std::size_t first, std::size_t end, Buffer& packed) const {
+        Rows rows;
+        const std::size_t count = end - first;
+        const bool in_place = path_.units.per == 4 && t_.a_k == 1 && t_.k % 4 == 0;
+        const std::uint8_t* from = a_ + first * t_.a_row;
+        if (!in_place) {
+            auto* to = packed.get<std::uint8_t>(4 * count * units_);
+            path_.units.pack({from, t_.a_k, t_.a_row, t_.k, count, count, path_.a_shift, 0, to});
+            from = to;
+        }
+        rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * count);
+        for (std::size_t r = 0; r < kRows + kMostRows; ++r)
+            rows.pointers[r] = from + std::min(r, count - 1) * (in_place ? t_.a_row : 4);
+        return rows;
+    }
+
+    // The sums of all tiles of a panel.
+    void sum(const Rows& from, std::size_t tiles, const std::uint8_t* panel, Sums* sums) const {
+        const std::size_t tile_rows = path_.kernels.rows;
+        if (path_.wide) {
+            const Runs runs(path_, &all_, 1, from.step, panel_step());
+            for (std::size_t i = 0; i < tiles; ++i) runs(from.pointers + i * tile_rows, panel, sums[i]);
+            return;
+        }
+        for (std::size_t unit = 0; unit < units_ || unit == 0; unit += kUnits) {
+            const Segment part{from.step * static_cast<std::ptrdiff_t>(unit), panel_step() * static_cast<std::ptrdiff_t>(unit),
+                               std::min(kUnits, units_ - unit)};
+            for (std::size_t i = 0; i < tiles; ++i)
+                path_.units.tile({from.pointers + i * tile_rows, panel, &part, 1, from.step, panel_step(), path_.steps,
+                                  sums[i].tile, unit != 0});
+        }
+    }
+};
+
+}  // namespace
+
+void integer_matmul(const IntegerMatmul& t) {
+    if (t.batch * t.m * t.n == 0) return;
+    const Path path = path_of(t, kernels().integer);
+    const std::size_t work = t.batch * t.m * t.n * std::max<std::size_t>(t.k, 1);
+    const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work / kWorthAThread, 1024))));
+    const auto many = static_cast<std::size_t>(threads);
+    Borrowed<IntegerWorkspace> borrowed(many);
+    IntegerWorkspace& space = *borrowed;
+    const std::size_t count = up(t.n, path.kernels.columns) * path.kernels.columns;
+    const auto columns_in = [&](Buffer& memory) {
+        const Columns columns(memory.get<char>(count * Columns::kBytes), count, t.bias != nullptr);
+        columns.fill(t.n, count, t.columns, t.bias);
+        return columns;
+    };
+    if (t.batch >= many && t.batch > 1) {  // small ones, each on its own
+        parallel_tasks(t.batch, threads, [&](std::size_t worker, std::size_t index) {
+            IntegerWorker& own = *space.workers[worker];
+            const Columns columns = columns_in(own.segments);
+            Product product(t, path, index);
+            product.pack(own.panels, columns, 1);
+            for (std::size_t row = 0; row < t.m; row += kRows)
+                product.rows(row, std::min(t.m, row + kRows), 0, product.panels(), columns, own);
+        });
+        return;
+    }
+    const std::size_t bands = up(t.m, kRows);
+    for (std::size_t index = 0; index < t.batch; ++index) {
+        const Columns columns = columns_in(space.columns);
+        Product product(t, path, index);
+        product.pack(space.panels, columns, threads);
+        // Few rows: parts of the columns, too, so that all threads have something to do.
+        const std::size_t parts = std::min(product.panels(), up(2 * many, bands));
+        parallel_tasks(bands * parts, threads, [&](std::size_t worker, std::size_t task) {
+            const std::size_t band = task / parts, part = task % parts;
+            product.rows(band * kRows, std::min(t.m, (band + 1) * kRows), product.panels() * part / parts,
+                         product.panels() * (part + 1) / parts, columns, *space.workers[worker]);
+        });
+    }
+}
+
+void release_integer_workspace() { Borrowed<IntegerWorkspace>::release(); }
+
+}  // namespace lograd

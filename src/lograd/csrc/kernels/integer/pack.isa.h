@@ -1,0 +1,111 @@
+// The passes before and after the tiles: elements side by side in units, sums to float32.
+
+#pragma once
+
+#include "base/vector.isa.h"
+#include "kernels/integer/tile.isa.h"
+
+namespace lograd {
+namespace LOGRAD_ISA {
+
+// One by one: units from `unit` to `end`, columns from `column` on.
+template <class T> void pack_scalar(const Packing& p, std::size_t unit, std::size_t end, std::size_t column) {
+    constexpr std::size_t per = 4 / sizeof(T);
+    T* out = static_cast<T*>(p.out);
+    for (; unit < end; ++unit)
+        for (std::size_t c = column; c < p.width; ++c)
+            for (std::size_t j = 0; j < per; ++j) {
+                const std::size_t k = unit * per + j;
+                const bool there = k < p.k && c < p.columns;
+                const int value = there ? p.from[k * p.k_stride + c * p.column_stride] - p.shift : p.fill;
+                out[(unit * p.width + c) * per + j] = static_cast<T>(value);
+            }
+}
+
+#ifdef __SSE2__
+struct Sixteen {
+    __m128i shift;
+    __m128i load(const std::uint8_t* p) const {
+        return _mm_sub_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), shift);
+    }
+    static void store(std::uint8_t* p, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
+};
+
+// Four rows of k, sixteen columns at a time; the first column that is left.
+inline std::size_t pack_columns(const Packing& p, std::size_t unit, const Sixteen& io) {
+    const std::uint8_t* from = p.from + 4 * unit * p.k_stride;
+    auto* out = static_cast<std::uint8_t*>(p.out) + 4 * unit * p.width;
+    std::size_t c = 0;
+    for (; c + 16 <= p.columns; c += 16) {
+        const __m128i r0 = io.load(from + c), r1 = io.load(from + p.k_stride + c);
+        const __m128i r2 = io.load(from + 2 * p.k_stride + c), r3 = io.load(from + 3 * p.k_stride + c);
+        const __m128i low01 = _mm_unpacklo_epi8(r0, r1), high01 = _mm_unpackhi_epi8(r0, r1);
+        const __m128i low23 = _mm_unpacklo_epi8(r2, r3), high23 = _mm_unpackhi_epi8(r2, r3);
+        io.store(out + 4 * c, _mm_unpacklo_epi16(low01, low23));
+        io.store(out + 4 * c + 16, _mm_unpackhi_epi16(low01, low23));
+        io.store(out + 4 * c + 32, _mm_unpacklo_epi16(high01, high23));
+        io.store(out + 4 * c + 48, _mm_unpackhi_epi16(high01, high23));
+    }
+    return c;
+}
+
+// Four columns of sixteen k at a time; the first column that is left.
+inline std::size_t pack_rows(const Packing& p, std::size_t unit, const Sixteen& io) {
+    const std::uint8_t* from = p.from + 4 * unit;
+    auto* out = static_cast<std::uint8_t*>(p.out) + 4 * unit * p.width;
+    std::size_t c = 0;
+    for (; c + 4 <= p.columns; c += 4) {
+        const std::uint8_t* column = from + c * p.column_stride;
+        const __m128i c0 = io.load(column), c1 = io.load(column + p.column_stride);
+        const __m128i c2 = io.load(column + 2 * p.column_stride), c3 = io.load(column + 3 * p.column_stride);
+        const __m128i low01 = _mm_unpacklo_epi32(c0, c1), high01 = _mm_unpackhi_epi32(c0, c1);
+        const __m128i low23 = _mm_unpacklo_epi32(c2, c3), high23 = _mm_unpackhi_epi32(c2, c3);
+        io.store(out + 4 * c, _mm_unpacklo_epi64(low01, low23));
+        io.store(out + 4 * (p.width + c), _mm_unpackhi_epi64(low01, low23));
+        io.store(out + 4 * (2 * p.width + c), _mm_unpacklo_epi64(high01, high23));
+        io.store(out + 4 * (3 * p.width + c), _mm_unpackhi_epi64(high01, high23));
+    }
+    return c;
+}
+#endif
+
+inline void pack_bytes(const Packing& p) {
+    const std::size_t units = (p.k + 3) / 4;
+    std::size_t unit = 0;
+#ifdef __SSE2__
+    const Sixteen io{_mm_set1_epi8(static_cast<char>(p.shift))};
+    const bool together = p.column_stride == 1;
+    const std::size_t step = together ? 1 : 4;
+    for (; (together || p.k_stride == 1) && 4 * (unit + step) <= p.k; unit += step)
+        pack_scalar<std::uint8_t>(p, unit, unit + step, together ? pack_columns(p, unit, io) : pack_rows(p, unit, io));
+#endif
+    pack_scalar<std::uint8_t>(p, unit, units, 0);
+}
+
+inline void pack_words(const Packing& p) { pack_scalar<std::int16_t>(p, 0, (p.k + 1) / 2, 0); }
+
+inline void finish(const Finish& f) {
+    for (std::size_t r = 0; r < f.rows; ++r) {
+        const std::int32_t* sums = f.sums + r * kTileColumns;
+        const std::uint32_t row_offset = f.row_offsets == nullptr ? 0 : static_cast<std::uint32_t>(f.row_offsets[r]);
+        float* out = f.out[r];
+        for (std::size_t c = 0; c < f.columns; c += W) {
+            const U exact = load<U>(sums + c) - load<U>(f.column_offsets + c) - row_offset;
+            F value = __builtin_convertvector(bits<I>(exact), F) * load<F>(f.column_scales + c);
+            if (f.row_scales != nullptr) value *= f.row_scales[r];
+            if (f.bias != nullptr) value += load<F>(f.bias + c);
+            if (c + W <= f.columns && f.past_cache) stream(out + c, value);
+            else if (c + W <= f.columns) store(out + c, value);
+            else std::memcpy(out + c, &value, (f.columns - c) * sizeof(float));
+        }
+    }
+}
+
+inline int largest(const std::uint8_t* x, std::size_t count) {
+    std::uint8_t most = 0;
+    for (std::size_t i = 0; i < count; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+}  // namespace LOGRAD_ISA
+}  // namespace lograd

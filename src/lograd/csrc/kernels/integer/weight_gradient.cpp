@@ -1,0 +1,210 @@
+// The gradient of a convolution's weight.  It sums over images and pixels.  The images of a unit lie side by side, so
+// that a tap of the kernel is nothing but another place to read from.  Rows are input channels, columns outputs.
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/kept.h"
+#include "base/parallel.h"
+#include "isa/table.h"
+#include "kernels/integer/integer.h"
+#include "kernels/integer/window.h"
+#include "kernels/integer/workspace.h"
+
+namespace lograd {
+namespace {
+
+// Units of images that are packed at a time; they should stay in the L2 cache.
+constexpr std::size_t kBlockBytes = std::size_t{3} << 19;
+// Units of a panel that stay in the L1 cache while all rows pass.
+constexpr std::size_t kUnits = 192;
+
+std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
+std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
+
+class WeightGradient {
+    const IntegerConvolution& t_;
+    const IntegerLayer& l_;
+    const Path& path_;  // a: input, b: gradient
+    const PaddedAxis y_, x_;
+    const std::size_t inputs_, outputs_;  // of a group
+    const std::size_t per_, units_;       // images of a unit, units of the batch
+    const std::size_t input_, gradient_;  // bytes of a unit of images
+    const std::size_t block_;             // units at a time
+    const std::size_t rows_, width_, size_, tiles_, panels_, taps_, tasks_;
+    std::uint8_t *x_units_ = nullptr, *g_units_ = nullptr;
+    std::vector<Segment> segments_;  // rows of output pixels: where they lie in X, seen from the first tap, and in G
+    std::vector<std::int64_t> offsets_;
+    std::int32_t* kept_ = nullptr;  // sums of all tasks, where several blocks add to them
+    std::int64_t* kept_wide_ = nullptr;
+
+public:
+    WeightGradient(const IntegerConvolution& t, const Path& path)
+        : t_(t), l_(t.layer), path_(path), y_(output_axis(l_.y)), x_(output_axis(l_.x)), inputs_(l_.channels / l_.groups),
+          outputs_(l_.outputs / l_.groups), per_(path.units.per), units_(up(l_.batch, per_)),
+          input_(y_.size * x_.size * l_.channels * 4), gradient_(l_.y.output * l_.x.output * l_.outputs * 4),
+          block_(std::min(units_, std::max<std::size_t>(1, kBlockBytes / (input_ + gradient_)))), rows_(path.kernels.rows),
+          width_(path.kernels.columns), size_(rows_ * width_), tiles_(up(inputs_, rows_)), panels_(up(outputs_, width_)),
+          taps_(l_.y.kernel * l_.x.kernel), tasks_(l_.groups * panels_ * taps_), offsets_(l_.groups * panels_ * width_) {}
+
+    void run(IntegerWorkspace& space, int threads) {
+        // Beyond the last channel are elements that are read and not used.
+        x_units_ = space.input.get<std::uint8_t>(block_ * input_ + 4 * kMostColumns);
+        g_units_ = space.gradient.get<std::uint8_t>(block_ * gradient_ + 4 * kMostColumns);
+        fill(x_units_, block_ * input_ + 4 * kMostColumns, t_.b.zero - path_.a_shift);  // borders, which stay
+        std::memset(g_units_ + block_ * gradient_, 0, 4 * kMostColumns);
+        if (block_ < units_ && path_.wide) kept_wide_ = space.sums.get<std::int64_t>(tasks_ * tiles_ * size_);
+        else if (block_ < units_) kept_ = space.sums.get<std::int32_t>(tasks_ * tiles_ * size_);
+        for (std::size_t first = 0; first < units_; first += block_) {
+            const std::size_t count = std::min(block_, units_ - first);
+            pack(first, count, threads);
+            find_segments(count);
+            if (path_.a_zero != 0)
+                parallel_tasks(l_.groups * panels_, threads, [&](std::size_t, std::size_t panel) { find_offsets(panel); });
+            parallel_tasks(tasks_, threads, [&](std::size_t worker, std::size_t task) {
+                multiply(task, first == 0, first + count == units_, *space.workers[worker]);
+            });
+        }
+    }
+
+private:
+    void fill(std::uint8_t* to, std::size_t bytes, int value) const {
+        if (per_ == 4) std::memset(to, value, bytes);
+        else std::fill(reinterpret_cast<std::int16_t*>(to), reinterpret_cast<std::int16_t*>(to) + bytes / 2, value);
+    }
+
+    void pack(std::size_t first, std::size_t count, int threads) {
+        const std::size_t g_row = l_.x.output * l_.outputs, g_image = l_.y.output * g_row;
+        const std::size_t x_row = l_.x.input * l_.channels, x_image = l_.y.input * x_row;
+        const std::size_t rows = l_.y.output + y_.kept;
+        parallel_tasks(count * rows, threads, [&](std::size_t, std::size_t task) {
+            const std::size_t unit = task / rows, row = task % rows, image = (first + unit) * per_;
+            const std::size_t there = std::min(per_, l_.batch - image);  // others count as zeros
+            if (row < l_.y.output) {
+                path_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row, path_.b_shift,
+                                  t_.a.zero - path_.b_shift, g_units_ + unit * gradient_ + 4 * row * g_row});
+                return;
+            }
+            const std::size_t y = row - l_.y.output, count_x = x_.kept * l_.channels;
+            const std::size_t at = ((y + y_.padding) * x_.size + x_.padding) * l_.channels;
+            path_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x, path_.a_shift,
+                              t_.b.zero - path_.a_shift, x_units_ + unit * input_ + 4 * at});
+        });
+    }
+
+    void find_segments(std::size_t units) {
+        segments_.clear();
+        for (std::size_t unit = 0; unit < units; ++unit)
+            for (std::size_t y = 0; y < l_.y.output; ++y)
+                segments_.push_back({distance(unit * input_ + 4 * y * l_.y.stride * x_.size * l_.channels),
+                                     distance(unit * gradient_ + 4 * y * l_.x.output * l_.outputs), l_.x.output});
+    }
+
+    const std::uint8_t* panel_of(std::size_t group, std::size_t panel) const {
+        return g_units_ + 4 * (group * outputs_ + panel * width_);
+    }
+    Runs runs(const Segment* segments, std::size_t count) const {
+        return {path_, segments, count, distance(4 * l_.x.stride * l_.channels), distance(4 * l_.outputs)};
+    }
+    std::size_t summed() const { return segments_.size() * l_.x.output * per_; }
+
+    // What the zero of X adds to the outputs of a panel: the same for all taps and inputs.
+    void find_offsets(std::size_t index) {
+        std::int32_t narrow[kMostColumns];
+        const Columns columns{narrow, offsets_.data() + index * width_, nullptr, nullptr};
+        runs(segments_.data(), segments_.size()).column_offsets(panel_of(index / panels_, index % panels_), summed(), columns, 0);
+    }
+
+    // All inputs of one group, by one tap and one panel of outputs.
+    void multiply(std::size_t task, bool first, bool last, IntegerWorker& worker) const {
+        const std::size_t tap = task % taps_, panel = task / taps_ % panels_, group = task / taps_ / panels_;
+        const std::size_t ky = tap / l_.x.kernel, kx = tap % l_.x.kernel;
+        const std::uint8_t* from = x_units_ + 4 * ((ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * l_.channels +
+                                                   group * inputs_);
+        auto* pointers = worker.packed.get<const std::uint8_t*>(tiles_ * rows_);
+        for (std::size_t r = 0; r < tiles_ * rows_; ++r) pointers[r] = from + 4 * std::min(r, inputs_ - 1);
+        const std::int64_t* offsets = path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
+        if (path_.wide) {
+            std::int64_t* sums = kept_wide_ == nullptr ? worker.columns.get<std::int64_t>(tiles_ * size_)
+                                                       : kept_wide_ + task * tiles_ * size_;
+            if (first) std::fill(sums, sums + tiles_ * size_, 0);
+            add_wide(pointers, panel_of(group, panel), sums, worker);
+            correct(pointers, offsets, sums);
+            if (last) write(group, panel, tap, sums);
+        } else {
+            std::int32_t* sums = kept_ == nullptr ? worker.sums.get<std::int32_t>(tiles_ * size_)
+                                                  : kept_ + task * tiles_ * size_;
+            add(pointers, panel_of(group, panel), sums, first);
+            correct(pointers, offsets, sums);
+            if (last) write(group, panel, tap, sums);
+        }
+    }
+
+    // As many rows of pixels at a time as the L1 cache holds, by all tiles.
+    void add(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int32_t* sums, bool first) const {
+        const std::size_t together = std::max<std::size_t>(1, kUnits / l_.x.output);
+        for (std::size_t s = 0; s < segments_.size(); s += together) {
+            const std::size_t count = std::min(together, segments_.size() - s);
+            for (std::size_t tile = 0; tile < tiles_; ++tile)
+                path_.units.tile({pointers + tile * rows_, panel, segments_.data() + s, count,
+                                  distance(4 * l_.x.stride * l_.channels), distance(4 * l_.outputs), path_.steps,
+                                  sums + tile * size_, !(first && s == 0)});
+        }
+    }
+
+    void add_wide(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int64_t* sums,
+                  IntegerWorker& worker) const {
+        Sums* own = worker.sums.get<Sums>(1);
+        for (std::size_t tile = 0; tile < tiles_; ++tile) {
+            runs(segments_.data(), segments_.size())(pointers + tile * rows_, panel, *own);
+            for (std::size_t i = 0; i < size_; ++i) sums[tile * size_ + i] += own->wide[i];
+        }
+    }
+
+    // Takes away what zeros that are not 0 have added in this block.
+    template <class Sum> void correct(const std::uint8_t* const* pointers, const std::int64_t* offsets, Sum* sums) const {
+        using Whole = std::make_unsigned_t<Sum>;
+        for (std::size_t tile = 0; tile < tiles_; ++tile, sums += size_) {
+            std::int64_t rows[kMostRows] = {};
+            const bool shifted = runs(segments_.data(), segments_.size()).row_offsets(pointers + tile * rows_, rows);
+            for (std::size_t i = 0; (shifted || offsets != nullptr) && i < size_; ++i) {
+                const std::int64_t offset = rows[i / width_] + (offsets == nullptr ? 0 : offsets[i % width_]);
+                sums[i] = static_cast<Sum>(static_cast<Whole>(sums[i]) - static_cast<Whole>(offset));
+            }
+        }
+    }
+
+    template <class Sum> void write(std::size_t group, std::size_t panel, std::size_t tap, const Sum* sums) const {
+        const std::size_t first = panel * width_, columns = std::min(width_, outputs_ - first);
+        for (std::size_t c = 0; c < columns; ++c) {
+            const std::size_t output = group * outputs_ + first + c;
+            const float scale = t_.rows.values == nullptr ? 1.0f : t_.rows.values[t_.rows.count > 1 ? output : 0];
+            float* out = t_.out + (output * taps_ + tap) * inputs_;
+            for (std::size_t r = 0; r < inputs_; ++r) out[r] = static_cast<float>(sums[r * width_ + c]) * scale;
+        }
+    }
+};
+
+}  // namespace
+
+void integer_weight_gradient(const IntegerConvolution& t) {
+    const IntegerLayer& l = t.layer;
+    const std::size_t pixels = l.y.output * l.x.output, taps = l.y.kernel * l.x.kernel;
+    const std::size_t weights = l.outputs * (l.channels / l.groups) * taps;
+    if (weights == 0) return;
+    if (l.batch * pixels == 0) return std::fill(t.out, t.out + weights, 0.0f), void();
+    if (l.groups == 1 && taps == 1 && l.y.stride == 1 && l.x.stride == 1 && l.y.padding == 0 && l.x.padding == 0)
+        return integer_matmul({1, l.outputs, l.channels, l.batch * pixels, t.a, 0, 1, l.outputs, t.b, 0, l.channels, 1,
+                               t.rows, {nullptr, 0}, nullptr, t.out, t.threads});
+    const IntegerKernels& table = kernels().integer;
+    const std::size_t k = up(l.batch, 4) * 4 * pixels;
+    const int g = table.largest(t.a.data, l.batch * pixels * l.outputs);
+    const int x = table.exact && k < 60000 ? 255 : table.largest(t.b.data, l.batch * l.y.input * l.x.input * l.channels);
+    const Path path(table, t.b.zero, x, t.a.zero, g, k);
+    const std::size_t work = k * weights;
+    const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));
+    Borrowed<IntegerWorkspace> space(static_cast<std::size_t>(threads));
+    WeightGradient(t, path).run(*space, threads);
+}
+
+}  // namespace lograd

@@ -1,0 +1,320 @@
+"""Products of coded tensors in exact integers: a linear layer and a convolution, and the backward of each.
+
+Codes are multiplied as they are; only sums become float32, scaled once.  Results are float32 and exact up to these few
+roundings, the same bits on any machine and for any number of threads.  NaN comes from a scale: where that of an operand
+is NaN, so is the result.
+
+Operands whose scales cannot be taken out of the sum are refused in one sentence; `reason_not_integer` gives it without
+an error.  Convolutions give channels-last memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..coded import CodedTensor
+from ..errors import InvalidValue
+from .geometry import Geometry
+from .integer_operands import Operand, check_coded, operand
+from .reference.integer_products import check_geometry, check_numbers
+from .registry import call
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Product = Literal["output", "input_gradient", "weight_gradient"]
+
+OPERANDS: dict[str, tuple[str, str]] = {
+    "output": ("the activations", "the weights"),
+    "input_gradient": ("the gradient", "the weights"),
+    "weight_gradient": ("the gradient", "the activations"),
+}
+"""The two operands of each product, in words."""
+
+
+def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, as float32.
+
+    Args:
+        x: (..., inputs); one scale, one for each row (first dimension), or blocks along the inputs.
+        weight: (outputs, inputs); one scale, one for each output, or blocks along the inputs.
+        bias: (outputs,).
+    """
+    check_coded(x=x, weight=weight)
+    shape = _linear_shape(x, weight)
+    check_numbers("bias", bias, weight.layout.shape[0])
+    a, b = _operands("output", x, weight)
+    return _rows_times_rows(a, b, _float(bias)).view(shape)
+
+
+def integer_linear_backward(
+    g: CodedTensor, x: CodedTensor | None, weight: CodedTensor | None, need: Sequence[bool] = (True, True, True)
+) -> Gradients:
+    """dX, dW and dbias of a linear layer as float32, None where `need` says that one is not wanted.
+
+    Args:
+        g: the gradient of the result, (..., outputs).  Where the weight has a scale for each output, dX needs a
+            gradient that was multiplied by `fold_of(weight)` before it was quantized.
+        x, weight: as in `integer_linear`; None is enough for one that is not needed: dX needs the weight, dW needs x.
+        need: whether dX, dW and dbias are wanted.
+    """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
+    d_x = d_weight = None
+    if need[0]:
+        assert weight is not None
+        outputs, inputs = _matrix_shape(weight)
+        if not g.layout.shape or g.layout.shape[-1] != outputs:
+            raise InvalidValue(
+                f"a weight of {(outputs, inputs)} gives results of (..., {outputs}); got a gradient of "
+                f"{tuple(g.layout.shape)}."
+            )
+        a, b = _operands("input_gradient", g, weight)
+        d_x = _rows_times_rows(a, b, None).view(*g.layout.shape[:-1], inputs)
+    if need[1]:
+        assert x is not None
+        if x.layout.shape[:-1] != g.layout.shape[:-1]:
+            raise InvalidValue(
+                f"g and x must have the same rows; got shapes {tuple(g.layout.shape)} and {tuple(x.layout.shape)}."
+            )
+        a, b = _operands("weight_gradient", g, x)
+        d_weight = _rows_times_rows(a, b, None)
+    return d_x, d_weight, _column_sums(g, len(g.layout.shape) - 1) if need[2] else None
+
+
+def integer_convolution(
+    x: CodedTensor, weight: CodedTensor, bias: Tensor | None = None, geometry: Geometry | None = None
+) -> Tensor:
+    """The convolution of x with weight, plus bias, as float32 in channels-last memory.
+
+    Args:
+        x: (batch, channels, width) or (batch, channels, height, width); one scale for the tensor.
+        weight: (outputs, channels / groups, ...); one scale, or one for each output.
+        bias: (outputs,).
+        geometry: stride, padding, dilation and groups; stride 1 without padding if not given.
+    """
+    check_coded(x=x, weight=weight)
+    geometry = _geometry(geometry, x)
+    check_geometry(x.layout.shape, weight.layout.shape, *geometry)
+    check_numbers("bias", bias, weight.layout.shape[0])
+    a, b = _operands("output", x, weight, convolution=True)
+    columns = b.step.reshape(-1) * a.step.reshape(-1)
+    result: Tensor = call(
+        "integer_convolution", a.codes, b.codes, a.zero, b.zero, columns, _float(bias), *_lists(geometry)
+    )
+    return result
+
+
+def integer_convolution_backward(
+    g: CodedTensor,
+    x: CodedTensor | Sequence[int],
+    weight: CodedTensor | Sequence[int],
+    geometry: Geometry | None = None,
+    need: Sequence[bool] = (True, True, True),
+) -> Gradients:
+    """dX, dW and dbias of a convolution as float32, None where not needed; dX and dW in channels-last memory.
+
+    Arguments as in `integer_linear_backward`, with the geometry of the convolution.  For an x or a weight that is not
+    needed its shape is enough.
+    """
+    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
+    geometry = _geometry(geometry, g)
+    x_shape, weight_shape = (each.layout.shape if isinstance(each, CodedTensor) else each for each in (x, weight))
+    shape = check_geometry(x_shape, weight_shape, *geometry)
+    if g.layout.shape != shape:
+        raise InvalidValue(f"g must have the shape of the layer's result, {shape}; got {tuple(g.layout.shape)}.")
+    d_x = d_weight = None
+    if need[0]:
+        assert isinstance(weight, CodedTensor)
+        a, b = _operands("input_gradient", g, weight, convolution=True)
+        d_x = call(
+            "integer_convolution_input_gradient", a.codes, b.codes, a.zero, b.zero, a.step * b.step, *_lists(geometry),
+            list(x_shape[2:]),
+        )  # fmt: skip
+    if need[1]:
+        assert isinstance(x, CodedTensor)
+        a, b = _operands("weight_gradient", g, x, convolution=True)
+        rows = a.step * b.step
+        d_weight = call(
+            "integer_convolution_weight_gradient", a.codes, b.codes, a.zero, b.zero,
+            rows if a.folded is None else rows / a.folded.factors, *_lists(geometry), list(weight_shape[2:]),
+        )  # fmt: skip
+    return d_x, d_weight, _column_sums(g, 1) if need[2] else None
+
+
+def fold_of(weight: CodedTensor) -> Tensor | None:
+    """The factors by which a gradient is multiplied, channel by channel, before it is quantized; None if by none.
+
+    They are the steps of a weight with a scale for each output, over which dX sums.
+    """
+    return weight.scale.reciprocal() if weight.scale.numel() > 1 else None
+
+
+def reason_not_integer(
+    product: Product, first: CodedTensor, second: CodedTensor, *, convolution: bool = False
+) -> str | None:
+    """The reason why two coded tensors cannot meet in an integer product, as a sentence; None if they can.
+
+    Args:
+        product: "output" (of activations and weights), "input_gradient" (of the gradient and weights) or
+            "weight_gradient" (of the gradient and activations), of which `first` and `second` are the operands.
+        convolution: True for the product of a convolution, False for that of a linear layer.
+    """
+    check_coded(first=first, second=second)
+    try:
+        _operands(product, first, second, convolution)
+    except InvalidValue as error:
+        return str(error)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+def _operands(
+    product: Product, first: CodedTensor, second: CodedTensor, convolution: bool = False
+) -> tuple[Operand, Operand]:
+    """The two operands of a product as levels; matrices with the summed dimension last in a linear layer."""
+    summed = _summed(product, first, second, convolution)
+    names = OPERANDS[product]
+    a, b = operand(names[0], first, summed[0]), operand(names[1], second, summed[1])
+    for each, over in ((a, summed[0]), (b, summed[1])):
+        if each.blocks is not None and convolution:
+            raise InvalidValue(f"scales of {each.name} belong to blocks; convolutions in integers take none of these.")
+        if each.by_row and 0 in over and product != "input_gradient":
+            raise InvalidValue(f"the product sums over the rows of {each.name}, which have scales of their own.")
+        if each.by_row and convolution and each is a:
+            raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
+    _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
+    if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
+        b = b._replace(step=torch.ones_like(a.step))
+    return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
+
+
+def _summed(
+    product: Product, first: CodedTensor, second: CodedTensor, convolution: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of either operand that a product sums over."""
+    dims = len(first.layout.shape)
+    pixels = tuple(range(2, dims)) if convolution else ()
+    inner = (1, *pixels) if convolution else (dims - 1,)
+    if product == "output":
+        return inner, (1, *pixels)
+    if product == "input_gradient":
+        return inner, (0, *pixels)
+    rows = (0, *pixels) if convolution else tuple(range(dims - 1))
+    return rows, rows
+
+
+def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> None:
+    """Refuse factors of channels that the other operand does not cancel, and scales that no factors cancel."""
+    if b.folded is not None or (product == "output" and a.folded is not None):
+        raise InvalidValue("only a gradient may be multiplied by factors of channels before it is quantized.")
+    if a.folded is not None and a.folded.dim % a.codes.dim() != channel:
+        raise InvalidValue(
+            f"factors of the gradient lie along dimension {a.folded.dim}; its channels are dimension {channel}."
+        )
+    if product != "input_gradient" or (a.folded is None and not b.by_row):
+        return
+    if a.folded is None:
+        raise InvalidValue(
+            "the product sums over the rows of the weights, which have scales of their own; multiply the gradient by "
+            "`fold_of(weight)` before it is quantized."
+        )
+    factors = a.folded.factors
+    if not b.by_row or factors.shape != b.step.shape or not bool(((factors == b.step) | b.step.isnan()).all()):
+        raise InvalidValue("the gradient was multiplied by other factors than the steps of these weights.")
+
+
+def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
+    """The operand as a matrix of (rows of the result, what is summed over), with a step for each row if for any."""
+    if each.blocks is not None:
+        return each
+    codes, step = each.codes, each.step
+    matrix = codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
+    if summed != (codes.dim() - 1,):
+        return each._replace(codes=matrix.t(), step=step if each.folded is None else step / each.folded.factors)
+    if each.by_row and len(step) != len(matrix):
+        step = step.repeat_interleave(len(matrix) // len(step))
+    return each._replace(codes=matrix, step=step)
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+def _rows_times_rows(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+    """a b^T, scaled, of matrices (rows, summed)."""
+    if a.blocks is not None or b.blocks is not None:
+        return _blocks_times_blocks(a, b, bias)
+    result: Tensor = call("integer_matmul", a.codes, b.codes.t(), a.zero, b.zero, a.step, b.step, bias)
+    return result
+
+
+def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+    """a b^T where one or both have scales for blocks; the other has its steps in place of them."""
+    size = math.gcd(a.size, b.size)
+    width = max(each.codes.shape[1] for each in (a, b))
+    (first, one), (second, other) = (_with_blocks(each, size, width) for each in (a, b))
+    scale = math.prod(each.step for each in (a, b) if each.blocks is not None)
+    result: Tensor = call("integer_block_matmul", first, second, a.zero, b.zero, one, other, scale, bias, size)
+    return result
+
+
+def _with_blocks(each: Operand, size: int, width: int) -> tuple[Tensor, Tensor]:
+    """Codes in rows of `width`, and the scale of each block of `size`."""
+    codes = torch.nn.functional.pad(each.codes, (0, width - each.codes.shape[1]), value=each.zero)
+    count = width // size
+    if each.blocks is None:
+        return codes, each.step.reshape(-1, 1).expand(len(codes), count).contiguous()
+    scales = each.blocks.repeat_interleave(each.size // size, dim=1)
+    return codes, torch.nn.functional.pad(scales, (0, count - scales.shape[1]), value=1.0)
+
+
+def _column_sums(g: CodedTensor, channel: int) -> Tensor:
+    """dbias: the decoded gradient, summed over all but its channels."""
+    summed = tuple(dim for dim in range(len(g.layout.shape)) if dim != channel)
+    if g.block_scales is not None or g.scale.numel() > 1:
+        return g.decode(torch.float32).sum(summed)
+    each = operand("gradient", g, summed)
+    codes = each.codes.movedim(channel, -1).reshape(-1, g.layout.shape[channel])
+    step = each.step.reshape(-1) if each.folded is None else each.step / each.folded.factors
+    ones = torch.ones((1, len(codes)), dtype=torch.uint8, device=codes.device)
+    sums: Tensor = call("integer_matmul", ones, codes, 0, each.zero, None, step, None)
+    return sums[0]
+
+
+# ---------------------------------------------------------------------------------------------------- shapes, arguments
+
+
+def _linear_shape(x: CodedTensor, weight: CodedTensor) -> tuple[int, ...]:
+    """The shape of a linear layer's result."""
+    shape, (outputs, inputs) = x.layout.shape, _matrix_shape(weight)
+    if not shape or shape[-1] != inputs:
+        raise InvalidValue(
+            f"a linear layer has a weight of (outputs, inputs) and an x of (..., inputs); got {(outputs, inputs)} and "
+            f"{tuple(shape)}."
+        )
+    return (*shape[:-1], outputs)
+
+
+def _matrix_shape(weight: CodedTensor) -> tuple[int, int]:
+    shape = weight.layout.shape
+    if len(shape) != 2:
+        raise InvalidValue(f"the weight of a linear layer is a matrix (outputs, inputs); got {tuple(shape)}.")
+    return shape[0], shape[1]
+
+
+def _geometry(geometry: Geometry | None, x: CodedTensor) -> Geometry:
+    axes = len(x.layout.shape) - 2
+    return Geometry((1,) * axes, (0,) * axes, (1,) * axes) if geometry is None else geometry
+
+
+def _lists(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:
+    stride, padding, dilation, groups = geometry
+    return list(stride), list(padding), list(dilation), groups
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().float()

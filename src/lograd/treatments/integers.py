@@ -1,0 +1,161 @@
+"""Levels for integer products: the quantizer of weights, activations and gradients that meet as exact integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
+
+from .. import ops
+from ..coded import Encoded
+from ..errors import InvalidValue
+from ..files.checks import check_flag
+from ..formats.values import check_rounding, check_width
+from ..laws.law import Values
+from .fields import check_choice
+from .quantize import Rounding, stepped
+from .statistics import Statistics
+from .treatment import Numbers, Outcomes, Setting, Treatment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Per = Literal["tensor", "channel"]
+Ranges = Literal["current", "hindsight"]
+
+MOMENTUM = 0.9
+LOW, HIGH, SEEN = range(3)
+
+
+@final
+@dataclass(frozen=True)
+class Integers(Treatment):
+    """Whole multiples of a step around a zero point, as integer products take them: see `ops.pack_integers`.
+
+    Args:
+        bits: 2 to 8.
+        per: one range for the "tensor", or one for each "channel", the first dimension: outputs of a weight.
+        symmetric: as many levels below zero as above; else zero may be any level, and is the first where nothing is
+            negative.
+        rounding: "nearest" or "stochastic".
+        ranges: "current" takes the range of the tensor itself.  "hindsight" takes that of earlier tensors, so that each
+            is read once: in-hindsight ranges of [fournarakis2021],
+
+                low_t = 0.9 low_(t-1) + 0.1 min x_(t-1)        high_t = 0.9 high_(t-1) + 0.1 max x_(t-1).
+
+            The first tensor that is not zero has its own range.  Elements outside saturate, and are counted.  Tensors
+            with NaN or infinity, and those of zeros, leave the range as it is.
+
+    Where the setting brings factors (`Setting.fold`), each channel is multiplied by its factor before it is rounded,
+    and divided by it afterwards.
+
+    @inproceedings{fournarakis2021,
+      title     = {In-Hindsight Quantization Range Estimation for Quantized Training},
+      author    = {Fournarakis, Marios and Nagel, Markus},
+      booktitle = {Conference on Computer Vision and Pattern Recognition Workshops},
+      year      = {2021}
+    }
+    """
+
+    bits: int
+    per: Per = "tensor"
+    symmetric: bool = False
+    rounding: Rounding = "nearest"
+    ranges: Ranges = "current"
+    kind: ClassVar[str] = "integers"
+
+    def __post_init__(self) -> None:
+        check_width("bits", self.bits, 2, 8)
+        check_choice("per", self.per, get_args(Per))
+        check_flag("symmetric", self.symmetric)
+        check_rounding(self.rounding, ("stochastic", "nearest"))
+        check_choice("ranges", self.ranges, get_args(Ranges))
+        if self.ranges == "hindsight" and self.per == "channel":
+            raise InvalidValue("ranges='hindsight' remembers one range, per='tensor'; per='channel' takes 'current'.")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.rounding == "stochastic" and self.ranges == "current"
+
+    @property
+    def element_bits(self) -> float:
+        return self.bits
+
+    @property
+    def memory_size(self) -> int:
+        """In hindsight: low and high of the next range, and the number of tensors that they come from."""
+        return 3 if self.ranges == "hindsight" else 0
+
+    def numbers(self, statistics: Statistics) -> Numbers:
+        largest = float(statistics.law.maximum)
+        return {"step": largest / (2 ** (self.bits - 1) - 1), "largest": largest}
+
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        found = ops.quantize_integers(g, self.bits, **self._arguments(g, setting))
+        self._remember(found, setting)
+        return ops.Counted(found.result, found.counts)
+
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    @property
+    def levels(self) -> bool:
+        return True
+
+    @property
+    def per_channel(self) -> bool:
+        return self.per == "channel"
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        found = ops.pack_integers(g, self.bits, **self._arguments(g, setting))
+        self._remember(found, setting)
+        return Encoded(found.coded, found.counts)
+
+    def _arguments(self, g: Tensor, setting: Setting) -> dict[str, Any]:
+        known = self.memory_size and float(setting.memory[SEEN])
+        return {
+            "per": self.per if g.dim() else "tensor",
+            "symmetric": self.symmetric,
+            "rounding": self.rounding,
+            "seed": setting.key,
+            "fold": setting.fold,
+            "fold_dim": setting.fold_dim,
+            "range": setting.memory[:SEEN] if known else None,
+            "counted": True,
+        }
+
+    def _remember(self, found: ops.Ranged | ops.RangedCodes, setting: Setting) -> None:
+        """Move the range towards that of a tensor which is finite and not zero."""
+        if not self.memory_size or int(found.counts[1]):
+            return
+        range = found.range.double()
+        if not bool((range != 0).any()):
+            return
+        memory = setting.memory
+        first = not float(memory[SEEN])
+        memory[:SEEN] = range if first else MOMENTUM * memory[:SEEN] + (1 - MOMENTUM) * range
+        memory[SEEN] += 1
+
+    def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
+        """Return the outcomes per tensor, as if its range were symmetric; None where a channel decides."""
+        if self.per == "channel":
+            return None
+        return stepped(x, numbers["step"], numbers["largest"], self.rounding)
+
+    def memory_words(self, memory: list[float]) -> Numbers:
+        return {"low": memory[LOW], "high": memory[HIGH]} if memory and memory[SEEN] else {}
+
+    def rescaled(self, memory: Tensor, factor: float) -> Tensor:
+        if not self.memory_size:
+            return memory
+        return memory * memory.new_tensor([factor, factor, 1.0])
+
+    def __str__(self) -> str:
+        words = [f"int{self.bits} levels"]
+        if self.per == "channel":
+            words.append("per channel")
+        if self.symmetric:
+            words.append("symmetric")
+        if self.ranges == "hindsight":
+            words.append("in hindsight")
+        return ", ".join([*words, *(["stochastic"] if self.rounding == "stochastic" else [])])

@@ -1,0 +1,220 @@
+"""Integer products of coded tensors against the products of what they decode to, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lograd import ops, parse_format
+from lograd.coded import CodedTensor
+from lograd.ops.geometry import Geometry
+
+EPSILON = 2.0**-23
+
+Pack = Callable[[Tensor], CodedTensor]
+
+
+def integers(bits: int, **options: Any) -> Pack:
+    return lambda x: ops.pack_integers(x, bits, **options)
+
+
+def numbers(name: str) -> Pack:
+    """Codes of a format, with a scale."""
+    return lambda x: ops.pack_codes(x, parse_format(name), 1.5)
+
+
+def blocks(name: str, **options: Any) -> Pack:
+    return lambda x: ops.quantize_block_codes(x, parse_format(name), **options)
+
+
+ACTIVATIONS: dict[str, Pack] = {
+    "int4": integers(4),
+    "int8": integers(8),
+    "int6, behind a ReLU": lambda x: ops.pack_integers(x.relu(), 6),
+    "in nibbles": lambda x: ops.pack_integers(x, 4).in_nibbles(),
+    "int3 in two's complement": numbers("int3"),
+    "uint5": numbers("uint5"),
+    "e2m3": numbers("e2m3"),
+    "one range": lambda x: ops.pack_per_tensor(x, 5),
+}
+WEIGHTS: dict[str, Pack] = {
+    "int4 by channel": integers(4, per="channel", symmetric=True),
+    "int8": integers(8, symmetric=True),
+    "e2m1": numbers("e2m1"),
+    "1-3-0": numbers("1-3-0"),
+}
+GRADIENTS: dict[str, Pack] = {
+    "int4": integers(4, rounding="stochastic"),
+    "luq": ops.pack_luq,
+    "int8": integers(8, rounding="stochastic"),
+    "interval": lambda x: ops.pack_interval(x, 4, 0.9).coded,
+}
+
+
+def magnitude(coded: CodedTensor) -> Tensor:
+    return coded.decode(torch.float32).double().abs()
+
+
+def near(found: Tensor | None, exact: Tensor, size: Tensor) -> None:
+    """Equal up to the roundings of decoded values and of the scaled sum; `size` is the product of the magnitudes."""
+    assert found is not None
+    assert found.dtype == torch.float32
+    assert found.shape == exact.shape
+    assert bool(((found.double() - exact).abs() <= 4 * EPSILON * size).all())
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def for_weight(pack: str, g: Tensor, weight: CodedTensor, dim: int) -> CodedTensor:
+    """The gradient, multiplied by the weight's steps first where dX needs it."""
+    fold = ops.fold_of(weight)
+    if fold is None:
+        return GRADIENTS[pack](g)
+    return ops.pack_integers(g, 4, rounding="stochastic", fold=fold, fold_dim=dim)
+
+
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 4, 33), (40,), (3, 0, 8)], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_linear(activations: str, weights: str, shape: tuple[int, ...]) -> None:
+    x, weight = ACTIVATIONS[activations](random(*shape)), WEIGHTS[weights](random(19, shape[-1]))
+    bias = random(19)
+    exact, sizes = x.decode().double(), weight.decode().double()
+    found = ops.integer_linear(x, weight, bias)
+    near(found, F.linear(exact, sizes, bias.double()), F.linear(exact.abs(), sizes.abs(), bias.double().abs()))
+    assert torch.equal(ops.integer_linear(x, weight), ops.integer_linear(x, weight, torch.zeros(19)))
+
+
+@pytest.mark.parametrize("shape", [(50, 37), (2, 3, 4, 33), (40,)], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_linear_backward(gradients: str, weights: str, shape: tuple[int, ...]) -> None:
+    for activations in ("int4", "int6, behind a ReLU", "e2m3"):
+        x, weight = ACTIVATIONS[activations](random(*shape)), WEIGHTS[weights](random(19, shape[-1]))
+        if len(shape) == 1 and ops.fold_of(weight) is not None:
+            continue  # a single row has no channels of dimension 1
+        g = for_weight(gradients, random(*shape[:-1], 19), weight, len(shape) - 1)
+        d_x, d_weight, d_bias = ops.integer_linear_backward(g, x, weight)
+        rows, inputs = (each.decode().double().reshape(-1, each.layout.shape[-1]) for each in (g, x))
+        matrix = weight.decode().double()
+        near(d_x, (rows @ matrix).view(shape), (rows.abs() @ matrix.abs()).view(shape))
+        near(d_weight, rows.t() @ inputs, rows.abs().t() @ inputs.abs())
+        near(d_bias, rows.sum(0), rows.abs().sum(0))
+
+
+def test_rows_of_activations_have_scales_of_their_own() -> None:
+    """One for each of the first dimension, in the result and in dX; not where the product sums over them."""
+    by_row = integers(4, per="channel", symmetric=True)
+    weight, other = integers(5)(random(7, 20)), integers(4)(random(20, 7))
+    for shape in ((4, 20), (4, 3, 20)):
+        rows = by_row(random(*shape))
+        exact, matrix = rows.decode().double(), weight.decode().double()
+        near(ops.integer_linear(rows, weight), exact @ matrix.t(), exact.abs() @ matrix.abs().t())
+        d_x, _, d_bias = ops.integer_linear_backward(rows, None, other, (True, False, True))
+        near(d_x, exact @ other.decode().double(), exact.abs() @ magnitude(other))
+        near(d_bias, exact.flatten(0, -2).sum(0), exact.abs().flatten(0, -2).sum(0))
+
+
+BLOCKS = {
+    "mxfp4": (blocks("mxfp4"), blocks("mxfp4")),
+    "mxfp4, unbiased": (blocks("mxfp4", rounding="stochastic", variant="unbiased"), blocks("mxfp4")),
+    "nvfp4": (blocks("nvfp4", tensor_scale=0.01), blocks("nvfp4")),
+    "mxfp4 x nvfp4": (blocks("mxfp4"), blocks("nvfp4")),
+    "mxfp6 x mxfp4": (blocks("mxfp6-e2m3"), blocks("mxfp4")),
+    "mxfp4 x int8 by channel": (blocks("mxfp4"), integers(8, per="channel", symmetric=True)),
+    "luq x nvfp4": (ops.pack_luq, blocks("nvfp4")),
+}
+
+
+@pytest.mark.parametrize("columns", [64, 40, 7])
+@pytest.mark.parametrize("pair", BLOCKS)
+def test_blocks(pair: str, columns: int) -> None:
+    """Sums of whole blocks are scaled one by one; any length of a row, and a plain operand beside."""
+    first, second = BLOCKS[pair]
+    x, weight, bias = first(random(2, 5, columns)), second(random(9, columns)), random(9)
+    exact, matrix = x.decode().double(), weight.decode().double()
+    found = ops.integer_linear(x, weight, bias)
+    size = F.linear(exact.abs(), matrix.abs(), bias.double().abs())
+    near(found, F.linear(exact, matrix, bias.double()), 2 * size)
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Geometry]] = {
+    "3x3": ((2, 6, 9, 8), (10, 6, 3, 3), Geometry((1, 1), (1, 1), (1, 1))),
+    "stride and groups": ((3, 8, 7, 9), (6, 4, 3, 2), Geometry((2, 1), (0, 2), (1, 2), 2)),
+    "one dimension": ((2, 5, 17), (4, 5, 3), Geometry((2,), (1,), (1,))),
+}
+
+
+def convolved(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    stride, padding, dilation, groups = (list(part) if isinstance(part, tuple) else part for part in geometry)
+    return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def gradients_of(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
+    stride, padding, dilation, groups = (list(part) if isinstance(part, tuple) else part for part in geometry)
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        g, x, weight, [len(weight)], stride, padding, dilation, False, [0] * len(stride), groups, [True] * 3
+    )
+    return found
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_convolution(activations: str, weights: str, layer: str, layout: str) -> None:
+    x_shape, weight_shape, geometry = LAYERS[layer]
+    image, kernel = random(*x_shape), random(*weight_shape)
+    if layout == "channels_last":
+        image, kernel = (each.movedim(1, -1).contiguous().movedim(-1, 1) for each in (image, kernel))
+    x, weight = ACTIVATIONS[activations](image), WEIGHTS[weights](kernel)
+    assert x.decode().stride() == image.stride()
+    found = ops.integer_convolution(x, weight, None, geometry)
+    near(
+        found,
+        convolved(x.decode().double(), weight.decode().double(), geometry),
+        convolved(magnitude(x), magnitude(weight), geometry),
+    )
+    bias = random(weight_shape[0])
+    moved = ops.integer_convolution(x, weight, bias, geometry)
+    assert torch.equal(moved, found + bias.view(-1, *[1] * (found.dim() - 2)))
+    assert found.movedim(1, -1).is_contiguous()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_convolution_backward(gradients: str, weights: str, layer: str) -> None:
+    x_shape, weight_shape, geometry = LAYERS[layer]
+    x, weight = ACTIVATIONS["int6, behind a ReLU"](random(*x_shape)), WEIGHTS[weights](random(*weight_shape))
+    shape = convolved(x.decode(), weight.decode(), geometry).shape
+    g = for_weight(gradients, random(*shape), weight, 1)
+    found = ops.integer_convolution_backward(g, x, weight, geometry)
+    exact = gradients_of(*(each.decode().double() for each in (g, x, weight)), geometry)
+    sizes = gradients_of(magnitude(g), magnitude(x), magnitude(weight), geometry)
+    for one, other, size in zip(found, exact, sizes, strict=True):
+        near(one, other, size)
+
+
+def test_only_what_is_needed_is_computed() -> None:
+    x, weight, g = (ops.pack_integers(random(*shape), 4) for shape in ((6, 8), (5, 8), (6, 5)))
+    whole = ops.integer_linear_backward(g, x, weight)
+    for place in range(3):
+        need = [place == each for each in range(3)]
+        found = ops.integer_linear_backward(g, x if place == 1 else None, weight if place == 0 else None, need)
+        for index, part in enumerate(found):
+            assert (part is None) == (index != place)
+        assert torch.equal(found[place], whole[place])  # type: ignore[arg-type]
+    image, kernel, g = (ops.pack_integers(random(*shape), 4) for shape in ((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3)))
+    _, d_kernel, _ = ops.integer_convolution_backward(g, image, (4, 3, 3, 3), None, (False, True, False))
+    d_image, _, _ = ops.integer_convolution_backward(g, (2, 3, 5, 5), kernel, None, (True, False, False))
+    expected = ops.integer_convolution_backward(g, image, kernel)
+    assert torch.equal(d_image, expected[0])  # type: ignore[arg-type]
+    assert torch.equal(d_kernel, expected[1])  # type: ignore[arg-type]
