@@ -124,4 +124,5 @@ def _calling(original: Any, answer: Any) -> Any:
         original.__code__, original.__globals__ | names, original.__name__, original.__defaults__, original.__closure__
     )
     twin.__kwdefaults__ = original.__kwdefaults__
-    return torch.compiler.disable(twin)  # Dynamo would look its names up in torch.nn.functional
+    opaque: Any = torch.compiler.disable  # Dynamo would look its names up in torch.nn.functional
+    return opaque(twin)
