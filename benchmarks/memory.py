@@ -25,7 +25,6 @@ from torch import nn
 
 import lograd
 from lograd.models import CifarResNet, ResNet18
-from lograd.ops.integer_products import release_integer_workspace
 from lograd.ops.sparse_products import release_workspace
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
@@ -115,7 +114,6 @@ def _state(session: Session) -> int:
     """Bytes in memory between steps, without what kernels keep."""
     session.optimizer.zero_grad()
     release_workspace()
-    release_integer_workspace()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return _status("VmRSS")
