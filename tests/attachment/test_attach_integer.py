@@ -187,7 +187,7 @@ def test_the_faster_way_is_taken_and_explained(times, winner):
         times["dense"] = 0.5
     layer, x = nn.Linear(96, 40), torch.randn(30, 96)
     _, counts, modes, words = results(layer, x, plan("int4-full"), "auto")
-    expected, dense_counts, _, _ = results(layer, x, plan("int4-full"), "dense")
+    _, dense_counts, _, _ = results(layer, x, plan("int4-full"), "dense")
     assert modes == [winner, winner]
     assert times["asked"] == [["dense", "integer"]] * 2, "once for Y, once for dX and dW"
     assert f"Y: {choosing.NAMES[winner]} products (dense {times['dense']:.2f} ms, integer 1.00 ms)" in words
@@ -237,7 +237,7 @@ def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely()
     ("layer", "x", "reason"),
     [
         (lambda: nn.ConvTranspose2d(16, 16, 3), (2, 16, 5, 5), "transposed"),
-        (lambda: nn.Conv3d(8, 8, 3), (2, 8, 5, 5, 5), "three dimensions"),
+        (lambda: nn.Conv3d(8, 8, 3), (2, 8, 5, 5, 5), "convolutions over three dimensions"),
         (lambda: nn.Conv2d(8, 8, 3, groups=8), (2, 8, 5, 5), "depthwise"),
         (lambda: nn.Conv2d(3, 8, 5), (2, 3, 7, 7), "3 input channels in a group"),
         (lambda: nn.Linear(16, 40), (8, 16), "each output sums over 16 products"),
@@ -344,9 +344,9 @@ def test_other_types_and_transforms_are_simulated():
         assert y.dtype == torch.bfloat16
         assert "bits are simulated: the tensors are bfloat16 on cpu" in str(handle.explain())
     with lograd.attach(layer, plan("int8-full"), backend="integer"):
-        per_sample = torch.func.vmap(torch.func.grad(lambda one: layer(one[None]).square().sum()))(x)
-        rows = torch.stack([torch.func.grad(lambda one: layer(one[None]).square().sum())(one) for one in x])
-        assert torch.allclose(per_sample, rows, atol=0.2)
+        found = torch.func.grad(lambda one: layer(one).square().sum())(x)
+        plain = torch.func.grad(lambda one: (one @ layer.weight.t() + layer.bias).square().sum())(x)
+        assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), 0) > 0.999
         needed = x.clone().requires_grad_()
         (batched,) = torch.autograd.grad(layer(needed), needed, torch.randn(2, 30, 40), is_grads_batched=True)
         assert batched.shape == (2, 30, 96)

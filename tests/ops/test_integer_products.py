@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lograd import ops, parse_format
+from lograd import InvalidValue, ops, parse_format
 from lograd.coded import CodedTensor
 from lograd.ops.geometry import Geometry
 
@@ -218,3 +218,52 @@ def test_only_what_is_needed_is_computed() -> None:
     expected = ops.integer_convolution_backward(g, image, kernel)
     assert torch.equal(d_image, expected[0])  # type: ignore[arg-type]
     assert torch.equal(d_kernel, expected[1])  # type: ignore[arg-type]
+
+
+def test_compiled_is_eager() -> None:
+    """The quantizer and all products of a step, in one function."""
+    x, weight, g, bias = random(8, 24), random(12, 24), random(8, 12), random(12)
+
+    def step(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        coded = ops.pack_integers(weight, 4, per="channel", symmetric=True)
+        activations = ops.pack_integers(x, 4)
+        gradient = ops.pack_integers(g, 4, fold=ops.fold_of(coded))
+        return ops.integer_linear(activations, coded, bias), *ops.integer_linear_backward(gradient, activations, coded)
+
+    quick = torch.compile(step, backend="aot_eager")
+    for one, other in zip(quick(x, weight, g), step(x, weight, g), strict=True):
+        assert torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_the_products_of_attention() -> None:
+    """Q K^T and P V of heads, and the four products of their backward."""
+    q, k, v = (ops.pack_integers(random(2, 3, rows, 16), 6) for rows in (9, 11, 11))
+    p, d_out = ops.pack_integers(random(2, 3, 9, 11).softmax(-1), 8), integers(5)(random(2, 3, 9, 16))
+    d_scores = integers(5, symmetric=True)(random(2, 3, 9, 11))
+    for a, b, turns in (
+        (q, k, (False, True)), (p, v, (False, False)), (d_out, v, (False, True)), (p, d_out, (True, False)),
+        (d_scores, k, (False, False)), (d_scores, q, (True, False)), (k, k, (True, False)),
+    ):  # fmt: skip
+        one, other = (
+            each.decode().double().mT if turned else each.decode().double()
+            for each, turned in zip((a, b), turns, strict=True)
+        )
+        found = ops.integer_matmul(a, b, transpose_a=turns[0], transpose_b=turns[1])
+        near(found, one @ other, one.abs() @ other.abs())
+    x, weight = integers(4)(random(5, 8)), integers(4)(random(8, 3))
+    near(
+        ops.integer_matmul(x, weight), x.decode().double() @ weight.decode().double(), magnitude(x) @ magnitude(weight)
+    )
+    heads = integers(4)(random(7, 5, 8))
+    assert ops.integer_matmul(heads, heads, transpose_b=True).shape == (7, 5, 5)
+
+
+def test_products_of_batches_say_what_they_cannot() -> None:
+    x, y = integers(4)(random(2, 5, 8)), integers(4)(random(2, 7, 8))
+    with pytest.raises(InvalidValue, match=r"takes \(m, k\) and \(k, n\), or batches of them; got \(2, 5, 8\) and"):
+        ops.integer_matmul(x, y)
+    with pytest.raises(InvalidValue, match="batches with the same leading dimensions"):
+        ops.integer_matmul(x, integers(4)(random(8, 7)))
+    by_row = integers(4, per="channel", symmetric=True)(random(2, 7, 8))
+    with pytest.raises(InvalidValue, match="b of a product of batches must have one scale for the tensor"):
+        ops.integer_matmul(x, by_row, transpose_b=True)

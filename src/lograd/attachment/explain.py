@@ -7,7 +7,7 @@ from typing import final
 from rich.text import Text
 from torch import nn
 
-from ..engine.backends.choice import INTEGER, Choice
+from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
@@ -115,12 +115,14 @@ def explain(
 def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
     """Return what is said of one layer; `statistics` are those of its gradient."""
     gradient = layer.gradient
+    # Where tensors of another type came, the choice among products of codes is in force nowhere.
+    choices = {name: one for name, one in layer.choices.items() if layer.coded or SPARSE in one.serving}
     parts = [
-        _label(name) + _site(site, operand.ready, layer.choices.get(name))
+        _label(name) + _site(site, operand.ready, choices.get(name))
         for operand in layer.operands.values()
         for name, site in operand.sites.items()
     ]
-    if "output" in layer.choices:
+    if "output" in choices:
         parts.append(f"Y: {layer.choices['output'].words()}")
     text = "; ".join([*parts, *_bits(layer)])
     if statistics is None:

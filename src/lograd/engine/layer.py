@@ -49,8 +49,7 @@ class LayerEngine:
         by "output"; without one, dense."""
         self.why_dense = ""
         """The reason why products of pruned gradients are dense; empty if they need not be."""
-        self.why_simulated = "dense products asked for"
-        """The reason why operands are rounded and not all products are integer ones; empty where all may be."""
+        self._why_simulated = "dense products asked for"
         self._coder: LayerCoder | None = None
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
         self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
@@ -116,7 +115,7 @@ class LayerEngine:
             if serving or self._coder is not None:
                 self.choices[name] = Choice(_serving(wanted[name], serving), serving)
         if reason is not None or tried:
-            self.why_simulated = reason or next(filter(None, reasons.values()), "")
+            self._why_simulated = reason or next(filter(None, reasons.values()), "")
 
     def reconsider(self) -> None:
         """Time the products again where the share of zeros has changed since."""
@@ -128,6 +127,11 @@ class LayerEngine:
     def coded(self) -> bool:
         """True if activations and weights are kept as codes, as far as the tensors that came allow it."""
         return self._coder is not None and not self._coder.refused
+
+    @property
+    def why_simulated(self) -> str:
+        """The reason why operands are rounded and not all products are integer ones; empty where all may be."""
+        return (self._coder.refused if self._coder is not None else "") or self._why_simulated
 
     # -- the three products --
 

@@ -1,8 +1,8 @@
 """linear, conv1d and conv2d of torch.nn.functional whose three products are computed in exact integers.
 
-Each call rounds its operands by their own ranges.  Random numbers, for stochastic rounding of the gradient, are a function
-of (seed, position): give each step its own seed.  What integer products do not serve, such as 16-bit tensors or a
-depthwise convolution, is rounded alike and computed by dense products.
+Each call rounds its operands by their own ranges.  Random numbers, for the stochastic rounding of the gradient, are a
+function of (seed, position): give each step its own seed.  What integer products do not serve, such as 16-bit tensors
+or a depthwise convolution, is rounded alike and computed by dense products.
 """
 
 from __future__ import annotations

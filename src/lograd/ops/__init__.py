@@ -32,6 +32,7 @@ from .integer_products import (
     integer_convolution_backward,
     integer_linear,
     integer_linear_backward,
+    integer_matmul,
     reason_not_integer,
 )
 from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
@@ -63,5 +64,6 @@ __all__ = [
     "pack_per_sample", "pack_per_tensor", "quantize_block_codes", "quantize_codes",
     "dequantize_block_codes", "dequantize_block_householder", "dequantize_codes", "dequantize_rows", "unpack_nibbles",
     "fold_of", "integer_convolution", "integer_convolution_backward", "integer_linear", "integer_linear_backward",
+    "integer_matmul",
     "reason_not_integer", "sparse_convolution_backward", "sparse_linear_backward",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products of coded tensors in exact integers: a linear layer and a convolution, and the backward of each.
+"""Products of coded tensors in exact integers: a linear layer and a convolution with their backward, and matrices.
 
 Codes are multiplied as they are; only sums become float32, scaled once.  Results are float32 and exact up to these few
 roundings, the same bits on any machine and for any number of threads.  NaN comes from a scale: where that of an operand
@@ -21,7 +21,7 @@ from ..coded import CodedTensor
 from ..errors import InvalidValue
 from .geometry import Geometry
 from .integer_operands import Operand, check_coded, operand
-from .reference.integer_products import check_geometry, check_numbers
+from .reference.integer_products import check_geometry, check_matmul, check_numbers
 from .registry import call
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -142,6 +142,33 @@ def integer_convolution_backward(
             rows if a.folded is None else rows / a.folded.factors, *_lists(geometry), list(weight_shape[2:]),
         )  # fmt: skip
     return d_x, d_weight, _column_sums(g, 1) if need[2] else None
+
+
+def integer_matmul(a: CodedTensor, b: CodedTensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """a @ b of matrices or of batches of them, as float32: the products of attention, forward and backward.
+
+    Args:
+        a, b: (..., rows, columns), with the same leading dimensions and one scale for the tensor.
+        transpose_a, transpose_b: use each matrix of a batch transposed, which costs nothing.
+    """
+    check_coded(a=a, b=b)
+    first, second = (operand(name, coded, ()) for name, coded in (("a", a), ("b", b)))
+    for each in (first, second):
+        if each.by_row or each.blocks is not None or each.folded is not None:
+            raise InvalidValue(f"{each.name} of a product of batches must have one scale for the tensor.")
+    one, other = first.codes, second.codes
+    if one.dim() < 2 or one.shape[:-2] != other.shape[:-2]:
+        raise InvalidValue(
+            "a product takes matrices, or batches with the same leading dimensions; got "
+            f"{tuple(one.shape)} and {tuple(other.shape)}."
+        )
+    batch = one.shape[:-2]
+    if len(batch) != 1:  # the operator knows one dimension of batches, or none
+        one, other = (each.reshape(batch.numel(), *each.shape[-2:]) for each in (one, other))
+    one, other = one.mT if transpose_a else one, other.mT if transpose_b else other
+    check_matmul(one, other)
+    result: Tensor = call("integer_matmul", one, other, first.zero, second.zero, first.step, second.step, None)
+    return result.view(*batch, *result.shape[-2:])
 
 
 def fold_of(weight: CodedTensor) -> Tensor | None:

@@ -75,7 +75,9 @@ def _output(
             y = integer.output(codes[0], codes[1], bias, geometry)
         else:
             y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
-    return (_laid(_flat(y, stride), _turned_output(x, weight)), *codes[0], *codes[1])
+    # Scale and zero are views of one tensor, and results of an operator are none.
+    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one)]
+    return (_laid(_flat(y, stride), _turned_output(x, weight)), *saved)
 
 
 def _choose_for_output(
@@ -112,8 +114,8 @@ def _dense_output(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geom
 
 
 def _products(
-    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero: Tensor, weight_codes: Tensor, weight_scale: Tensor,
-    weight_zero: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero_point: Tensor, weight_codes: Tensor, weight_scale: Tensor,
+    weight_zero_point: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
     x_turned: bool, weight_turned: bool, text: str, contracted: Sequence[int], numbers: Tensor, control: Tensor,
     key: Tensor, memory: Tensor, counters: Tensor, choice: Tensor, serving: Sequence[int], folds: bool, *need: bool,
 ) -> Coded:  # fmt: skip
@@ -121,7 +123,7 @@ def _products(
 
     Args:
         g: the gradient of the layer's output.
-        x_codes, ..., weight_zero: from `coded_output`; of an operand that is not needed only the shape is read.
+        x_codes, ..., weight_zero_point: from `coded_output`; of an operand that is not needed only the shape is read.
         stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
         x_turned, weight_turned: how dX and dW are laid out; see `is_turned`.
         text, contracted, numbers, control, key, memory, counters: those of the gradient and its site; see `Site.treat`.
@@ -131,7 +133,7 @@ def _products(
         need: which of the three are wanted; the others have no elements.
     """
     gradient = Gradient(
-        _image(g), Codes(x_codes, x_scale, x_zero), Codes(weight_codes, weight_scale, weight_zero),
+        _image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
         _planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
         folds, (need[0], need[1], need[2]),
     )  # fmt: skip
@@ -255,9 +257,10 @@ def _turned_output(x: Tensor, weight: Tensor) -> bool:
 
 def _laid(x: Tensor, turned: bool) -> Tensor:
     """Return a result in the layout that tracers were promised."""
-    if x.dim() == 2:
-        return x.t().contiguous().t() if turned else x.contiguous()
-    return x.contiguous(memory_format=torch.channels_last) if turned else x.contiguous()
+    if turned:
+        return x.t().contiguous().t() if x.dim() == 2 else x.contiguous(memory_format=torch.channels_last)
+    # Where dimensions have one element, strides of channels-last images pass for contiguous ones.
+    return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
 
 
 def _empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
@@ -297,8 +300,8 @@ def _fake_output(
 
 
 def _fake_products(
-    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero: Tensor, weight_codes: Tensor, weight_scale: Tensor,
-    weight_zero: Tensor, stride: Sequence[int], *rest: Any,
+    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero_point: Tensor, weight_codes: Tensor, weight_scale: Tensor,
+    weight_zero_point: Tensor, stride: Sequence[int], *rest: Any,
 ) -> Coded:  # fmt: skip
     x_turned, weight_turned = rest[3:5]
     need_x, need_weight, need_bias = rest[-3:]
@@ -334,9 +337,10 @@ register(
     | {f"{side}_{name}": takes for side in ("x", "weight") for name, takes in _SITE.items()},
 )
 register(
-    "coded_products(Tensor g, Tensor x_codes, Tensor x_scale, Tensor x_zero, Tensor weight_codes, Tensor weight_scale,"
-    " Tensor weight_zero, int[] stride, int[] padding, int[] dilation, int groups, bool x_turned, bool weight_turned,"
-    " str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) memory,"
+    "coded_products(Tensor g, Tensor x_codes, Tensor x_scale, Tensor x_zero_point, Tensor weight_codes,"
+    " Tensor weight_scale, Tensor weight_zero_point, int[] stride, int[] padding, int[] dilation, int groups,"
+    " bool x_turned, bool weight_turned, str treatments, int[] contracted, Tensor numbers, Tensor control,"
+    " Tensor(a!) key, Tensor(b!) memory,"
     " Tensor(c!) counters, Tensor(d!) choice, int[] serving, bool folds, bool need_x, bool need_weight, bool need_bias)"
     " -> (Tensor, Tensor, Tensor)",
     _products,
@@ -345,7 +349,7 @@ register(
     takes={
         "g": _FLOATS,
         **{f"{side}_codes": Takes((torch.uint8,)) for side in ("x", "weight")},
-        **{f"{side}_{name}": _FLOATS for side in ("x", "weight") for name in ("scale", "zero")},
+        **{f"{side}_{name}": _FLOATS for side in ("x", "weight") for name in ("scale", "zero_point")},
         "control": Takes(_LONG, 2, anywhere=True),
         **_SITE,
         **_CHOICE,

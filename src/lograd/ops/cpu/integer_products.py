@@ -13,6 +13,8 @@ from ..reference import integer_products as plain
 from ..registry import add_kernel
 
 _BYTE, _FLOAT = torch.uint8, torch.float32
+_LONGEST_BLOCK = 2**14
+"""Sums of products of bytes over so many stay within 32 bits."""
 
 
 def integer_matmul(
@@ -127,7 +129,7 @@ def integer_block_matmul(
 ) -> Tensor:  # fmt: skip
     """The kernel of `integer_block_matmul`."""
     (m, k), n = a.shape, b.shape[0]
-    if 0 in (m, n, k):
+    if 0 in (m, n, k) or size % 4 or size > _LONGEST_BLOCK:
         return plain.integer_block_matmul(a, b, a_zero, b_zero, a_scales, b_scales, scale, bias, size)
     a, b, a_scales, b_scales = a.contiguous(), b.contiguous(), a_scales.contiguous(), b_scales.contiguous()
     out = a.new_empty((m, n), dtype=_FLOAT)

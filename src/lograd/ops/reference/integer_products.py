@@ -118,8 +118,9 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def check_matmul(
-    a: Tensor, b: Tensor, a_zero: int, b_zero: int, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None
-) -> None:
+    a: Tensor, b: Tensor, a_zero: int = 0, b_zero: int = 0, rows: Tensor | None = None, columns: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:  # fmt: skip
     """Refuse what does not make a product of matrices."""
     if a.dim() != b.dim() or a.dim() not in (2, 3) or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise InvalidValue(
