@@ -77,13 +77,12 @@ def training(case: Case, way: str, last: bool) -> Session:
     plan: lograd.Plan | None = None
     backend: Backend = "auto"
     if way.startswith("int"):
-        plan, backend = in_integers(case, int(way[3])), "integer"
+        plan, backend = in_integers(case, int(way[3]), 8 if "rest" in way else None), "integer"
     elif way != "dense":
         plan, backend = pruned(case, SPARSITY), "sparse" if way == "sparse" else "auto"
     torch.manual_seed(0)
     session = session_of(case, case.build().train(), plan, last, backend)
     if rest := re.search("rest at (.) bits", way):
-        lograd.integer.attention(session.model)
         lograd.integer.saved_activations(session.model, int(rest[1]))
     return session
 

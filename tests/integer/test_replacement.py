@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -170,3 +171,23 @@ def test_refusals() -> None:
         lograd.integer.attention(torch.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="bits must be"):
         lograd.integer.attention(nn.Linear(2, 2), bits=1)
+
+
+def test_a_plan_asks_for_it() -> None:
+    net, x = model(), tokens()
+    before, expected = pickle.dumps(net), net(x)
+    plan = replace(lograd.Plan.uniform("identity"), attention=7)
+    assert lograd.Plan.from_json(plan.to_json()) == plan
+    with lograd.attach(net, plan) as handle:
+        assert not torch.equal(net(x), expected)
+        said = handle.explain().layers["scaled_dot_product_attention"]
+    assert said == "7-bit integers in forward and backward, 2 calls"
+    assert torch.equal(net(x), expected)
+    assert pickle.dumps(net) == before
+
+
+@pytest.mark.parametrize("bits", [1, 9, True, "8"])
+def test_a_plan_refuses_other_bits(bits: object) -> None:
+    data = {**lograd.Plan.uniform("identity").to_json(), "attention": bits}
+    with pytest.raises((InvalidType, InvalidValue), match="attention of a plan must be"):
+        lograd.Plan.from_json(data)

@@ -64,6 +64,11 @@ class AttentionHandle:
         left = f", {plural(sum(self.left_alone.values()), 'call')} left alone" if self.left_alone else ""
         return f"AttentionHandle({self.bits} bits, {plural(self.calls, 'call')}{left})"
 
+    def words(self) -> str:
+        """Return what was computed in integers, and what was not, for people."""
+        left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
+        return f"{self.bits}-bit integers in forward and backward, {plural(self.calls, 'call')}{left.rstrip('.')}"
+
     def remove(self) -> None:
         """Leave attention to PyTorch again."""
         self._running.remove()
