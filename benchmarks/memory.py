@@ -12,6 +12,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ TABLES = {
     ),
     "integer rows": Table(
         (Case("ResNet18, 32x32, batch 128", ResNet18, (128, 3, 32, 32)), BERT),
-        ("int8-full", "int6-full", "int4-full"),
+        ("int8-full", "int6-full", "int4-full", "int4-full, rest at 8 bits", "int4-full, rest at 4 bits"),
     ),
 }
 """By the name under which the results are written."""
@@ -76,11 +77,14 @@ def training(case: Case, way: str, last: bool) -> Session:
     plan: lograd.Plan | None = None
     backend: Backend = "auto"
     if way.startswith("int"):
-        plan, backend = in_integers(case, int(way[3])), "integer"
+        plan, backend = in_integers(case, int(way[3]), 8 if "rest" in way else None), "integer"
     elif way != "dense":
         plan, backend = pruned(case, SPARSITY), "sparse" if way == "sparse" else "auto"
     torch.manual_seed(0)
-    return session_of(case, case.build().train(), plan, last, backend)
+    session = session_of(case, case.build().train(), plan, last, backend)
+    if rest := re.search("rest at (.) bits", way):
+        lograd.integer.saved_activations(session.model, int(rest[1]))
+    return session
 
 
 def measure(case: Case, way: str, last: bool) -> dict[str, float]:
@@ -171,7 +175,8 @@ def main(
         f"PyTorch's in the same layout, images with channels {'last' if channels_last else 'first'}. Sparse and auto: "
         "all layers are pruned to 85 % zeros, but the last of the image models; in the first treated step "
         "backend='auto' times both ways. int4-full and the like: all three products in integers, but those of the "
-        "first and the last layer of the image models. `./dev bench memory` makes these tables."
+        "first and the last layer of the image models; the rest at 8 or 4 bits: with attention and with all that other "
+        "layers keep for the backward as codes, too. `./dev bench memory` makes these tables."
     )
     text = "\n\n".join(table(rows) for rows in found.values())
     print(text)

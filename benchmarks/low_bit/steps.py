@@ -53,10 +53,10 @@ class Autocast(nn.Module):
         return result.float()
 
 
-def in_integers(model: Model, bits: int) -> lograd.Plan:
-    """All products in integers; the first convolution and the last linear layer are kept."""
-    kept = {"conv1": "the first convolution", model.last: "the last layer"} if model.last else {}
-    return replace(lograd.Plan.uniform(f"int{bits}-full"), kept=kept)
+def in_integers(model: Model, bits: int, attention: int | None = None) -> lograd.Plan:
+    """All products in integers; the first convolution and the last linear layer of a classifier are kept."""
+    plan = lograd.Plan.uniform(f"int{bits}-full", keep=("first", "last") if model.last else ())
+    return replace(plan, attention=attention)
 
 
 def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: bool = True, how: str = "") -> Make:
@@ -73,10 +73,8 @@ def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: b
     def make() -> Call:
         torch.manual_seed(0)
         plain = model.build().train()
-        plan = None if bits == 32 else in_integers(model, bits)
+        plan = None if bits == 32 else in_integers(model, bits, 8 if how == "attention" else None)
         session = session_of(model, Autocast(plain) if how == "bfloat16" else plain, plan, last, backend)
-        if how == "attention":
-            lograd.integer.attention(session.model, bits=8)
         for _ in range(2 if plan is None else WARM_UP):
             session.step()
         return session.step

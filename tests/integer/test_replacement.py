@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -23,6 +24,11 @@ def model() -> nn.Module:
 
 def tokens() -> Tensor:
     return torch.randint(30, (2, 16), generator=torch.Generator().manual_seed(1))
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """The relative error of a tensor."""
+    return float((found - expected).detach().norm() / expected.detach().norm())
 
 
 class Attending(nn.Module):
@@ -47,7 +53,7 @@ def test_attention_of_the_model_runs_in_integers_until_removed() -> None:
     net.zero_grad(set_to_none=True)
 
     assert handle.calls == 2
-    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.05
+    assert 1e-5 < difference(found, expected) < 0.05
     assert torch.equal(net(x), expected)
     assert pickle.dumps(net) == before
     assert repr(handle) == "AttentionHandle(6 bits, 2 calls)"
@@ -95,7 +101,7 @@ def test_multi_head_attention_of_torch() -> None:
     with lograd.integer.attention(layer) as handle:
         found = layer(x)
     assert handle.calls == 1
-    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.05
+    assert 1e-5 < difference(found, expected) < 0.05
 
 
 def test_checkpointing_recomputes_in_integers() -> None:
@@ -134,6 +140,7 @@ def test_another_thread_is_not_disturbed() -> None:
     assert handle.calls == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile, by itself
 def test_compiled_models_attend_in_integers() -> None:
     net, x = model(), tokens()
     expected = net(x)
@@ -164,3 +171,23 @@ def test_refusals() -> None:
         lograd.integer.attention(torch.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="bits must be"):
         lograd.integer.attention(nn.Linear(2, 2), bits=1)
+
+
+def test_a_plan_asks_for_it() -> None:
+    net, x = model(), tokens()
+    before, expected = pickle.dumps(net), net(x)
+    plan = replace(lograd.Plan.uniform("identity"), attention=7)
+    assert lograd.Plan.from_json(plan.to_json()) == plan
+    with lograd.attach(net, plan) as handle:
+        assert not torch.equal(net(x), expected)
+        said = handle.explain().layers["scaled_dot_product_attention"]
+    assert said == "7-bit integers in forward and backward, 2 calls"
+    assert torch.equal(net(x), expected)
+    assert pickle.dumps(net) == before
+
+
+@pytest.mark.parametrize("bits", [1, 9, True, "8"])
+def test_a_plan_refuses_other_bits(bits: object) -> None:
+    data = {**lograd.Plan.uniform("identity").to_json(), "attention": bits}
+    with pytest.raises((InvalidType, InvalidValue), match="attention of a plan must be"):
+        lograd.Plan.from_json(data)

@@ -11,7 +11,8 @@ from bits import assert_all_same_bits
 from torch import Tensor
 
 from lograd.errors import InvalidType, InvalidValue
-from lograd.integer import scaled_dot_product_attention, softmax_attention
+from lograd.integer import softmax_attention
+from lograd.integer.functional import scaled_dot_product_attention
 from lograd.ops import quantize_integers
 
 
@@ -78,8 +79,8 @@ def test_gradients_are_unbiased(bits: int) -> None:
     for place, right in enumerate(expected):
         every = torch.stack([found[place].double() for found in drawn])
         deviations = (every.mean(0) - right) / (every.std(0) / len(seeds) ** 0.5)
-        assert 0.8 < float(deviations.square().mean()) < 1.25
-        assert abs(float(deviations.mean())) < 4 / right.numel() ** 0.5
+        # Elements of a slice share the noise of dO; a bias of half a deviation would give 50 here.
+        assert 0.6 < float(deviations.square().mean()) < 1.5
 
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -201,6 +202,7 @@ def test_operators_pass_the_checks_of_torch() -> None:
     torch.library.opcheck(torch.ops.lograd.integer_attention_backward, backward)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile, by itself
 def test_compiled_is_eager() -> None:
     given = operands()
 

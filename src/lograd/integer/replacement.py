@@ -1,14 +1,12 @@
 """Attention in integers inside a model: `attention(model)` replaces each scaled_dot_product_attention of its forward.
 
-Hooks open a mode of PyTorch's functions while a module of the model runs, and only that one function is answered
-otherwise.  Calls outside of the model are PyTorch's own, and so are those that integers cannot serve, which are counted
-with the reason.  Modules are hooked one by one, as activation checkpointing runs them again without the model around.
+A mode of PyTorch's functions is open while the model runs, and only that one function is answered otherwise.  Calls
+outside of the model are PyTorch's own, and so are those that integers cannot serve, which are counted with the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from threading import local
 from types import FunctionType
 from typing import Any, final
 
@@ -20,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InvalidType, plural, sentence
 from ..formats.values import check_width
 from ..ops.registry import transforming
+from .running import WhileRunning
 from .softmax_attention import reason_not_integer, scaled_dot_product_attention
 
 
@@ -52,15 +51,8 @@ class AttentionHandle:
         """Calls that were computed in integers."""
         self.left_alone: Counter[str] = Counter()
         """Calls that PyTorch computed, by the reason."""
-        self._mode = _IntegerAttention(self)
-        self._running = local()
-        self._hooks: list[Any] = []
-        for module in model.modules():
-            if _may_attend(module):
-                self._hooks += [
-                    module.register_forward_pre_hook(self._enter),
-                    module.register_forward_hook(self._leave, always_call=True),
-                ]
+        mode = _IntegerAttention(self)
+        self._running = WhileRunning(model, lambda: mode, _may_attend)
 
     def __enter__(self) -> AttentionHandle:
         return self
@@ -72,25 +64,14 @@ class AttentionHandle:
         left = f", {plural(sum(self.left_alone.values()), 'call')} left alone" if self.left_alone else ""
         return f"AttentionHandle({self.bits} bits, {plural(self.calls, 'call')}{left})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionHandle:
-        """A copy of the model shares the handle, and with it the counts; `remove` reaches the first model only."""
-        return self
+    def words(self) -> str:
+        """Return what was computed in integers, and what was not, for people."""
+        left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
+        return f"{self.bits}-bit integers in forward and backward, {plural(self.calls, 'call')}{left.rstrip('.')}"
 
     def remove(self) -> None:
         """Leave attention to PyTorch again."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    def _enter(self, module: nn.Module, arguments: Any) -> None:
-        depth = getattr(self._running, "depth", 0)
-        self._running.depth = depth + 1
-        if not depth:
-            self._mode.__enter__()
-
-    def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        self._running.depth -= 1  # of modules that run in this thread; the outermost has opened the mode
-        if not self._running.depth:
-            self._mode.__exit__(None, None, None)
+        self._running.remove()
 
 
 def _may_attend(module: nn.Module) -> bool:
@@ -148,4 +129,5 @@ def _calling(original: Any, answer: Any) -> Any:
         original.__code__, original.__globals__ | names, original.__name__, original.__defaults__, original.__closure__
     )
     twin.__kwdefaults__ = original.__kwdefaults__
-    return torch.compiler.disable(twin)  # Dynamo would look its names up in torch.nn.functional
+    opaque: Any = torch.compiler.disable  # Dynamo would look its names up in torch.nn.functional
+    return opaque(twin)

@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
     if reason is not None:
         raise (InvalidType if "must be float32" in reason else InvalidValue)(reason)
     check_width("bits", bits, 2, 8)
-    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])  # type: ignore[no-untyped-call]
     q, k, v = (each.expand(*lead, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in (query, key, value))
     bias = _bias(attn_mask, is_causal, q, k)
     if bias is not None:
