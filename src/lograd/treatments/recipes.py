@@ -90,7 +90,8 @@ def _full(bits: str) -> Treated:
     """All operands of all three products as levels, each coded once for the two products that it enters."""
     activations = (Integers(int(bits), ranges="hindsight"),)
     weights = (Integers(int(bits), "channel", symmetric=True),)
-    gradient = (Integers(int(bits), rounding="stochastic"),)
+    # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
+    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic"),)
     return Treated(
         ProductPlan(activations=activations, weights=weights),
         ProductPlan(gradient, weights=weights),
