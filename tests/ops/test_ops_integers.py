@@ -158,11 +158,11 @@ def test_steps_are_the_finest_that_keep_both_ends(bits: int, low: float, high: f
 
 
 def test_codes_of_a_hand_made_tensor() -> None:
-    """Ties go to the even level; -0.5 and 1.5 lie outside the given range and are counted."""
+    """Ties go to the even level; -0.5 and 1.5 lie outside the given range and are counted, as is the zero."""
     x = torch.tensor([-0.5, 0.0, 0.1, 0.25, 0.5, 1.0, 1.5])
     found = ops.pack_integers(x, 2, range=(0.0, 1.0), counted=True)
     assert found.coded.codes.tolist() == [0, 0, 0, 1, 2, 3, 3]
-    assert found.counts.tolist() == [3, 0, 2]
+    assert found.counts.tolist() == [3, 0, 2, 1]
     assert found.range.tolist() == [-0.5, 1.5]
     signed = ops.pack_integers(torch.tensor([-3.0, -0.5, 0.5, 1.5, 2.5]), 3, symmetric=True)
     assert signed.codes.tolist() == [0, 3, 3, 5, 5]
@@ -275,7 +275,7 @@ def test_empty_and_tiny(shape: tuple[int, ...]) -> None:
     for per in ways:
         found = ops.pack_integers(x, 4, per=per, counted=True)
         assert torch.equal(found.coded.decode(), x)
-        assert found.counts.tolist() == [0, 0, 0]
+        assert found.counts.tolist() == [0, 0, 0, 0]
         assert found.coded.scale.numel() == (shape[0] if per == "channel" else 1)
 
 

@@ -45,7 +45,7 @@ class Ranged(NamedTuple):
 
     result: Tensor
     counts: Tensor
-    """int64: exact zeros and NaN of the result, and elements that saturated."""
+    """int64: exact zeros and NaN of the result, elements that saturated, and exact zeros of x."""
     range: Tensor
     """float32 (2,), or (2, channels): the smallest and the largest finite element, 0 and 0 if there is none."""
 

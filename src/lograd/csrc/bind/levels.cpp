@@ -18,7 +18,9 @@ void bind_levels(Functions& functions) {
                                  transposed};
         const LevelRounding rounding{per_row, at<const float>(limits), at<const float>(fold), fold_channels, fold_inner,
                                      bits, symmetric, stochastic, key_at(key), threads};
-        write(integer_codes(tensor, rounding, at<float>(parameters), at<float>(found)), counts);
+        const Counts all = integer_codes(tensor, rounding, at<float>(parameters), at<float>(found));
+        write(all, counts);
+        at<std::int64_t>(counts)[3] = all.zeros_before;
     },
         nb::kw_only(), "type"_a, "x"_a, "codes"_a, "batch"_a, "channels"_a, "inner"_a, "transposed"_a, "per_row"_a,
         "limits"_a, "fold"_a, "fold_channels"_a, "fold_inner"_a, "bits"_a, "symmetric"_a, "stochastic"_a, "key"_a,

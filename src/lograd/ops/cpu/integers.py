@@ -45,7 +45,7 @@ def integer_codes(
     if planes is None:
         return reference.integer_codes(x, limits, fold, fold_dim, bits, per_channel, symmetric, stochastic, key)
     rows, address = row_count(x, per_channel), native.address
-    codes, counts = empty_codes(x), x.new_empty(COUNTS, dtype=torch.int64)
+    codes, counts = empty_codes(x), x.new_empty(COUNTS + 1, dtype=torch.int64)
     parameters, found = (x.new_empty((2, rows), dtype=torch.float32) for _ in range(2))
     limits = None if limits is None else limits.contiguous()
     factors = 0 if fold is None else len(fold)
@@ -60,7 +60,7 @@ def integer_codes(
         bits=bits, symmetric=symmetric, stochastic=stochastic, key=address("key", key, torch.int64, 2),
         parameters=address("parameters", parameters, torch.float32, 2 * rows),
         found=address("found", found, torch.float32, 2 * rows),
-        counts=address("counts", counts, torch.int64, COUNTS), threads=torch.get_num_threads(),
+        counts=address("counts", counts, torch.int64, COUNTS + 1), threads=torch.get_num_threads(),
     )  # fmt: skip
     return codes, parameters, found, counts
 

@@ -59,7 +59,7 @@ def integer_codes(
     per_row = z.as_strided(x.shape, x.stride()).reshape(rows, size)
     outside = (per_row < smallest[:, None]) | (per_row > largest[:, None])
     same = codes.reshape(rows, size) == zero[:, None]
-    counts = torch.stack([(same & known[:, None]).sum(), (~known).sum() * size, outside.sum()])
+    counts = torch.stack([(same & known[:, None]).sum(), (~known).sum() * size, outside.sum(), (x == 0).sum()])
     return codes, torch.stack([visible, zero]), found, counts
 
 
@@ -176,7 +176,7 @@ def _fake(
         empty_codes(x),
         x.new_empty((2, rows), dtype=torch.float32),
         x.new_empty((2, rows), dtype=torch.float32),
-        x.new_empty(COUNTS, dtype=torch.int64),
+        x.new_empty(COUNTS + 1, dtype=torch.int64),
     )
 
 

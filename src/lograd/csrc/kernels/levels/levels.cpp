@@ -16,14 +16,14 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kLargest = std::numeric_limits<float>::max();
 // Ranges end here, so that every code decodes to a finite number.
 constexpr double kWidest = 3.4e38;
-constexpr LevelsSeen kNothing{kInfinity, -kInfinity, true, 0, 0};
+constexpr LevelsSeen kNothing{kInfinity, -kInfinity, true, 0, 0, 0};
 // Codes of so many elements are turned at a time, in the L2 cache; and of so many places of a plane at most.
 constexpr std::size_t kTurned = 65536, kPlaces = 4096;
 
 void add(LevelsSeen& to, const LevelsSeen& from) {
     to.low = std::min(to.low, from.low), to.high = std::max(to.high, from.high);
     to.finite = to.finite && from.finite;
-    to.zeros += from.zeros, to.clipped += from.clipped;
+    to.zeros += from.zeros, to.clipped += from.clipped, to.zeros_before += from.zeros_before;
 }
 
 double quotient(double steps, double width) {
@@ -151,7 +151,8 @@ public:
         const bool known = seen.finite && !std::isnan(p.scale);
         parameters_[row] = known ? p.scale : std::numeric_limits<float>::quiet_NaN();
         parameters_[rows + row] = p.zero;
-        return {true, known ? seen.zeros : 0, known ? 0 : static_cast<std::int64_t>(size), seen.clipped};
+        return {true, known ? seen.zeros : 0, known ? 0 : static_cast<std::int64_t>(size), seen.clipped,
+                seen.zeros_before};
     }
 
     Counts whole() const;

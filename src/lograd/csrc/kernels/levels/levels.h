@@ -24,7 +24,7 @@ struct LevelParameters {
 struct LevelsSeen {
     float low, high;  // of the finite ones; low > high if there is none
     bool finite;      // all of them
-    std::int64_t zeros, clipped;
+    std::int64_t zeros, clipped, zeros_before;  // codes of zero, elements outside, elements that are zero
 };
 
 // Elements from `position` on, one after the other in memory; their codes go to piece.y in the same order.

@@ -114,7 +114,7 @@ template <bool Fold, class T> void level_range_as(const T* x, const LevelRun& ru
         else bounds.add(low, high);
     }
     bounds.store_to(seen);
-    seen.zeros = seen.clipped = 0;
+    seen.zeros = seen.clipped = seen.zeros_before = 0;
 }
 
 inline void level_range(const LevelRun& run, LevelsSeen& seen) {
@@ -133,9 +133,11 @@ template <bool Stochastic, bool Fold> class Leveller {
     const std::uint8_t zero_ = static_cast<std::uint8_t>(static_cast<std::int32_t>(run_.parameters.zero));
     Factors factors_{run_.fold};
     Bounds bounds_;
+    I before_{};     // zeros among the elements of the last chunk, which may be rounded twice
     Bytes zeros_{};  // lane by lane, of at most 63 chunks
     std::size_t chunks_ = 0;
-    std::int64_t all_zeros_ = 0, clipped_ = 0;
+    I zeros_before_{};  // lane by lane; a run has fewer than 2^31 elements in each
+    std::int64_t all_zeros_ = 0, clipped_ = 0, last_zeros_before_ = 0;
 
     // Rounds a chunk; true if all its elements lie inside the range and `Look` was to see that.
     template <bool Look, class Rule>
@@ -145,13 +147,14 @@ template <bool Stochastic, bool Fold> class Leveller {
         const F scale = F{} + p.scale, bottom = F{} - p.zero, top = F{} + (run_.bins - p.zero);
         const I zero = I{} + static_cast<std::int32_t>(p.zero);
         F low = F{} + kInfinity, high = F{} - kInfinity;
-        I nan{};
+        I nan{}, zeros_before{};
         for (std::size_t j = 0; j < kChunk; j += 4 * W) {
             I codes[4];
             LOGRAD_UNROLL
             for (std::size_t k = 0; k < 4; ++k) {
                 const std::size_t at = j + k * W;
                 F z = load<F>(in + at);
+                zeros_before -= z == 0.0f;
                 if constexpr (Fold) z *= load<F>(by + at);
                 if constexpr (Look) low = smaller(z, low), high = larger(z, high), nan |= z != z;
                 const F steps = smaller(larger(z * scale, bottom), top);
@@ -166,6 +169,7 @@ template <bool Stochastic, bool Fold> class Leveller {
             }
             store_bytes(codes, out + j);
         }
+        before_ = zeros_before;
         if constexpr (!Look) return true;
         const I outside = nan | (low < p.smallest) | (high > p.largest);
         if (__builtin_expect(any(outside), 0)) return false;
@@ -206,6 +210,7 @@ public:
         const Draw draw{random, first, run_.piece.seed};
         if (!run_.look) round<false>(in, by, out, draw);
         else if (!round<true>(in, by, out, draw)) look_closely(in, by, kChunk);
+        zeros_before_ += before_;
         for (std::size_t j = 0; j < kChunk; j += sizeof(Bytes)) zeros_ -= load<Bytes>(out + j) == zero_;
         if (++chunks_ == 255 * sizeof(Bytes) / kChunk) flush();
     }
@@ -222,13 +227,17 @@ public:
         const Draw draw{random, first, run_.piece.seed};
         if (!run_.look) round<false>(padded, factors, codes, draw);
         else if (!round<true>(padded, factors, codes, draw)) look_closely(padded, factors, valid);
-        for (std::size_t j = 0; j < valid; ++j) out[j] = codes[j].value, all_zeros_ += codes[j].value == zero_;
+        for (std::size_t j = 0; j < valid; ++j) {
+            out[j] = codes[j].value;
+            all_zeros_ += codes[j].value == zero_, last_zeros_before_ += in[j] == 0.0f;
+        }
     }
 
     void store_to(LevelsSeen& seen) {
         flush();
         bounds_.store_to(seen);
-        seen.zeros = all_zeros_, seen.clipped = clipped_;
+        seen.zeros = all_zeros_, seen.clipped = clipped_, seen.zeros_before = last_zeros_before_;
+        for (std::size_t k = 0; k < W; ++k) seen.zeros_before += zeros_before_[k];
     }
 };
 
