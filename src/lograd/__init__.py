@@ -13,7 +13,7 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if _typing.TYPE_CHECKING:
-    from . import coded, ops, sparse, treatments
+    from . import coded, integer, ops, sparse, treatments
     from .attachment import Handle, attach
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
@@ -37,6 +37,7 @@ __all__ = [
     "attach",
     "coded",
     "formats",
+    "integer",
     "laws",
     "observe",
     "ops",
@@ -62,7 +63,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("coded", "ops", "sparse", "treatments"):
+    if name in ("coded", "integer", "ops", "sparse", "treatments"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)

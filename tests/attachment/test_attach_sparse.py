@@ -272,7 +272,7 @@ def test_what_has_no_kernel_stays_dense_and_says_why(layer, x, reason):
 
 def test_the_operator_keeps_the_rules_of_torch_library():
     choice, key, counters = (
-        torch.tensor([SPARSE, 0, 0, 0]),
+        torch.tensor([SPARSE, 0, 0, 0, 0]),
         torch.tensor([5, 0]),
         torch.zeros(len(COUNTERS), dtype=torch.int64),
     )
@@ -289,7 +289,9 @@ def test_the_operator_keeps_the_rules_of_torch_library():
 
 
 def test_a_word_that_is_no_way_is_refused():
-    with pytest.raises(InvalidValue, match=r"backend must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean"):
+    with pytest.raises(
+        InvalidValue, match=r"backend must be 'auto', 'sparse', 'integer' or 'dense'; got 'spars'\. Did you mean"
+    ):
         lograd.attach(nn.Linear(3, 3), Plan.uniform("prune85"), backend="spars")
 
 

@@ -30,7 +30,10 @@ def test_the_former_name_of_the_backend_works_and_says_the_new_one():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"backend": "spars"}, r"backend must be 'auto', 'sparse' or 'dense'; got 'spars'\. Did you mean 'sparse'\?"),
+        (
+            {"backend": "spars"},
+            r"backend must be 'auto', 'sparse', 'integer' or 'dense'; got 'spars'\. Did you mean 'sparse'\?",
+        ),
         ({"products": "weight"}, r"part of the plan: profile\.plan\(\.\.\., products='weight_gradient'\)"),
         ({"products": "dense", "backend": "sparse"}, "products is the former name of backend; got both"),
     ],

@@ -42,11 +42,11 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            counters,
+            counters, None,
         ),
         "multiply": (
             torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
-            torch.tensor([2, 0, 0, 0]), *NEED,
+            torch.tensor([2, 0, 0, 0, 0]), *NEED,
         ),
     }[name]  # fmt: skip
 

@@ -39,6 +39,8 @@ class Count:
     """
     nan: int = 0
     """NaN in the result."""
+    fell_back: int = 0
+    """Copies that were not finite, so that their products were dense where integer ones were in force."""
 
     @property
     def sparsity(self) -> float:
@@ -49,8 +51,8 @@ class Count:
         return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> dict[str, int]:
-        """Return the counts as plain values, by name."""
-        return asdict(self)
+        """Return the counts as plain values, by name; `fell_back` where it happened."""
+        return {name: value for name, value in asdict(self).items() if value or name != "fell_back"}
 
 
 @final

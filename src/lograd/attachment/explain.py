@@ -7,12 +7,13 @@ from typing import final
 from rich.text import Text
 from torch import nn
 
-from ..engine.backends.choice import Choice
+from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
+from ..integer import AttentionHandle
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
@@ -62,6 +63,7 @@ def explain(
     start: int,
     plan: Plan,
     saved: Saving | None,
+    attention: AttentionHandle | None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -73,6 +75,7 @@ def explain(
         loss_scale: the one in force.
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
+        attention: attention in integers; None where it is PyTorch's.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -88,6 +91,8 @@ def explain(
         for part in left.pop(name, ()):
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
+    if attention is not None:
+        lines["scaled_dot_product_attention"] = attention.words()
     total = counts.total
     milliseconds = (
         cost.milliseconds
@@ -115,11 +120,16 @@ def explain(
 def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
     """Return what is said of one layer; `statistics` are those of its gradient."""
     gradient = layer.gradient
-    text = "; ".join(
-        _label(name) + _site(site, operand.ready, layer.choices.get(name))
+    # Where tensors of another type came, the choice among products of codes is in force nowhere.
+    choices = {name: one for name, one in layer.choices.items() if layer.coded or SPARSE in one.serving}
+    parts = [
+        _label(name) + _site(site, operand.ready, choices.get(name))
         for operand in layer.operands.values()
         for name, site in operand.sites.items()
-    )
+    ]
+    if "output" in choices:
+        parts.append(f"Y: {layer.choices['output'].words()}")
+    text = "; ".join([*parts, *_bits(layer)])
     if statistics is None:
         return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
     if not count.passes:
@@ -143,6 +153,25 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
         "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
     )
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
+
+
+def _bits(layer: LayerEngine) -> list[str]:
+    """Return whether few bits are real, in products and memory, or simulated; nothing without rounding."""
+    if not any(one.element_bits is not None for site in layer.sites.values() for one in site.treatments):
+        return []
+    if not layer.coded:
+        levels = any(site.levels for site in layer.sites.values())
+        return [f"bits are simulated: {layer.why_simulated}" if levels else "bits are simulated"]
+    real = [name for name, choice in layer.choices.items() if choice.mode == INTEGER]
+    if len(real) == len(layer.choices):
+        return ["bits are real"]
+    other = f": {layer.why_simulated}" if layer.why_simulated else ""
+    return [f"bits are real in {' and '.join(['what is saved', *(_product(name) for name in real)])} only{other}"]
+
+
+def _product(name: str) -> str:
+    """Return the symbols of the products of a choice."""
+    return {"output": "Y", "gradient": "dX and dW"}.get(name) or SYMBOLS[name.partition(".")[0]]
 
 
 def _label(site: str) -> str:

@@ -15,10 +15,18 @@ from torch import nn
 
 from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
-from ..engine.layers import candidates, reason_dense, reason_not_supported, unwrapped, work_of_element
+from ..engine.layers import (
+    candidates,
+    reason_dense,
+    reason_not_integer,
+    reason_not_supported,
+    unwrapped,
+    work_of_element,
+)
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
+from ..integer import attention
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
@@ -26,7 +34,7 @@ from ..treatments import PRODUCTS, Backend
 from ..treatments.products import check_backend
 from . import explain as explaining
 from . import state as states
-from .advice import renamed, warn_of_skipped_layers, warn_of_useless_formats
+from .advice import kept_by_place, renamed, warn_of_skipped_layers, warn_of_useless_formats
 from .counters import Counters, read_counters
 from .explain import Explanation
 from .guard import Growth, exploded
@@ -60,10 +68,11 @@ def attach(
         refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
             often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
             (`Drift`).  The last two take them in each of the first twenty steps as well.
-        backend: how the products of pruned gradients are computed: "auto" times dense and sparse products of each layer
-            once, on its own shapes and zeros, takes the faster, and times again when the share of zeros has changed by
-            a tenth.  The two sum in different orders, so two such runs may differ in the last bits; "sparse" or "dense"
-            are repeatable.
+        backend: how products are computed: "auto" times dense, sparse (of pruned gradients) and integer products (of
+            operands that are levels, as in "int6-full") of each layer once, where they serve, on its own shapes and
+            zeros, takes the fastest, and times again when the share of zeros has changed by a tenth.  They sum in
+            different orders, so two such runs may differ in the last bits; "sparse", "integer" and "dense" are
+            repeatable.  What a backend does not serve is dense, and `explain` says why.
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
         start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
             passes noise on from layer to layer far more than after a hundred steps.
@@ -133,7 +142,7 @@ class Handle:
             engine = self.layers[name] = LayerEngine(layer, device, self)
             self._modules[name] = module
             asked = {product: getattr(layer, product).backend for product in PRODUCTS}
-            engine.choose(backend, asked, reason_dense(module))
+            engine.choose(backend, asked, reason_dense(module), reason_not_integer(module))
             found = {
                 one.name: OperandStatistics(one) for one in (engine.weights, engine.activations) if one.has_statistics
             }
@@ -146,11 +155,15 @@ class Handle:
         set_keys(self.layers.values(), self.seed, self.steps)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
+        self.attention = None if plan.attention is None else attention(unwrapped(model), plan.attention)
+        """Attention in integers, where the plan asks for it; it goes with the handle."""
 
     def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
         """Return the layers to swap; the rest go to `skipped` with the reason."""
         planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}
-        kept = {id(modules[name]): reason for name, reason in self.plan.kept.items()}
+        kept = kept_by_place(self.plan, modules) | {
+            id(modules[name]): reason for name, reason in self.plan.kept.items()
+        }
         names: dict[int, str] = {}
         for name, module in modules.items():
             names.setdefault(id(module), name)  # a module that is used twice has several names and one entry
@@ -258,7 +271,7 @@ class Handle:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
+            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock), self.attention,
         )  # fmt: skip
 
     # -- saving and undoing --
@@ -317,6 +330,8 @@ class Handle:
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)
+        if self.attention is not None:
+            self.attention.remove()
         total = self.counters().total
         # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (

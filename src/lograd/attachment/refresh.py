@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..engine.operand import Operand
-from ..engine.slots import CPU, READY, STRIDE
+from ..engine.slots import CPU, STRIDE
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
@@ -163,7 +163,7 @@ class OperandStatistics:
         statistics = self.statistics(loss_scale)
         for site in self.operand.sites.values():
             site.set_numbers(numbers_of(site.treatments, statistics))
-        self.operand.control[READY] = 1
+        self.operand.set_ready(True)
 
     def rescale(self, before: float, after: float) -> None:
         """Adapt the numbers in force and the memory of treatments to a new loss scale."""

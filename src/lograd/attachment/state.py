@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine.backends.choice import MODE, SPARSE, TOO_SMALL, ZEROS
+from ..engine.backends.choice import FORMER_SLOTS, INTEGER, MODE, SLOTS, SPARSE, TOO_SMALL, ZEROS
 from ..engine.layer import LayerEngine
 from ..engine.slots import COUNTERS, CPU, READY, all_counters, zeros
 from ..errors import InvalidValue, nearest_name, sentence
 from ..files.checks import MANY, check_number, check_object, check_text, check_whole
-from ..ops.histogram import SLOTS
+from ..ops.histogram import SLOTS as HISTOGRAM_SLOTS
 from ..plan import Plan
 from .refresh import OperandStatistics
 
@@ -93,11 +93,13 @@ RANGES = {
     "histogram": Range(high=MANY),
     "numbers": Range(high=torch.finfo(torch.float32).max),
     "key": Range(low=(-(2**63), 0), high=(2**63 - 1, 2**63 - 1)),
-    "memory": Range(high=torch.finfo(torch.float64).max),
+    "memory": Range(torch.finfo(torch.float64).min, torch.finfo(torch.float64).max),
     "counters": Range(),
-    "choice": Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6)),
+    "choice": Range(low=(0, 0, 0, TOO_SMALL, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
 }
-"""By the last part of a tensor's name.  Thresholds, scales and what treatments remember are finite and not negative."""
+"""By the last part of a tensor's name.  Thresholds and scales are not negative; memories are finite."""
+FORMER_CHOICE = Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6))
+"""The range of a choice in states from before there were integer products."""
 assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are of"
 
 
@@ -230,8 +232,13 @@ def _check_tensors(name: str, tensors: Any, layer: LayerEngine) -> None:
         kind = str(key).rpartition(".")[2]
         if kind == "counters" and isinstance(tensor, Tensor) and tensor.dim() == 1:
             tensor = all_counters(tensor)
-        like = zeros(4, torch.int64, CPU) if like is None else like
-        _check_tensor(f"{key} of layer {name!r}", tensor, like, RANGES.get(kind))
+        bounds = RANGES.get(kind)
+        if kind == "choice":
+            former = isinstance(tensor, Tensor) and tensor.numel() == FORMER_SLOTS
+            like = zeros(FORMER_SLOTS if former else SLOTS, torch.int64, CPU)
+            bounds = FORMER_CHOICE if former else bounds
+        assert like is not None
+        _check_tensor(f"{key} of layer {name!r}", tensor, like, bounds)
         if kind == "counters":
             counted = dict(zip(COUNTERS, tensor.tolist(), strict=True))
             if max(counted["zeros_after"], counted["zeros_before"], counted["nan"]) > counted["elements"]:
@@ -258,7 +265,7 @@ def _check_statistics(name: str, values: Any, statistics: OperandStatistics) -> 
     what = f"the statistics of layer {name!r}"
     check_object(what, values, ("table", "step", "loss_scale", "passed_over", "allotted"), ("energies",))
     table = values["table"]
-    size = 0 if isinstance(table, Tensor) and not table.numel() else SLOTS
+    size = 0 if isinstance(table, Tensor) and not table.numel() else HISTOGRAM_SLOTS
     _check_tensor(f"the histogram in {what}", table, zeros(size, torch.int64, CPU), RANGES["histogram"])
     if size and not int(table.sum()):
         raise InvalidValue(f"the histogram in {what} is empty.")

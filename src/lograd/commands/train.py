@@ -14,6 +14,10 @@ SLOW = (
     "pruned gradients take dense products, which save no time; --backend auto takes the faster ones, and then the last "
     "bits of two runs may differ."
 )
+SIMULATED = (
+    "few bits are simulated, which saves neither time nor memory; --backend auto takes integer products where they are "
+    "faster."
+)
 
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; it is made.")]
@@ -50,7 +54,7 @@ Augment = Annotated[
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")]
 Backend = Annotated[
     str | None,
-    typer.Option(help="Products of pruned gradients: dense, sparse, or auto (the faster).", show_default="dense"),
+    typer.Option(help="Products: dense, sparse, integer, or auto (the fastest that serves).", show_default="dense"),
 ]
 Products = Annotated[str | None, typer.Option(hidden=True)]
 Start = Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")]
@@ -182,7 +186,7 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
     from ..training import Config, Run
     from ..training import resume as resume_run
     from ..training import train as train_run
-    from ..training.session import prunes
+    from ..training.session import has_levels, prunes
     from .progress import display, saying
 
     if resume and overwrite:
@@ -202,6 +206,8 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
                 raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
         config = Config(**given)
         with display(config.model, quiet) as progress:
-            if "backend" not in given and prunes(config.load_plan()):
-                progress = saying(SLOW, progress)
+            if "backend" not in given:
+                plan = config.load_plan()
+                if prunes(plan) or has_levels(plan):
+                    progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
             return train_run(config, output, progress=progress, overwrite=overwrite)

@@ -23,8 +23,12 @@ from ..ops.registry import transforming
 
 Gradients = tuple[Tensor | None, ...]
 Need = tuple[bool, bool, bool]
-Treated = tuple[Tensor | None, Tensor | None]
-"""Activations and weights as the output takes them; None for one that it takes as it is."""
+Treated = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Activations and weights as the output takes them, None for one that it takes as it is; and factors of the gradient.
+
+The factors are the steps of weights that have one for each output: the gradient is multiplied by them before it is
+rounded, and divided afterwards (`Setting.fold`).
+"""
 
 
 class DoubleBackward(LogradError, RuntimeError):
@@ -48,6 +52,10 @@ class Form(Protocol):
     def geometry(self) -> Geometry:
         """The geometry of a convolution; that of a linear layer is empty."""
 
+    @property
+    def transposed(self) -> bool:
+        """True for a transposed convolution."""
+
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
 
@@ -63,6 +71,9 @@ class Form(Protocol):
     def operands(self, g: Tensor, x: Any, weight: Any) -> tuple[Tensor, Tensor]:
         """Return x and the weight as (outputs, inputs, ...), for a backend."""
 
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return the weight as (outputs, inputs, ...), for a backend."""
+
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW of such a weight in the layer's own orientation."""
 
@@ -70,14 +81,42 @@ class Form(Protocol):
 class Engine(Protocol):
     """The object that treats the operands of one layer and computes its products."""
 
-    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, Tensor | None]:
-        """Return activations and weights as the output takes them; None for one that it takes as it is."""
+    def coder(self, x: Tensor, weight: Tensor) -> Coder | None:
+        """Return what computes the layer from codes of these operands; None where they stay tensors."""
+
+    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> Treated:
+        """Return activations and weights as the output takes them, None for one that it takes as it is; and factors."""
 
     def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
         """Return activations and weights for the backward to read: those of the output where it shares them."""
 
-    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
+    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Any = None) -> Gradients:
         """Return dX, dW and dbias from the gradient of the output; anything where one is not needed."""
+
+
+class Coder(Protocol):
+    """The object that computes the products of one layer from codes of its operands."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the layer."""
+
+    def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
+        """Return Y, and the tensors that `backward` reads."""
+
+    def backward(self, form: Form, g: Tensor, saved: Saved, need: Need) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output and the codes of its operands."""
+
+    def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
+
+
+class Saved(NamedTuple):
+    """The operands of a layer as its backward reads them: codes, scale and zero of each, and how they were laid out."""
+
+    tensors: tuple[Tensor, ...]
+    x_turned: bool
+    weight_turned: bool
 
 
 def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, engine: Engine) -> Tensor:
@@ -86,12 +125,21 @@ def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, e
     Operands that the output takes in another form are treated straight through: the gradient is that of the product,
     and goes to x and weight as they came.
     """
+    coder = None if _transformed() else engine.coder(x, weight)
+    if coder is not None:
+        result: Tensor = _Coded.apply(x, weight, bias, form, coder)  # type: ignore[no-untyped-call]
+        return result
     return _applied(x, weight, bias, *engine.for_output(x, weight, form), form, engine)
+
+
+def _transformed() -> bool:
+    """Return True under the transforms of torch.func and in forward-mode AD."""
+    return transforming() or forward_ad._current_level >= 0
 
 
 def _applied(*arguments: Any) -> Tensor:
     """Return the output of a layer by the autograd function that fits where it is called."""
-    transformed = transforming() or forward_ad._current_level >= 0
+    transformed = _transformed()
     if transformed and torch.compiler.is_compiling():
         # It would lose gradients of the weight.  Where it may break the graph, the whole transform now runs eagerly.
         raise NotCompiled("under torch.func an attached or sparse layer runs eagerly; compile without fullgraph=True.")
@@ -116,11 +164,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, form: Form,
-        engine: Engine,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any,
+        form: Form, engine: Engine,
     ) -> Tensor:  # fmt: skip
-        treated = (treated_x, treated_weight)
-        ctx.save_for_backward(*form.saved(*engine.kept(x, weight, treated), ctx.needs_input_grad))
+        treated = (treated_x, treated_weight, fold)
+        ctx.save_for_backward(*form.saved(*engine.kept(x, weight, treated), ctx.needs_input_grad), fold)
         ctx.form, ctx.engine = form, engine
         return form.output(*_taken(x, weight, treated), bias)
 
@@ -129,12 +177,45 @@ class _Layer(torch.autograd.Function):
         need = tuple(ctx.needs_input_grad[:3])
         if not torch.compiler.is_compiling():
             if transforming():
-                return _transformed_products(ctx, g)
+                return _transformed_products(ctx, g, ctx.saved_tensors)
             if torch.is_grad_enabled():
                 raise DoubleBackward
             if _is_batched(g):
-                return _wanted(_batched_products(ctx, g), need)
-        return _wanted(ctx.engine.backward(ctx.form, g, *ctx.saved_tensors, need), need)
+                return _wanted(_batched_products(ctx, g, ctx.saved_tensors), need)
+        x, weight, fold = ctx.saved_tensors
+        return _wanted(ctx.engine.backward(ctx.form, g, x, weight, need, fold), need)
+
+
+class _Coded(torch.autograd.Function):
+    """The layer for plain autograd and torch.compile, where codes are saved in the place of its operands."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, coder: Coder) -> Tensor:
+        y, *saved = coder.output(form, x, weight, bias, ctx.needs_input_grad)
+        ctx.save_for_backward(*saved)
+        ctx.form, ctx.coder, ctx.engine = form, coder, coder.engine
+        ctx.turned = is_turned(x), is_turned(form.oriented(weight))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Gradients:
+        need = tuple(ctx.needs_input_grad[:3])
+        saved = Saved(ctx.saved_tensors, *ctx.turned)
+        if not torch.compiler.is_compiling():
+            if transforming():
+                return _transformed_products(ctx, g, ctx.coder.decoded(ctx.form, saved), 2)
+            if torch.is_grad_enabled():
+                raise DoubleBackward
+            if _is_batched(g):
+                return _wanted(_batched_products(ctx, g, ctx.coder.decoded(ctx.form, saved)), need, 2)
+        return _wanted(ctx.coder.backward(ctx.form, g, saved, need), need, 2)
+
+
+def is_turned(x: Tensor) -> bool:
+    """Return True for images that lie channels-last, and for a matrix that lies by columns."""
+    if x.dim() == 2:
+        return x.stride(0) == 1 and x.stride(1) == x.shape[0] and not x.is_contiguous()
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 class _Transformed(torch.autograd.Function):
@@ -142,19 +223,20 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, form: Form, engine: Engine
-    ) -> Tensor:
-        return form.output(*_taken(x, weight, (treated_x, treated_weight)), bias)
+        x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any, form: Form,
+        engine: Engine,
+    ) -> Tensor:  # fmt: skip
+        return form.output(*_taken(x, weight, (treated_x, treated_weight, fold)), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, *treated, ctx.form, ctx.engine = inputs
-        ctx.save_for_backward(*ctx.engine.kept(x, weight, tuple(treated)))
+        ctx.save_for_backward(*ctx.engine.kept(x, weight, tuple(treated)), treated[2])
         ctx.save_for_forward(*_taken(x, weight, tuple(treated)))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
-        return _transformed_products(ctx, g)
+        return _transformed_products(ctx, g, ctx.saved_tensors)
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, *others: None) -> Tensor:
@@ -166,7 +248,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        x, weight, bias, treated_x, treated_weight, form, engine = inputs
+        x, weight, bias, treated_x, treated_weight, _, form, engine = inputs
         if in_dims[1] is None and in_dims[2] is None and treated_weight is None:
             # One weight for all: samples are rows, or images, of one batch.
             parts = [
@@ -175,9 +257,9 @@ class _Transformed(torch.autograd.Function):
             ]
             samples, several = x.movedim(in_dims[0], 0).shape[:2], x.dim() > 2
             one, treated_one = (part.flatten(0, 1) if part is not None and several else part for part in parts)
-            flat = _applied(one, weight, bias, treated_one, None, form, engine)
+            flat = _applied(one, weight, bias, treated_one, None, None, form, engine)
             return flat.view(*samples, *flat.shape[1:]) if several else flat, 0
-        outputs = [_applied(*each, form, engine) for each in _samples(info, in_dims, inputs[:5])]
+        outputs = [_applied(*each, form, engine) for each in _samples(info, in_dims, inputs[:6])]
         return torch.stack(outputs), 0
 
 
@@ -185,8 +267,10 @@ class _Products(torch.autograd.Function):
     """The backward as a function of its own: torch hands it plain tensors, and refuses to differentiate it."""
 
     @staticmethod
-    def forward(g: Tensor, x: Any, weight: Any, form: Form, engine: Engine, need: Need) -> tuple[Tensor, ...]:
-        found = engine.backward(form, g, x, weight, need)
+    def forward(
+        g: Tensor, x: Any, weight: Any, fold: Any, form: Form, engine: Engine, need: Need
+    ) -> tuple[Tensor, ...]:
+        found = engine.backward(form, g, x, weight, need, fold)
         return tuple(g.new_empty(0) if one is None else one for one in found)
 
     @staticmethod
@@ -204,27 +288,27 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         found: list[tuple[Tensor, ...]] = [
-            _Products.apply(*each, *inputs[3:])  # type: ignore[no-untyped-call]
-            for each in _samples(info, in_dims, inputs[:3])
+            _Products.apply(*each, *inputs[4:])  # type: ignore[no-untyped-call]
+            for each in _samples(info, in_dims, inputs[:4])
         ]
         return tuple(map(torch.stack, zip(*found, strict=True))), (0, 0, 0)
 
 
-def _transformed_products(ctx: Any, g: Tensor) -> Gradients:
+def _transformed_products(ctx: Any, g: Tensor, saved: tuple[Any, ...], count: int = 5) -> Gradients:
     need = tuple(ctx.needs_input_grad[:3])
     # A threshold that was made inside of grad is a wrapper without a level once the forward is over.
     engine = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.engine)
-    found = _Products.apply(g, *ctx.saved_tensors, ctx.form, engine, need)  # type: ignore[no-untyped-call]
-    return _wanted(found, need)
+    found = _Products.apply(g, *saved, ctx.form, engine, need)  # type: ignore[no-untyped-call]
+    return _wanted(found, need, count)
 
 
-def _batched_products(ctx: Any, g: Tensor) -> Gradients:
+def _batched_products(ctx: Any, g: Tensor, saved: tuple[Any, ...]) -> Gradients:
     """Return the products under autograd.grad(is_grads_batched=True), whose vmap is older than torch.func."""
     level = _C._vmapmode_increment_nesting() - 1
     _C._vmapmode_decrement_nesting()
     gradients = _torch._remove_batch_dim(g, level, 1, 0)
-    inputs = (gradients, *ctx.saved_tensors, ctx.form, ctx.engine, tuple(ctx.needs_input_grad[:3]))
-    found, _ = _Products.vmap(_Batch(len(gradients)), (0, None, None), *inputs)
+    inputs = (gradients, *saved, ctx.form, ctx.engine, tuple(ctx.needs_input_grad[:3]))
+    found, _ = _Products.vmap(_Batch(len(gradients)), (0, None, None, None), *inputs)
     return tuple(_torch._add_batch_dim(one, 0, level) for one in found)
 
 
@@ -233,9 +317,9 @@ def _taken(x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]
     return x if treated[0] is None else treated[0], weight if treated[1] is None else treated[1]
 
 
-def _wanted(found: Gradients, need: Need) -> Gradients:
-    """Return the gradients of all arguments: treated copies, a form and an engine have none."""
-    return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), None, None, None, None
+def _wanted(found: Gradients, need: Need, others: int = 5) -> Gradients:
+    """Return the gradients of all arguments: treated copies and factors, a form and an engine have none."""
+    return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), *(None,) * others
 
 
 def _samples(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[tuple[Any, ...]]:

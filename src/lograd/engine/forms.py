@@ -67,6 +67,7 @@ class Linear(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    transposed: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -100,6 +101,10 @@ class Linear(NamedTuple):
         """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
         return _shaped(g, self.inputs, x, weight)
 
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return the weight as (outputs, inputs)."""
+        return weight
+
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
         return d_weight
@@ -111,6 +116,7 @@ class Addmm(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    transposed: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -141,6 +147,10 @@ class Addmm(NamedTuple):
     def operands(self, g: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
         return _shaped(g, self.inputs, x, None if weight is None else weight.t())
+
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return the weight as (outputs, inputs)."""
+        return weight.t()
 
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
@@ -182,6 +192,10 @@ class Convolution(NamedTuple):
     def operands(self, g: Tensor, x: Any, weight: Any) -> tuple[Tensor, Tensor]:
         """Return x and the weight as a backend takes them."""
         return x, weight
+
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return the weight as a backend takes it."""
+        return weight
 
     def as_stored(self, d_weight: Tensor) -> Tensor:
         """Return dW in the layer's own orientation."""

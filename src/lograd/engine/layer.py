@@ -15,10 +15,11 @@ from ..ops.registry import call
 from ..plan import LayerPlan
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, Backend
 from .autograd import Form, Gradients, Need, Treated
-from .backends.choice import Choice
+from .backends.choice import INTEGER, SPARSE, Choice
+from .coder import LayerCoder, reason_not_coded, reason_not_integer
 from .operand import Operand
 from .site import Site
-from .slots import all_counters
+from .slots import READY, all_counters
 
 OPERAND_NAMES = ("gradient", "weights", "activations")
 
@@ -44,9 +45,15 @@ class LayerEngine:
         self.operands = {name: self._operand(name, plan, device) for name in OPERAND_NAMES}
         self.gradient, self.weights, self.activations = (self.operands[name] for name in OPERAND_NAMES)
         self.choices: dict[str, Choice] = {}
-        """The backend of the products that a site of the gradient enters, by the site's name; without one, dense."""
+        """The backend of the products that a site of the gradient enters, by the site's name, and that of the output,
+        by "output"; without one, dense."""
         self.why_dense = ""
         """The reason why products of pruned gradients are dense; empty if they need not be."""
+        self._why_simulated = "dense products asked for"
+        self._coder: LayerCoder | None = None
+        at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
+        self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
+        """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
         self.begin()
 
     @staticmethod
@@ -76,40 +83,80 @@ class LayerEngine:
 
     # -- backends --
 
-    def choose(self, backend: Backend, asked: dict[str, Backend], why_dense: str | None) -> None:
-        """Let the products of gradients that are made sparse take the faster backend, or a given one, if it serves.
+    def choose(
+        self, backend: Backend, asked: dict[str, Backend], why_not_sparse: str | None, why_not_integer: str | None
+    ) -> None:
+        """Let each product take the fastest backend that serves, or a given one, if it serves.
 
         Args:
             backend: for all products whose plan says "auto".
             asked: by product, what the plan says.
-            why_dense: why sparse kernels do not serve this layer; None if they do.
+            why_not_sparse, why_not_integer: why these kernels do not serve this layer; None if they do.
         """
-        for name, site in self.gradient.sites.items():
-            products = BACKWARD if self.gradient.shared else (name.partition(".")[0],)
-            wanted = next((asked[product] for product in products if asked[product] != "auto"), backend)
-            if not site.makes_zeros:
-                continue
-            if wanted == "dense" or why_dense:
-                self.why_dense = why_dense or "asked for"
-            else:
-                self.choices[name] = Choice(wanted)
+        groups = {"output": ("output",)} | {
+            name: BACKWARD if self.gradient.shared else (name.partition(".")[0],) for name in self.gradient.sites
+        }
+        wanted = {
+            name: next((asked[product] for product in products if asked[product] != "auto"), backend)
+            for name, products in groups.items()
+        }
+        reasons = {name: reason_not_integer(self, name) for name in groups}
+        reason = why_not_integer or reason_not_coded(self)
+        tried = [name for name in groups if reasons[name] is None and wanted[name] in ("auto", "integer")]
+        if reason is None and tried:
+            self._coder = LayerCoder(self)
+        for name in groups:
+            serving = (INTEGER,) if self._coder is not None and reasons[name] is None else ()
+            makes_zeros = name != "output" and self.gradient.sites[name].makes_zeros
+            if makes_zeros and (wanted[name] == "dense" or why_not_sparse):
+                self.why_dense = why_not_sparse or "asked for"
+            elif makes_zeros:
+                serving = (SPARSE, *serving)
+            if serving or self._coder is not None:
+                self.choices[name] = Choice(_serving(wanted[name], serving), serving)
+        if reason is not None or tried:
+            self._why_simulated = reason or next(filter(None, reasons.values()), "")
 
     def reconsider(self) -> None:
         """Time the products again where the share of zeros has changed since."""
-        for name, choice in self.choices.items():
-            if (zeros := self.gradient.sites[name].recent_zeros()) is not None:
-                choice.reconsider(zeros)
+        for name, site in self.gradient.sites.items():
+            if name in self.choices and (zeros := site.recent_zeros()) is not None:
+                self.choices[name].reconsider(zeros)
+
+    @property
+    def coded(self) -> bool:
+        """True if activations and weights are kept as codes, as far as the tensors that came allow it."""
+        return self._coder is not None and not self._coder.refused
+
+    @property
+    def why_simulated(self) -> str:
+        """The reason why operands are rounded and not all products are integer ones; empty where all may be."""
+        return (self._coder.refused if self._coder is not None else "") or self._why_simulated
 
     # -- the three products --
 
-    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, Tensor | None]:
-        """Return activations and weights as the output takes them; None for one that it takes as it is."""
+    def coder(self, x: Tensor, weight: Tensor) -> LayerCoder | None:
+        """Return what computes the layer from codes of these operands; None where they stay tensors."""
+        coder = self._coder
+        if coder is None or not coder.serves(x, weight):
+            return None
+        if torch.is_grad_enabled():
+            for operand, tensor in ((self.activations, x), (self.weights, weight)):
+                if operand.has_statistics:
+                    operand.observe(tensor.detach())
+        return coder
+
+    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> Treated:
+        """Return activations and weights as the output takes them, None for one that it takes as it is; and factors."""
         if not self.treats_output:
-            return None, None
-        return (
-            self._for_output(self.activations, x, (1,)),
-            self._for_output(self.weights, weight, form.summed("output")),
-        )
+            return None, None, None
+        site = self.weights.at["output"]
+        if site is None or not site.per_channel:
+            treated, steps = self._for_output(self.weights, weight, form.summed("output")), None
+        else:
+            treated, steps = self._by_channel(site, weight.detach(), form)
+        shared = self.folds and self.weights.shared and not form.transposed
+        return self._for_output(self.activations, x, (1,)), treated, steps if shared else None
 
     @staticmethod
     def _for_output(operand: Operand, x: Tensor, contracted: tuple[int, ...]) -> Tensor | None:
@@ -120,29 +167,48 @@ class LayerEngine:
             operand.observe(x)
         return operand.treated(x, "output", contracted)
 
+    def _by_channel(self, site: Site, weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+        """Return weights with a scale for each output, as a product takes them, and the step of each output."""
+        if self.weights.has_statistics and torch.is_grad_enabled():
+            self.weights.observe(weight)
+        values, steps = site.treat_channels(form.oriented(weight), self.weights.control)
+        return form.as_stored(values), steps
+
     def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
         """Return activations and weights for the backward to read: those of the output where it shares them."""
-        treated_x, treated_weight = treated
+        treated_x, treated_weight, _ = treated
         return (
             treated_x if self.activations.shared and treated_x is not None else x,
             treated_weight if self.weights.shared and treated_weight is not None else weight,
         )
 
-    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
-        """Return dX, dW and dbias from the gradient of the output; anything where one is not needed."""
+    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Tensor | None = None) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output; anything where one is not needed.
+
+        Args:
+            fold: factors of the gradient's channels, where the weights are those of the output.
+        """
         gradient = self.gradient
         gradient.observe(g)
         if need[1]:
             x = self._met(self.activations, x, "weight_gradient", _all_but_channels(x))
         if need[0]:
-            weight = self._met(self.weights, weight, "input_gradient", form.summed("input_gradient"))
+            site = self.weights.at["input_gradient"]
+            if site is not None and site.per_channel and not self.weights.shared:
+                weight, steps = self._by_channel(site, weight, form)
+                fold = steps if self.folds and not form.transposed else None
+            else:
+                weight = self._met(self.weights, weight, "input_gradient", form.summed("input_gradient"))
         found: list[Tensor | None] = [None, None, None]
-        for name, site, contracted, wanted in self._passes(g, need):
+        for name, site, contracted, wanted in self.passes(g, need):
             choice, threshold = self.choices.get(name), None if site is None else site.threshold
             treated = g
             if site is not None and (choice is None or threshold is None):
-                treated = call("treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing)
-            if site is None or choice is None:
+                factors = None if name == "weight_gradient.gradient" else fold
+                treated = call(
+                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors
+                )
+            if site is None or choice is None or SPARSE not in choice.serving:
                 results = form.products(treated, x, weight, wanted)
             else:
                 d_x, d_weight, d_bias = call(
@@ -153,7 +219,7 @@ class LayerEngine:
             found = [new if is_wanted else old for old, new, is_wanted in zip(found, results, wanted, strict=True)]
         return tuple(found)
 
-    def _passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
+    def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
         """Return the sites that the gradient goes through: name, site, summed dimensions, and what is computed there.
 
         Both products are computed at once where they take one copy.
@@ -188,7 +254,12 @@ class LayerEngine:
         for name, tensor in self.tensors().items():
             if name in tensors:
                 given = tensors[name].detach()
-                tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
+                if name.endswith(".choice"):
+                    self.choices[name.removesuffix(".choice")].load(given)
+                else:
+                    tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
+        for operand in self.operands.values():
+            operand.set_ready(bool(operand.control[READY]))
         for site in self.sites.values():
             site.recent_zeros()  # what was counted before is not recent
 
@@ -206,6 +277,12 @@ class LayerEngine:
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """Return None: a copy of the layer that takes all its attributes along has no engine."""
         self.copied()
+
+
+def _serving(wanted: Backend, serving: tuple[int, ...]) -> Backend:
+    """Return the backend that was asked for where it serves, else "dense"; "auto" needs one that serves."""
+    serves = {"auto": bool(serving), "sparse": SPARSE in serving, "integer": INTEGER in serving}
+    return wanted if serves.get(wanted) else "dense"
 
 
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from .backends.sparse import unserved, unserved_here
+from .backends import integer, sparse
 from .slots import CPU
 
 KINDS: tuple[type[nn.Module], ...] = (
@@ -64,12 +65,24 @@ def reason_not_supported(module: nn.Module) -> str | None:
 
 def reason_dense(module: nn.Module) -> str | None:
     """Return why a layer has no sparse products; None if it has."""
+    return _unserved(module, sparse)
+
+
+def reason_not_integer(module: nn.Module) -> str | None:
+    """Return why a layer has no integer products; None if it has."""
+    return _unserved(module, integer)
+
+
+def _unserved(module: nn.Module, backend: Any) -> str | None:
     like = next(module.parameters(), None)
     if like is None:
         return "it has no parameters"
-    reason = unserved(weight_shape(module), getattr(module, "groups", 1), isinstance(module, _ConvTransposeNd))
+    shape, groups = weight_shape(module), getattr(module, "groups", 1)
+    if shape and not isinstance(module, _ConvNd | nn.Linear):  # the Conv1D of transformers
+        shape = shape[::-1]
+    reason: str | None = backend.unserved(shape, groups, isinstance(module, _ConvTransposeNd))
     # A layer on meta has its device still to come; the operator that multiplies serves any.
-    return reason or unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
+    return reason or backend.unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
 
 
 def weight_shape(module: nn.Module) -> tuple[int, ...]:

@@ -42,6 +42,8 @@ class Operand:
         self.at = made
         """The site in each product; None where the operand is left as it is."""
         self.control, self.seen = zeros(2, torch.int64, CPU), zeros(3, torch.int64, CPU)
+        self.ready = False
+        """True once the operand is treated; before, it passes through.  The operators read it from `control`."""
         self.histogram = zeros(SLOTS if self.has_statistics or name == "gradient" else 0, torch.int64, device)
 
     @property
@@ -57,19 +59,19 @@ class Operand:
         """True if a treatment takes numbers from statistics."""
         return any(site is not None and site.names for site in self.at.values())
 
-    @property
-    def ready(self) -> bool:
-        """True once the operand is treated; before, it passes through."""
-        return bool(self.control[READY])
+    def set_ready(self, ready: bool) -> None:
+        """Treat the operand from now on, or let it pass through."""
+        self.control[READY] = int(ready)
+        self.ready = ready
 
     def begin(self) -> None:
         """Treat what needs no statistics; the rest is treated once it has them."""
         if not self.has_statistics:
-            self.control[READY] = 1
+            self.set_ready(True)
 
     def wait(self) -> None:
         """Let everything pass until `begin`."""
-        self.control[READY] = 0
+        self.set_ready(False)
 
     def observe(self, x: Tensor) -> None:
         """Count the tensor, and take its histogram if one is due."""

@@ -7,7 +7,6 @@ A site may stand without a layer, as an edge between two stages of a pipeline do
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, from_json, memories, settled, stages, to_json
+from ..treatments import Numbers, Sentence, memories, settled, to_json
 from .clock import BACKWARD
+from .coding import encoded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
@@ -38,14 +38,20 @@ class Site:
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         self._asked = (0, 0)
 
-    def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor) -> Tensor:
+    def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
 
         Args:
             control: that of the operand (`slots`); until it is ready, the operand passes through.
+            fold: factors of the channels; see `Setting`.
         """
-        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing)
+        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold)
         return result
+
+    def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a weight of (outputs, inputs, ...) as the product takes it, and the step of each output."""
+        found: tuple[Tensor, Tensor] = call("treat_channels", weight, self.text, self.numbers, control, *self.changing)
+        return found
 
     @property
     def changing(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,6 +62,16 @@ class Site:
     def threshold(self) -> Tensor | None:
         """The number of a single pruning that sparse kernels do on the way; None for any other sentence."""
         return self.numbers if len(self.treatments) == 1 and self.treatments[0].fuses else None
+
+    @property
+    def levels(self) -> bool:
+        """True if the operand comes out as levels, which integer products take."""
+        return bool(self.treatments) and self.treatments[-1].levels
+
+    @property
+    def per_channel(self) -> bool:
+        """True if each channel comes out with a scale of its own."""
+        return self.levels and self.treatments[-1].per_channel
 
     @property
     def makes_zeros(self) -> bool:
@@ -117,15 +133,16 @@ def _treat(
     key: Tensor,
     memory: Tensor,
     counters: Tensor,
+    fold: Tensor | None = None,
 ) -> Tensor:
     if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone()
-    treatments = _parsed(text)
-    values = iter(numbers.unbind())
-    named = [{name: next(values) for name in one.number_names} for one in treatments]
+    treatments = parsed(text)
     results: list[Counted] = []
-    for one, setting in zip(treatments, stages(treatments, named, key, memory, tuple(contracted)), strict=True):
+    for one, setting in zip(
+        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold), strict=True
+    ):
         results.append(one.apply(results[-1].result if results else x, setting))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
@@ -133,34 +150,57 @@ def _treat(
     return result
 
 
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> Sentence:
-    return from_json(json.loads(text))
+def _treat_channels(
+    x: Tensor, text: str, numbers: Tensor, control: Tensor, key: Tensor, memory: Tensor, counters: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a treated weight and the step of each output: what a gradient is multiplied by before it is rounded."""
+    if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
+        count_passed_through(counters)
+        return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
+    coded, total = encoded(x, parsed(text), numbers, key, memory)
+    count_treated(counters, key, total, x.numel())
+    return coded.decode(), steps_of(coded.scale)
 
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
-    treatments, memory = _parsed(text), rest[2]
+    check_sentence(text, numbers, rest[2])
+    if any(not 0 <= dim < x.dim() for dim in contracted):
+        raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {x.dim()}"))
+
+
+def check_sentence(text: str, numbers: Tensor, memory: Tensor) -> None:
+    """Refuse numbers and a memory that are not those of a sentence."""
+    treatments = parsed(text)
     names, size = sum(len(one.number_names) for one in treatments), sum(one.memory_size for one in treatments)
     if numbers.numel() != names or memory.numel() != size:
         raise InvalidValue(
             f"these treatments have {names} numbers and a memory of {size}; got {numbers.numel()} and {memory.numel()}."
         )
-    if any(not 0 <= dim < x.dim() for dim in contracted):
-        raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {x.dim()}"))
 
 
+SITE = {
+    "numbers": Takes((torch.float32,)),
+    "control": Takes((torch.int64,), 2, anywhere=True),
+    "memory": Takes((torch.float64,)),
+    "counters": Takes((torch.int64,), len(COUNTERS)),
+    "fold": Takes((torch.float32,)),
+}
+"""The tensors of a site, as operators take them."""
 register(
     "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters) -> Tensor",
+    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold) -> Tensor",
     _treat,
     _treat,
     lambda x, *rest: torch.empty_like(dense(x)),
     _check,
-    {
-        "x": Takes(),
-        "numbers": Takes((torch.float32,)),
-        "control": Takes((torch.int64,), 2, anywhere=True),
-        "memory": Takes((torch.float64,)),
-        "counters": Takes((torch.int64,), len(COUNTERS)),
-    },
+    {"x": Takes(), **SITE},
+)
+register(
+    "treat_channels(Tensor x, str treatments, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) memory,"
+    " Tensor(c!) counters) -> (Tensor, Tensor)",
+    _treat_channels,
+    _treat_channels,
+    lambda x, *rest: (torch.empty_like(dense(x)), x.new_empty(x.shape[0], dtype=torch.float32)),
+    lambda x, text, numbers, control, key, memory, counters: check_sentence(text, numbers, memory),
+    {"x": Takes(), **SITE},
 )

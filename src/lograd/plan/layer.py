@@ -99,6 +99,11 @@ class LayerPlan:
         """True if anything is treated."""
         return any(getattr(self, name).treats for name in PRODUCTS)
 
+    def has_levels(self, product: str) -> bool:
+        """Return True if both operands of a product end up as levels, which integer products take."""
+        sentences = (self.site(product, operand) for operand in OPERANDS[product])
+        return all(found and found[-1].levels for found in sentences)
+
     def prediction(self, product: str) -> Prediction | None:
         """Return the prediction for the gradient in a product of the backward; None where there is none."""
         found: Prediction | None = getattr(self, f"predicted_{product}")

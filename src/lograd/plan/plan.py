@@ -20,6 +20,7 @@ from ..files.atomic import read_file, replace_file
 from ..files.checks import check_text
 from ..files.seals import checksum_of_json
 from ..formats import Format
+from ..formats.values import check_width
 from ..report import TextTable
 from ..treatments import BACKWARD, Statistics, recipe
 from ..treatments.products import check_backward_products
@@ -32,7 +33,9 @@ from .table import plan_table
 from .work import StepWork
 
 VERSION = 2
-FIELDS = ("every", "layers", "kept", "work", "step", "growth", "unpruned")
+FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention")
+KEEP = ("first", "last")
+"""Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
 """The field of a saved plan that tells whether the others are still those that were saved."""
 
@@ -51,6 +54,9 @@ class Plan:
         statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
         growth: by how much noise is predicted to multiply the energy of a gradient; None if that is not known.
         unpruned: layers that are rounded and not pruned as others are, and why.
+        keep: layers left alone whose names the plan does not know: "first", the model's first layer if it is a
+            convolution, and "last", its last linear layer.  Where no other layer is left, they are treated.
+        attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -61,22 +67,35 @@ class Plan:
     statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False)
     growth: Forecast | None = None
     unpruned: Mapping[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    attention: int | None = None
 
     def __post_init__(self) -> None:
+        if self.attention is not None:
+            check_width("attention of a plan", self.attention, 2, 8)
+        if not set(self.keep) <= set(KEEP):
+            raise InvalidValue(sentence("keep of a plan", list(self.keep), "'first', 'last' or both"))
         for name in self.layers:
             if name in self.kept:
                 raise InvalidValue(f"a plan either treats a layer or keeps it; {name!r} is in both lists.")
 
     @classmethod
-    def uniform(cls, name: str) -> Plan:
+    def uniform(cls, name: str, keep: Iterable[str] | None = None) -> Plan:
         """Return a plan with one recipe, such as "fp6", for every supported layer of whatever model it is attached to.
 
         `lograd recipes` lists the names; `treatments.recipe` says how they are joined.
 
+        Args:
+            keep: "first", "last" or both, as in `Plan`.  By default both for a recipe that treats the output, such as
+                "int4-full", and none for others.
+
         >>> Plan.uniform("prune85+fp6").every.input_gradient.gradient[0].sparsity
         0.85
         """
-        return cls(every=LayerPlan.of(recipe(name)))
+        every = LayerPlan.of(recipe(name))
+        if keep is None:
+            keep = KEEP if every.output.treats else ()
+        return cls(every=every, keep=(keep,) if isinstance(keep, str) else tuple(keep))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, of which `from_json` makes this plan again."""
@@ -86,10 +105,12 @@ class Plan:
         return data | {
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
             "kept": dict(self.kept),
+            **({"keep": list(self.keep)} if self.keep else {}),
             **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
             **({"step": self.step.to_json()} if self.step is not None else {}),
             **({} if self.growth is None else {"growth": self.growth.to_json()}),
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
+            **({} if self.attention is None else {"attention": self.attention}),
         }
 
     @classmethod
@@ -116,10 +137,12 @@ class Plan:
             layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
             kept={name: check_text(f"why layer {name!r} is kept", reason) for name, reason in kept.items()},
             every=LayerPlan.from_json(data["every"]) if "every" in data else None,
+            keep=_keep_from_json(data.get("keep", [])),
             growth=Forecast.from_json(data["growth"]) if "growth" in data else None,
             unpruned={
                 name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()
             },
+            attention=data.get("attention"),
         )
 
     @property
@@ -293,6 +316,12 @@ def _check_checksum(data: dict[str, Any]) -> None:
             LogradWarning,
             stacklevel=4,
         )
+
+
+def _keep_from_json(data: Any) -> tuple[str, ...]:
+    if not isinstance(data, list):
+        raise InvalidValue(sentence("keep of a plan", data, "a list of 'first' and 'last'"))
+    return tuple(check_text("keep of a plan", one) for one in data)
 
 
 def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:

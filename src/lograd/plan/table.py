@@ -118,10 +118,27 @@ def _notes(plan: Planned) -> list[str]:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(plan.unpruned.items())[:3])
         more = ", ..." if len(plan.unpruned) > 3 else ""
         notes.append(f"Not pruned: {len(plan.unpruned)} of the rounded layers ({reasons}{more}).")
+    notes += [_bits(plan)] if _bits(plan) else []
     notes += _work_lines(plan)
     if plan.growth is not None:
         notes.append(plan.growth.words())
     return notes
+
+
+def _bits(plan: Planned) -> str:
+    """Return whether few bits are real or simulated; empty for a plan that rounds nothing."""
+    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    sentences = [layer.site(product, name) for layer in layers for product in PRODUCTS for name in OPERANDS[product]]
+    if not any(one.element_bits is not None for found in sentences for one in found):
+        return ""
+    real = {product: all(layer.has_levels(product) for layer in layers) for product in PRODUCTS}
+    if not any(layer.has_levels(product) for layer in layers for product in PRODUCTS):
+        return "Bits are simulated: rounding saves neither time nor memory."
+    products = " and ".join(SYMBOLS[product] for product, all_of_it in real.items() if all_of_it) or "some products"
+    return (
+        f"Bits are real in {products} of layers that integer products serve, unless dense ones are asked for; "
+        "elsewhere they are simulated."
+    )
 
 
 def _work_lines(plan: Planned) -> list[str]:

@@ -48,7 +48,7 @@ class Config:
         width: channels of the first convolution, or the width of a transformer.
         augment: random crops, by up to 4 pixels, and flips; images only.
         threads: of torch; None leaves its own number.
-        backend: of the products of pruned gradients, "dense", "sparse" or "auto" as in `attach`.  With "auto" a layer
+        backend: of the products, "dense", "sparse", "integer" or "auto" as in `attach`.  With "auto" a layer
             takes what is faster when it is timed, so that the last bits of two runs may differ.
         start: the first step whose gradients are treated, counted from 0.
         log_every: steps to a line of metrics.
@@ -242,7 +242,7 @@ def _one_of(what: str, value: Any, valid: Any, words: str = "") -> None:
 
 
 def check_backend(what: str, value: Any) -> None:
-    """Refuse what is no backend of the products of pruned gradients; `what` is its name in the sentence."""
+    """Refuse what is no backend of products; `what` is its name in the sentence."""
     _one_of(what, value, get_args(Backend))
 
 

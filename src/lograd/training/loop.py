@@ -27,7 +27,7 @@ from .measuring import ACCURACY, Metric
 from .own import Own
 from .randomness import preserved
 from .runs import Run, metric_of_run
-from .session import Diverged, Session, prunes
+from .session import Diverged, Session, has_levels, prunes
 from .summary import summarise
 from .work import BuiltIn, Configured, load_data
 
@@ -247,11 +247,20 @@ def _check_resumable(session: Session, config: Config) -> None:
 
 
 def _check_backend(config: Config, plan: Plan | None) -> None:
-    """Sparse products are for pruned gradients; asked for without any, they are a misunderstanding."""
-    if config.backend != "dense" and not prunes(plan):
+    """Sparse products are for pruned gradients, integer ones for levels; without any they are a misunderstanding."""
+    if (
+        config.backend in ("sparse", "auto")
+        and not prunes(plan)
+        and not (config.backend == "auto" and has_levels(plan))
+    ):
         raise InvalidValue(
             f"backend {config.backend!r} is for gradients that are pruned, and this run prunes none; leave it out, or "
             "give a plan or recipe that prunes, such as prune85."
+        )
+    if config.backend == "integer" and not has_levels(plan):
+        raise InvalidValue(
+            "backend 'integer' is for operands that are levels, and this run has none; leave it out, or give a recipe "
+            "such as int6-full."
         )
 
 

@@ -38,6 +38,12 @@ def prunes(plan: Plan | None) -> bool:
     return any(one.makes_zeros for one in treatments_of(plan))
 
 
+def has_levels(plan: Plan | None) -> bool:
+    """Return True if the plan has layers whose operands are levels, so that their products may be integer ones."""
+    layers = [] if plan is None else [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    return any(layer.has_levels("output") for layer in layers)
+
+
 def treatments_of(plan: Plan | None) -> list[Treatment]:
     """All treatments of gradients."""
     layers = [] if plan is None else [*plan.layers.values(), *([] if plan.every is None else [plan.every])]

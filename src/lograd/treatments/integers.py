@@ -98,6 +98,14 @@ class Integers(Treatment):
     def can_encode(self) -> bool:
         return True
 
+    @property
+    def levels(self) -> bool:
+        return True
+
+    @property
+    def per_channel(self) -> bool:
+        return self.per == "channel"
+
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         found = ops.pack_integers(g, self.bits, **self._arguments(g, setting))
         self._remember(found, setting)

@@ -28,7 +28,7 @@ OPERANDS = {
 SYMBOLS = {"output": "Y", "input_gradient": "dX", "weight_gradient": "dW"}
 """How tables call the result of each product."""
 
-Backend = Literal["auto", "sparse", "dense"]
+Backend = Literal["auto", "sparse", "integer", "dense"]
 """How a product is computed; "auto" times those that serve and takes the fastest."""
 BACKENDS = get_args(Backend)
 
@@ -37,7 +37,8 @@ def check_backend(backend: Any) -> Backend:
     """Return the name of a backend, or refuse what is none."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise InvalidValue(
-            sentence("backend", backend, "'auto', 'sparse' or 'dense'") + nearest_name(str(backend), BACKENDS)
+            sentence("backend", backend, "'auto', 'sparse', 'integer' or 'dense'")
+            + nearest_name(str(backend), BACKENDS)
         )
     return backend  # type: ignore[return-value]
 

@@ -83,12 +83,7 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
     if not results:
         before = (g == 0).sum()
         return ops.Counted(g, torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before]))
-    first = results[0].counts
-    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
-    zeros = [total[3], first[0]]
-    for one in results[1:]:
-        total = torch.cat([one.counts[:2], total[2:3] + one.counts[2:3], total[3:]])
-        zeros.append(one.counts[0])
+    total = total_counts(treatments, g, [one.counts for one in results])
     result = results[-1].result
     if int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
         swallowed = g.isinf() & result.isfinite()
@@ -96,7 +91,20 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
             result = result.masked_scatter(swallowed, g[swallowed])
     if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
         total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
-    return ops.Counted(result, torch.cat([total, _pruned(treatments, zeros)]) if mixes(treatments) else total)
+    return ops.Counted(result, total)
+
+
+def total_counts(treatments: Sequence[Treatment], g: Tensor, counts: Sequence[Tensor]) -> Tensor:
+    """Return the counts of a sentence, as `settled` gives them, from the counts of each of its treatments in turn."""
+    first = counts[0]
+    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
+    if len(counts) == 1:
+        return total
+    zeros = [total[3], first[0]]
+    for one in counts[1:]:
+        total = torch.cat([one[:2], total[2:3] + one[2:3], total[3:]])
+        zeros.append(one[0])
+    return torch.cat([total, _pruned(treatments, zeros)]) if mixes(treatments) else total
 
 
 def mixes(treatments: Sequence[Treatment]) -> bool:

@@ -93,6 +93,19 @@ class Treatment(ABC):
         return False
 
     @property
+    def levels(self) -> bool:
+        """True if its codes are levels that integer products take: whole steps from a zero point.
+
+        There is one scale for the tensor, or one for each channel (`per_channel`).
+        """
+        return False
+
+    @property
+    def per_channel(self) -> bool:
+        """True if each channel, the first dimension of a weight of (outputs, inputs), has a scale of its own."""
+        return False
+
+    @property
     def overflows(self) -> bool:
         """True if elements beyond its format become infinite, which a dynamic loss scale has to react to."""
         return False

@@ -1,9 +1,11 @@
-"""How the products of a gradient are computed: dense, sparse, or whichever of them is faster.
+"""How products are computed: dense, sparse, in integers, or by whichever of them is fastest.
 
-`dense` and `sparse` compute dX, dW and dbias from the same arguments.  `multiply` is the operator that takes one of
-them, and `choice` remembers which.
+`dense`, `sparse` and `integer` compute dX, dW and dbias, the last one Y as well.  `multiply` is the operator that takes
+one of the first two for a gradient and tensors; `coded_output` and `coded_products` of `coded` take one of all three
+for codes.  `choice` remembers which.
 """
 
+from . import coded
 from .multiply import LEAST_WORK
 
-__all__ = ["LEAST_WORK"]
+__all__ = ["LEAST_WORK", "coded"]

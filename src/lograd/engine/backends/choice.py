@@ -12,40 +12,73 @@ from torch import Tensor
 from ...treatments import Backend
 from ..slots import CPU, zeros
 
-UNDECIDED, DENSE, SPARSE = range(3)
-MODE, DENSE_TIME, SPARSE_TIME, ZEROS = range(4)
-"""Slots of a choice: the backend in force, nanoseconds of both, and zeros per million when they were taken."""
+UNDECIDED, DENSE, SPARSE, INTEGER = range(4)
+NAMES = {DENSE: "dense", SPARSE: "sparse", INTEGER: "integer"}
+"""The name of each backend in words, plans and times."""
+MODE, DENSE_TIME, SPARSE_TIME, ZEROS, INTEGER_TIME = range(5)
+"""Slots of a choice: the backend in force, nanoseconds of each, and zeros per million when they were taken.
+
+A time of 0 was not taken: that backend does not serve the product.
+"""
+SLOTS, FORMER_SLOTS = 5, 4
+"""Slots of a choice now, and in states from before there were integer products."""
 TOO_SMALL = -1
 """In the slot ZEROS: marks a layer that is too small to time."""
 CHANGE = 0.1
 """Backends are timed again when the share of zeros differs by so much from the one at which they were timed."""
 MARGIN = 0.05
-"""Sparse products have to be faster by so much: timing cannot tell less, and dense ones are the safe choice."""
+"""Other products have to be faster by so much: timing cannot tell less, and dense ones are the safe choice."""
 FEWEST_TURNS, MOST_TURNS, LONG_ENOUGH = 2, 50, 0.01
 """Turns of a timing, and seconds after which it ends: a short product needs many turns for one without disturbance."""
 
 
 class Times(NamedTuple):
-    """Milliseconds of the products by each backend, and the share of zeros at that time."""
+    """Milliseconds of the products by each backend, None for one that does not serve; and the share of zeros then."""
 
     dense: float
-    sparse: float
+    sparse: float | None = None
+    integer: float | None = None
     zeros: float = 0.0
 
+    def of(self, mode: int) -> float:
+        """Return the time of a backend; that of dense products where it was not taken."""
+        taken = {SPARSE: self.sparse, INTEGER: self.integer}.get(mode)
+        return self.dense if taken is None else taken
+
     @property
-    def sparse_wins(self) -> bool:
-        """True if sparse products are faster by more than the margin."""
-        return self.sparse < (1 - MARGIN) * self.dense
+    def fastest(self) -> int:
+        """The backend to take: the fastest, if it is faster than dense products by more than the margin.
+
+        >>> Times(dense=1.0, sparse=0.9, integer=0.4).fastest == INTEGER
+        True
+        """
+        best = min((SPARSE, INTEGER), key=self.of)
+        return best if self.of(best) < (1 - MARGIN) * self.dense else DENSE
+
+    def words(self) -> str:
+        """Return all times that were taken, for people."""
+        parts = [f"dense {self.dense:.2f} ms"]
+        if self.integer is not None:
+            parts.append(f"integer {self.integer:.2f} ms")
+        if self.sparse is not None:
+            parts.append(f"sparse {self.sparse:.2f} ms at {self.zeros:.0%} zeros")
+        return ", ".join(parts)
 
 
 class Choice:
-    """The backend of the products that one treated gradient enters."""
+    """The backend of the output, or of the products that one treated gradient enters.
 
-    def __init__(self, backend: Backend) -> None:
+    Args:
+        backend: the backend in force from the beginning; "auto" has them timed.
+        serving: the backends that serve, dense products besides.
+    """
+
+    def __init__(self, backend: Backend, serving: tuple[int, ...] = (SPARSE,)) -> None:
         self.fixed = backend != "auto"
         """True if the backend was asked for, so that nothing is timed."""
-        self.tensor = zeros(4, torch.int64, CPU)
-        self.tensor[MODE] = SPARSE if backend == "sparse" else UNDECIDED
+        self.serving = serving
+        self.tensor = zeros(SLOTS, torch.int64, CPU)
+        self.tensor[MODE] = {"auto": UNDECIDED, "dense": DENSE, "sparse": SPARSE, "integer": INTEGER}[backend]
 
     @property
     def mode(self) -> int:
@@ -55,14 +88,22 @@ class Choice:
     @property
     def times(self) -> Times | None:
         """The measured times; None before there are any."""
-        _, dense, sparse, share = self.tensor.tolist()
-        return Times(dense / 1e6, sparse / 1e6, share / 1e6) if dense else None
+        _, dense, sparse, share, integer = self.tensor.tolist()
+        if not dense:
+            return None
+        return Times(dense / 1e6, sparse / 1e6 or None, integer / 1e6 or None, share / 1e6)
+
+    def load(self, saved: Tensor) -> None:
+        """Go on from a saved choice; a backend that does not serve here is timed again."""
+        self.tensor.copy_(whole(saved))
+        if self.mode not in (UNDECIDED, DENSE, *self.serving):
+            self.tensor.zero_()
 
     def reconsider(self, share: float) -> None:
-        """Time both backends again where the share of zeros has changed against the one in force."""
-        if self.fixed or self.times is None:
+        """Time all backends again where the share of zeros has changed against the one in force."""
+        if self.fixed or self.times is None or self.times.sparse is None:
             return
-        more = share - self.times.zeros if self.mode == DENSE else self.times.zeros - share
+        more = self.times.zeros - share if self.mode == SPARSE else share - self.times.zeros
         if more > CHANGE:
             self.tensor[MODE] = UNDECIDED
 
@@ -70,37 +111,40 @@ class Choice:
         """Return the backend in force with the measured times, for people."""
         if int(self.tensor[ZEROS]) == TOO_SMALL:
             return "dense products, too small to be timed"
-        words = {UNDECIDED: "products not timed yet", DENSE: "dense products", SPARSE: "sparse products"}[self.mode]
-        if self.times is None:
-            return words
-        dense, sparse, share = self.times
-        return f"{words} (dense {dense:.2f} ms, sparse {sparse:.2f} ms at {share:.0%} zeros)"
+        words = "products not timed yet" if self.mode == UNDECIDED else f"{NAMES[self.mode]} products"
+        return words if self.times is None else f"{words} ({self.times.words()})"
+
+
+def whole(saved: Tensor) -> Tensor:
+    """Return a saved choice with all slots: one from before there were integer products has no time of them."""
+    missing = SLOTS - FORMER_SLOTS
+    return torch.nn.functional.pad(saved, (0, missing)) if saved.numel() == FORMER_SLOTS else saved
 
 
 def decide(choice: Tensor, times: Times) -> int:
     """Write measured times into a choice, and return the backend that won."""
-    mode = SPARSE if times.sparse_wins else DENSE
-    values = [mode, times.dense * 1e6, times.sparse * 1e6, times.zeros * 1e6]
-    choice.copy_(torch.tensor(values, device=CPU))
-    return mode
+    values = [times.fastest, times.dense * 1e6, (times.sparse or 0.0) * 1e6, times.zeros * 1e6]
+    choice.copy_(torch.tensor([*values, (times.integer or 0.0) * 1e6], device=CPU))
+    return times.fastest
 
 
-def timed(dense: Callable[[], object], sparse: Callable[[], object]) -> Times:
-    """Run both in turns, and return the smallest time of each; the first turn warms up and does not count.
+def timed(**ways: Callable[[], object]) -> Times:
+    """Run all in turns, by the name of their backend, and return the smallest time of each.
 
-    >>> timed(lambda: time.sleep(0.01), lambda: None).sparse_wins
+    The first turn warms up and does not count.
+
+    >>> timed(dense=lambda: time.sleep(0.01), sparse=lambda: None).fastest == SPARSE
     True
     """
-    ways = (dense, sparse)
-    for way in ways:
+    for way in ways.values():
         way()
-    spent, best = 0.0, [float("inf"), float("inf")]
+    spent, best = 0.0, dict.fromkeys(ways, float("inf"))
     for turn in range(MOST_TURNS):
         if turn >= FEWEST_TURNS and spent > LONG_ENOUGH:
             break
-        for place, way in enumerate(ways):
+        for name, way in ways.items():
             start = time.perf_counter()
             way()
             seconds = time.perf_counter() - start
-            spent, best[place] = spent + seconds, min(best[place], 1e3 * seconds)
-    return Times(*best)
+            spent, best[name] = spent + seconds, min(best[name], 1e3 * seconds)
+    return Times(**best)

@@ -22,7 +22,7 @@ from ...ops.sparse_products import check_convolution, check_linear
 from ..clock import BACKWARD
 from ..slots import COUNTERS, READY, count_passed_through, count_treated
 from . import dense, sparse
-from .choice import DENSE, MODE, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
+from .choice import DENSE, MODE, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
 
 PART = 2**20
 """Elements that are pruned at a time while both backends are timed."""
@@ -88,7 +88,7 @@ def _choose(
             call("stochastic_prune", part, limit, key, True)
         dense.products(g, x, weight, geometry, need)
 
-    times = timed(densely, by_lists)
+    times = timed(dense=densely, sparse=by_lists)
     share = int(by_lists()[3][0]) / g.numel()  # dense products do not count the zeros of a gradient taken as it is
     return decide(choice, times._replace(zeros=share))
 
@@ -134,6 +134,6 @@ register(
         "weight": Takes(),
         "control": Takes((torch.int64,), 2, anywhere=True),
         "counters": Takes((torch.int64,), len(COUNTERS)),
-        "choice": Takes((torch.int64,), 4, anywhere=True),
+        "choice": Takes((torch.int64,), SLOTS, anywhere=True),
     },
 )

@@ -1,0 +1,357 @@
+"""Two operators for a layer whose operands are codes: its output, and the products of its backward.
+
+`coded_output` encodes activations and weights, computes Y by the backend in force, and gives the codes that the
+backward reads: these are saved in place of the tensors.  `coded_products` treats the gradient and computes dX, dW and
+dbias from it and from such codes.  What changes is in small tensors, where torch.compile does not look.
+
+An operand that is not finite has no codes.  Y, and products of such a gradient, are then dense products of the tensor
+as it is, and counted.  In the backward activations or weights that were not finite are all NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.contracts import Takes
+from ...ops.geometry import Geometry
+from ...ops.registry import register
+from ..autograd import is_turned
+from ..clock import BACKWARD
+from ..coding import NAN, Codes, applied, encoded, levels, parsed, steps_of
+from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
+from . import dense, integer, multiply, sparse
+from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
+
+Need = tuple[bool, bool, bool]
+Coded = tuple[Tensor, ...]
+Site = tuple[str, Tensor, Tensor, Tensor, Tensor]
+"""Sentence, numbers, key, memory and counters of a site."""
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+
+
+def _output(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, x_text: str, x_numbers: Tensor, x_key: Tensor, x_memory: Tensor,
+    x_counters: Tensor, weight_text: str, weight_numbers: Tensor, weight_key: Tensor, weight_memory: Tensor,
+    weight_counters: Tensor, choice: Tensor,
+) -> Coded:  # fmt: skip
+    """Return Y, and codes, scale and zero of the activations and of the weights.
+
+    Args:
+        x, weight, bias: of a linear layer, or of a convolution over one or two dimensions, float32.
+        stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
+        x_text, ..., weight_counters: the sites of activations and weights.
+        choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+    """
+    geometry = _planar(stride, padding, dilation, groups)
+    operands = _image(x), _image(weight)
+    sites = (
+        (x_text, x_numbers, x_key, x_memory, x_counters),
+        (weight_text, weight_numbers, weight_key, weight_memory, weight_counters),
+    )
+    codes, finite = [], True
+    mode = choice.tolist()[MODE]
+    if mode == UNDECIDED:
+        before = [site[3].clone() for site in sites]
+    for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
+        found = encoded(operand, parsed(text), numbers, key, memory)
+        codes.append(levels(found))
+        if not codes[-1].finite:
+            finite = False
+            count_fallen_back(counters)
+        count_treated(counters, key, found.counts, operand.numel())
+    if not finite:
+        y = _dense_output(*operands, bias, geometry)
+    else:
+        if mode == UNDECIDED:
+            mode = _choose_for_output(operands, bias, geometry, sites, before, choice)
+        if mode == INTEGER:
+            y = integer.output(codes[0], codes[1], bias, geometry)
+        else:
+            y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
+    # Scale and zero are views of one tensor, and results of an operator are none.
+    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one)]
+    return (_laid(_flat(y, stride), _turned_output(x, weight)), *saved)
+
+
+def _choose_for_output(
+    operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site],
+    memories: list[Tensor], choice: Tensor,
+) -> int:  # fmt: skip
+    """Time both backends on the operands at hand, and return the faster; encoding is part of either."""
+    if _too_small(operands[1], operands[0].numel() // operands[0].shape[1], choice):
+        return DENSE
+    BACKWARD.disturbed = True
+
+    def coded() -> tuple[Codes, Codes]:
+        x, weight = (
+            levels(encoded(operand, parsed(text), numbers, key, memory.clone()))
+            for operand, (text, numbers, key, _, _), memory in zip(operands, sites, memories, strict=True)
+        )
+        return x, weight
+
+    def densely() -> None:
+        x, weight = coded()
+        _dense_output(x.decode(), weight.decode(), bias, geometry)
+
+    return decide(choice, timed(dense=densely, integer=lambda: integer.output(*coded(), bias, geometry)))
+
+
+def _dense_output(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    if not geometry.stride:
+        return x.mm(weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    stride, padding, dilation, groups = geometry
+    return torch.convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups)
+
+
+# ------------------------------------------------------------------------------------------------------------- backward
+
+
+def _products(
+    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero_point: Tensor, weight_codes: Tensor, weight_scale: Tensor,
+    weight_zero_point: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+    x_turned: bool, weight_turned: bool, text: str, contracted: Sequence[int], numbers: Tensor, control: Tensor,
+    key: Tensor, memory: Tensor, counters: Tensor, choice: Tensor, serving: Sequence[int], folds: bool, *need: bool,
+) -> Coded:  # fmt: skip
+    """Return dX, dW and dbias.
+
+    Args:
+        g: the gradient of the layer's output.
+        x_codes, ..., weight_zero_point: from `coded_output`; of an operand that is not needed only the shape is read.
+        stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
+        x_turned, weight_turned: how dX and dW are laid out; see `is_turned`.
+        text, contracted, numbers, control, key, memory, counters: those of the gradient and its site; see `Site.treat`.
+        choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+        serving: the backends that serve, dense products besides.
+        folds: True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded.
+        need: which of the three are wanted; the others have no elements.
+    """
+    gradient = Gradient(
+        _image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
+        _planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
+        folds, (need[0], need[1], need[2]),
+    )  # fmt: skip
+    ready = bool(control.tolist()[READY])
+    mode = choice.tolist()[MODE] if ready else DENSE
+    if mode == UNDECIDED:
+        mode = gradient.choose(choice, tuple(serving))
+    if not ready:
+        count_passed_through(counters)
+        results = gradient.by_dense(gradient.g)
+    else:
+        results = gradient.by(mode)
+    found = tuple(
+        _laid(_flat(result, stride), turned) if wanted and result.dim() > 1 else result
+        for result, turned, wanted in zip(results, (x_turned, weight_turned, False), need, strict=True)
+    )
+    BACKWARD.done()
+    return found
+
+
+class Gradient:
+    """A gradient, the codes that it meets, and the ways to compute its products."""
+
+    def __init__(
+        self, g: Tensor, x: Codes, weight: Codes, geometry: Geometry, site: Site, contracted: tuple[int, ...],
+        folds: bool, need: Need,
+    ) -> None:  # fmt: skip
+        self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, need
+        self.text, self.numbers, self.key, self.memory, self.counters = site
+        self.contracted = contracted
+        self.fold = steps_of(weight.scale) if folds else None
+
+    def by(self, mode: int) -> Coded:
+        """Return dX, dW and dbias by a backend, and count."""
+        if mode == INTEGER and (self.x.finite or not self.need[1]) and (self.weight.finite or not self.need[0]):
+            found = self._encoded(self.memory)
+            count_treated(self.counters, self.key, found.counts, self.g.numel())
+            if not int(found.counts[NAN]):
+                return integer.products(levels(found), self.fold, self.x, self.weight, self.geometry, self.need)
+            count_fallen_back(self.counters)
+            return self.by_dense(self.g)
+        result, total = self._applied(self.memory)
+        count_treated(self.counters, self.key, total, self.g.numel())
+        return self.by_lists(result) if mode == SPARSE else self.by_dense(result)
+
+    def choose(self, choice: Tensor, serving: tuple[int, ...]) -> int:
+        """Time the backends that serve on the gradient at hand, and return the fastest; treating it is part of each."""
+        if _too_small(self.weight.codes, self.g.numel() // self.g.shape[1], choice):
+            return DENSE
+        if not (bool(self.g.isfinite().all()) and self.x.finite and self.weight.finite):
+            return DENSE  # and not decided
+        BACKWARD.disturbed = True
+        ways: dict[int, Callable[[], object]] = {
+            DENSE: lambda: self.by_dense(self._applied(self.memory.clone()).result),
+            SPARSE: lambda: self.by_lists(self._applied(self.memory.clone()).result),
+            INTEGER: lambda: integer.products(
+                levels(self._encoded(self.memory.clone())), self.fold, self.x, self.weight, self.geometry, self.need
+            ),
+        }
+        times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
+        if SPARSE in serving:
+            zeros = int(self._applied(self.memory.clone()).counts[0])
+            times = times._replace(zeros=zeros / self.g.numel())
+        return decide(choice, times)
+
+    def by_dense(self, g: Tensor) -> Coded:
+        """Return the dense products of a gradient."""
+        return dense.products(g, *self._decoded(), self.geometry, self.need)
+
+    def by_lists(self, g: Tensor) -> Coded:
+        """Return the sparse products of a gradient."""
+        return sparse.products(g, *self._decoded(), self.geometry, None, self.key, self.need)[:3]
+
+    def _decoded(self) -> tuple[Tensor, Tensor]:
+        """Return activations and weights; in the place of one that is not needed a tensor of its shape."""
+        x, weight = (
+            codes.decode() if needed else self.g.new_empty(()).expand(codes.codes.shape)
+            for codes, needed in ((self.x, self.need[1]), (self.weight, self.need[0]))
+        )
+        return x, weight
+
+    def _encoded(self, memory: Tensor) -> Any:
+        return encoded(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+
+    def _applied(self, memory: Tensor) -> Any:
+        return applied(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+
+
+# -------------------------------------------------------------------------------------------------------------- layouts
+
+
+def _too_small(weight: Tensor, rows: int, choice: Tensor) -> bool:
+    """Mark a product with too little work to be timed; `rows` are the samples, or pixels, of the layer's output."""
+    if rows * weight.numel() >= multiply.LEAST_WORK:
+        return False
+    choice[ZEROS] = TOO_SMALL
+    return True
+
+
+def _image(x: Tensor) -> Tensor:
+    """Return a sequence as an image of height 1; all else as it is."""
+    return x.unsqueeze(2) if x.dim() == 3 else x
+
+
+def _flat(result: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return an image of height 1 as a sequence, in a convolution over one dimension."""
+    return result.squeeze(2) if len(stride) == 1 and result.dim() == 4 else result
+
+
+def _planar(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Geometry:
+    """Return the geometry with two dimensions where it has one."""
+    if len(stride) == 1:
+        return Geometry((1, *stride), (0, *padding), (1, *dilation), groups)
+    return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _turned_output(x: Tensor, weight: Tensor) -> bool:
+    """Return True if PyTorch would give the output of a convolution channels-last."""
+    return x.dim() == 4 and (is_turned(x) or is_turned(weight))
+
+
+def _laid(x: Tensor, turned: bool) -> Tensor:
+    """Return a result in the layout that tracers were promised."""
+    if turned:
+        return x.t().contiguous().t() if x.dim() == 2 else x.contiguous(memory_format=torch.channels_last)
+    # Where dimensions have one element, strides of channels-last images pass for contiguous ones.
+    return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
+
+
+def _empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
+    """Return a result without elements, laid out as `_laid` does it."""
+    if not turned:
+        return like.new_empty(shape, dtype=torch.float32)
+    if len(shape) == 2:
+        return like.new_empty(shape[::-1], dtype=torch.float32).t()
+    return torch.empty(shape, dtype=torch.float32, device=like.device, memory_format=torch.channels_last)
+
+
+# --------------------------------------------------------------------------------------------------------- registration
+
+
+def _fake_codes(x: Tensor, text: str) -> Coded:
+    """Return codes, scale and zero without elements."""
+    image = _image(x)
+    memory = torch.channels_last if image.dim() == 4 else torch.contiguous_format
+    rows = x.shape[0] if parsed(text)[-1].per_channel else 1
+    return (
+        torch.empty(image.shape, dtype=torch.uint8, device=x.device, memory_format=memory),
+        x.new_empty(rows, dtype=torch.float32),
+        x.new_empty(1, dtype=torch.float32),
+    )
+
+
+def _fake_output(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, x_text: str, *rest: Any,
+) -> Coded:  # fmt: skip
+    sizes = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    y = _empty(x, (x.shape[0], weight.shape[0], *sizes), _turned_output(x, weight))
+    return (y, *_fake_codes(x, x_text), *_fake_codes(weight, rest[4]))
+
+
+def _fake_products(
+    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero_point: Tensor, weight_codes: Tensor, weight_scale: Tensor,
+    weight_zero_point: Tensor, stride: Sequence[int], *rest: Any,
+) -> Coded:  # fmt: skip
+    x_turned, weight_turned = rest[3:5]
+    need_x, need_weight, need_bias = rest[-3:]
+
+    def shape(codes: Tensor) -> Sequence[Any]:
+        return (*codes.shape[:2], *codes.shape[3:]) if len(stride) == 1 else codes.shape
+
+    return (
+        _empty(g, shape(x_codes), x_turned) if need_x else g.new_empty(0),
+        _empty(g, shape(weight_codes), weight_turned) if need_weight else g.new_empty(0),
+        g.new_empty(weight_codes.shape[0]) if need_bias else g.new_empty(0),
+    )
+
+
+_FLOATS, _LONG = Takes((torch.float32,)), (torch.int64,)
+_SITE = {
+    "numbers": _FLOATS,
+    "key": Takes(_LONG, 2),
+    "memory": Takes((torch.float64,)),
+    "counters": Takes(_LONG, len(COUNTERS)),
+}
+_CHOICE = {"choice": Takes(_LONG, SLOTS, anywhere=True)}
+register(
+    "coded_output(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups,"
+    " str x_treatments, Tensor x_numbers, Tensor(a!) x_key, Tensor(b!) x_memory, Tensor(c!) x_counters,"
+    " str weight_treatments, Tensor weight_numbers, Tensor(d!) weight_key, Tensor(e!) weight_memory,"
+    " Tensor(f!) weight_counters, Tensor(g!) choice)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _output,
+    _output,
+    _fake_output,
+    takes={"x": _FLOATS, "weight": _FLOATS, "bias": _FLOATS, **_CHOICE}
+    | {f"{side}_{name}": takes for side in ("x", "weight") for name, takes in _SITE.items()},
+)
+register(
+    "coded_products(Tensor g, Tensor x_codes, Tensor x_scale, Tensor x_zero_point, Tensor weight_codes,"
+    " Tensor weight_scale, Tensor weight_zero_point, int[] stride, int[] padding, int[] dilation, int groups,"
+    " bool x_turned, bool weight_turned, str treatments, int[] contracted, Tensor numbers, Tensor control,"
+    " Tensor(a!) key, Tensor(b!) memory,"
+    " Tensor(c!) counters, Tensor(d!) choice, int[] serving, bool folds, bool need_x, bool need_weight, bool need_bias)"
+    " -> (Tensor, Tensor, Tensor)",
+    _products,
+    _products,
+    _fake_products,
+    takes={
+        "g": _FLOATS,
+        **{f"{side}_codes": Takes((torch.uint8,)) for side in ("x", "weight")},
+        **{f"{side}_{name}": _FLOATS for side in ("x", "weight") for name in ("scale", "zero_point")},
+        "control": Takes(_LONG, 2, anywhere=True),
+        **_SITE,
+        **_CHOICE,
+    },
+)

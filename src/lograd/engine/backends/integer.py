@@ -1,0 +1,111 @@
+"""Integer products: codes are multiplied as they are, and exact sums scaled once; and what they serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ... import native
+from ...ops.geometry import Geometry
+from ...ops.registry import call
+from ..coding import Codes
+
+FEWEST_CHANNELS = 8
+"""Input channels of a group: with fewer the kernels compute mostly padding."""
+SHORTEST_SUM = 64
+"""Products of an output element: below, writing the output takes most of the time, and dense products do that too."""
+
+
+def output(x: Codes, weight: Codes, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Return Y as float32; images lie channels-last."""
+    scales = x.step * weight.step
+    result: Tensor
+    if geometry.stride:
+        result = call(
+            "integer_convolution", x.codes, weight.codes, x.offset, weight.offset, scales, bias, *_lists(geometry)
+        )
+    else:
+        result = call("integer_matmul", x.codes, weight.codes.t(), x.offset, weight.offset, None, scales, bias)
+    return result
+
+
+def products(
+    g: Codes, fold: Tensor | None, x: Codes, weight: Codes, geometry: Geometry, need: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dX, dW and dbias as float32; what is not needed has no elements, and images lie channels-last.
+
+    Args:
+        g: the gradient, its channels multiplied by `fold` before it was coded.
+        fold: the steps of a weight that has one for each output, over which dX sums; None where it has one for all.
+    """
+    d_x = d_weight = d_bias = g.scale.new_empty(0)
+    of_x = g.step if fold is not None else g.step * weight.step
+    of_weight = g.step * x.step if fold is None else g.step * x.step / fold
+    sides = g.offset, weight.offset if need[0] else 0, x.offset if need[1] else 0
+    if geometry.stride:
+        where = _lists(geometry)
+        if need[0]:
+            d_x = call(
+                "integer_convolution_input_gradient", g.codes, weight.codes, *sides[:2], of_x, *where,
+                list(x.codes.shape[2:]),
+            )  # fmt: skip
+        if need[1]:
+            d_weight = call(
+                "integer_convolution_weight_gradient", g.codes, x.codes, sides[0], sides[2], of_weight, *where,
+                list(weight.codes.shape[2:]),
+            )  # fmt: skip
+    else:
+        if need[0]:
+            d_x = call("integer_matmul", g.codes, weight.codes, *sides[:2], None, of_x, None)
+        if need[1]:
+            d_weight = call("integer_matmul", g.codes.t(), x.codes, sides[0], sides[2], of_weight, None, None)
+    if need[2]:
+        d_bias = channel_sums(g, fold)
+    return d_x, d_weight, d_bias
+
+
+def channel_sums(g: Codes, fold: Tensor | None) -> Tensor:
+    """Return dbias: the sum of each channel of the gradient, exact but for one rounding and its scale."""
+    rows = g.codes if g.codes.dim() == 2 else g.codes.permute(0, 2, 3, 1).reshape(-1, g.codes.shape[1])
+    ones = torch.ones(1, rows.shape[0], dtype=torch.uint8, device=rows.device)
+    columns = g.step if fold is None else g.step / fold
+    sums: Tensor = call("integer_matmul", ones, rows, 0, g.offset, None, columns, None)
+    return sums.view(-1)
+
+
+def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) -> str | None:
+    """Return why a layer with a weight of this shape has no integer products on any machine; None where it has.
+
+    >>> unserved((32, 64, 3, 3))
+    >>> unserved((64, 1, 3, 3), groups=64)
+    'depthwise: each output sums over too few products to be worth integers'
+    """
+    if len(shape) > 2 and groups > 1 and shape[1] == 1:
+        return "depthwise: each output sums over too few products to be worth integers"
+    if transposed:
+        return "transposed convolutions have no integer kernel"
+    if len(shape) > 4:
+        return "convolutions over three dimensions have no integer kernel"
+    if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
+        channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
+        return f"{channels} in a group; integer products pay from {FEWEST_CHANNELS} on"
+    if (summed := math.prod(shape[1:])) < SHORTEST_SUM:
+        return f"each output sums over {summed} products; integer products pay from {SHORTEST_SUM} on"
+    return None
+
+
+def unserved_here(x: Tensor) -> str | None:
+    """Return why tensors like this one have no integer products on this machine; None where they have."""
+    if x.device.type != "cpu":
+        return f"the tensors are on {x.device.type}; integer kernels are for the CPU"
+    if x.dtype != torch.float32:
+        return f"{str(x.dtype).removeprefix('torch.')} has no integer kernel; float32 has"
+    status = native.status()
+    return None if status.available else f"native kernels are not in use: {status.reason}"
+
+
+def _lists(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:
+    return list(geometry.stride), list(geometry.padding), list(geometry.dilation), geometry.groups

@@ -1,0 +1,126 @@
+"""The products of one layer from codes of its operands, and the reasons why a layer has none."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..ops.registry import call
+from ..treatments import SYMBOLS
+from .autograd import Engine, Form, Gradients, Need, Saved
+from .backends.choice import Choice
+from .coding import Codes, steps_of
+from .operand import Operand
+from .site import Site
+
+
+class Layer(Engine, Protocol):
+    """The engine of a layer, as its coder sees it."""
+
+    activations: Operand
+    weights: Operand
+    gradient: Operand
+    choices: dict[str, Choice]
+    folds: bool
+
+    def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
+        """Return the sites that the gradient goes through; see `LayerEngine`."""
+
+
+class LayerCoder:
+    """Codes activations and weights for the output, and computes the backward from them: codes are all that is saved.
+
+    Args:
+        engine: of the layer; `reason_not_coded` has none.
+    """
+
+    def __init__(self, engine: Layer) -> None:
+        self.engine = engine
+        self.refused = ""
+        """The type or device of the last tensors, where integer products do not serve it."""
+
+    def serves(self, x: Tensor, weight: Tensor) -> bool:
+        """Return True if these tensors can be coded now."""
+        engine = self.engine
+        if not (engine.activations.ready and engine.weights.ready):
+            return False
+        if not (x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"):
+            self.refused = f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+            return False
+        return x.numel() > 0
+
+    def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
+        """Return Y, and codes, scale and zero of activations and weights."""
+        engine = self.engine
+        sites = [site for site in (engine.activations.at["output"], engine.weights.at["output"]) if site is not None]
+        y, *codes = call(
+            "coded_output", x, form.oriented(weight), bias, *form.geometry,
+            *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
+            engine.choices["output"].tensor,
+        )  # fmt: skip
+        for place, needed in ((0, need[1]), (3, need[0])):
+            if not needed:
+                codes[place] = codes[place].new_empty(()).expand(codes[place].shape)
+        return y, *codes
+
+    def backward(self, form: Form, g: Tensor, saved: Saved, need: Need) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output and the codes of its operands."""
+        engine, gradient = self.engine, self.engine.gradient
+        passes = engine.passes(g, need)
+        if any(site is None for _, site, _, _ in passes):
+            x, weight, fold = self.decoded(form, saved)
+            return engine.backward(form, g, x, weight, need, fold)
+        gradient.observe(g)
+        found: list[Tensor | None] = [None, None, None]
+        for name, site, contracted, wanted in passes:
+            assert site is not None
+            choice = engine.choices[name]
+            d_x, d_weight, d_bias = call(
+                "coded_products", g, *saved.tensors, *form.geometry, saved.x_turned, saved.weight_turned, site.text,
+                contracted, site.numbers, gradient.control, *site.changing, choice.tensor, choice.serving,
+                self._folds(name), *wanted,
+            )  # fmt: skip
+            results = d_x, form.as_stored(d_weight) if wanted[1] else d_weight, d_bias
+            found = [new if is_wanted else old for old, new, is_wanted in zip(found, results, wanted, strict=True)]
+        return tuple(found)
+
+    def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
+        x, weight = Codes(*saved.tensors[:3]), Codes(*saved.tensors[3:])
+        values = [one.decode() for one in (x, weight)]
+        if len(form.geometry.stride) == 1:
+            values = [one.squeeze(2) for one in values]
+        fold = steps_of(weight.scale) if self.engine.folds else None
+        return values[0], form.as_stored(values[1]), fold
+
+    def _folds(self, name: str) -> bool:
+        """Return True if the gradient of a site is multiplied by the weight's steps."""
+        return self.engine.folds and name != "weight_gradient.gradient"
+
+
+def reason_not_coded(engine: Layer) -> str | None:
+    """Return why activations and weights of a layer are not kept as codes; None if they are."""
+    for operand in (engine.activations, engine.weights):
+        site = operand.at["output"]
+        if site is None or not site.levels:
+            return f"{operand.name} of Y are not rounded to levels"
+        if not operand.shared:
+            return f"{operand.name} are not the same in Y and in the backward"
+    site = engine.activations.at["output"]
+    return "activations have a scale for each sample" if site is not None and site.per_channel else None
+
+
+def reason_not_integer(engine: Layer, name: str) -> str | None:
+    """Return why the products of a site of the gradient, or "output", are no integer ones; None if they may be.
+
+    Activations and weights are taken to be codes.
+    """
+    if name == "output":
+        return None
+    site, products = engine.gradient.sites[name], name.rpartition(".")[0]
+    where = f" in {SYMBOLS[products]}" if products else ""
+    if not site.levels:
+        return f"the gradient{where} is not rounded to levels"
+    return f"the gradient{where} has a scale for each sample" if site.per_channel else None

@@ -1,0 +1,15 @@
+"""Layers whose three products are computed in exact integers: faster than dense products on the CPU, and smaller.
+
+Activations, weights and gradients are rounded to 2 to 8 bits; what the backward needs is saved as codes of one byte.
+`functional` is for operands of your own; `Linear`, `Conv1d` and `Conv2d` take the place of torch's layers, and
+`attention` lets a model's own attention multiply in integers.
+"""
+
+from . import functional
+from .modules import Conv1d, Conv2d, Linear
+from .replacement import AttentionHandle, attention
+from .softmax_attention import scaled_dot_product_attention
+
+__all__ = [
+    "AttentionHandle", "Conv1d", "Conv2d", "Linear", "attention", "functional", "scaled_dot_product_attention",
+]  # fmt: skip

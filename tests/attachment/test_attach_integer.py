@@ -1,0 +1,412 @@
+"""Integer products under attach: the values of the simulated ones, the same counts, codes in memory, and a choice."""
+
+import pytest
+import torch
+from networks import Conv1D
+from torch import nn
+
+import lograd
+from lograd import InvalidValue, LayerPlan, Plan
+from lograd.engine.backends import choice as choosing
+from lograd.engine.backends import coded as coding
+from lograd.engine.backends import multiply
+from lograd.engine.backends.choice import DENSE, INTEGER, SPARSE
+from lograd.treatments import Integers, ProductPlan, Prune, recipe
+
+pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+
+
+def last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+def layers():
+    return {
+        "linear": (nn.Linear(96, 80), torch.randn(70, 96).relu()),
+        "linear of a sequence": (nn.Linear(72, 33, bias=False), torch.randn(5, 9, 72)),
+        "linear, column-major": (nn.Linear(72, 17), torch.randn(72, 50).t()),
+        "Conv1D": (Conv1D(40, 72), torch.randn(5, 9, 72)),
+        "conv2d": (nn.Conv2d(16, 20, 3, padding=1), torch.randn(4, 16, 11, 13)),
+        "conv2d behind a ReLU": (nn.Conv2d(64, 20, 1), torch.randn(4, 64, 5, 7).relu()),
+        "conv2d channels last, stride": (last(nn.Conv2d(16, 24, 3, 2, 1)), last(torch.randn(4, 16, 12, 12))),
+        "conv2d grouped, dilated": (nn.Conv2d(32, 24, 3, dilation=2, groups=2, bias=False), torch.randn(3, 32, 9, 9)),
+        "conv2d one sample": (nn.Conv2d(8, 6, 5), torch.randn(8, 9, 9)),
+        "conv1d": (nn.Conv1d(16, 24, 5, padding=2, stride=2), torch.randn(3, 16, 30)),
+    }
+
+
+def plan(name):
+    return Plan(every=LayerPlan.of(recipe(name)))
+
+
+def per_tensor(bits):
+    """One scale for each operand, so that nothing is folded, and a gradient of its own for each product."""
+    operand = (Integers(bits),)
+    gradients = [(Integers(width, rounding="stochastic"),) for width in (bits, 8)]
+    return Plan(
+        every=LayerPlan(
+            ProductPlan(activations=operand, weights=operand),
+            ProductPlan(gradients[0], weights=operand),
+            ProductPlan(gradients[1], activations=operand),
+        )
+    )
+
+
+PLANS = {
+    **{name: plan(name) for name in ("int4-full", "int6-full", "int8-full")},
+    "per tensor, gradients apart": per_tensor(5),
+    "pruned": plan("prune50+int6-full"),
+}
+
+
+def results(layer, x, plan, backend, steps=3):
+    """Output and gradients of the last of some passes, counts, backends in force, and the explanation."""
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    with lograd.attach(layer, plan, seed=3, backend=backend) as handle:
+        for _ in range(steps):
+            x.grad = None
+            layer.zero_grad()
+            y = layer(x)
+            y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+            handle.step()
+        found = [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+        modes = [choice.mode for choice in handle.layers[""].choices.values()]
+        return found, handle.counters(), modes, str(handle.explain())
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("kind", layers())
+def test_integer_products_are_the_simulated_ones_up_to_rounding(kind, name):
+    torch.manual_seed(0)
+    layer, x = layers()[kind]
+    dense, dense_counts, none, simulated = results(layer, x, PLANS[name], "dense")
+    found, counts, modes, words = results(layer, x, PLANS[name], "integer")
+    assert not none
+    assert set(modes) == {INTEGER}
+    assert "bits are simulated: dense products asked for" in simulated
+    assert "bits are real" in words
+    assert "simulated" not in words
+    assert counts == dense_counts
+    for a, b in zip(dense, found, strict=True):
+        assert a.stride() == b.stride()
+        assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())
+
+
+def test_only_what_is_needed():
+    torch.manual_seed(0)
+    for frozen in ("weight", "input"):
+        layer, x = nn.Linear(96, 33), torch.randn(70, 96, requires_grad=frozen == "weight")
+        layer.weight.requires_grad_(frozen == "input")
+        found = {}
+        for backend in ("dense", "integer"):
+            with lograd.attach(layer, plan("int6-full"), seed=3, backend=backend):
+                layer.zero_grad()
+                x.grad = None
+                layer(x).square().sum().backward()
+                found[backend] = [one.grad for one in (x, layer.weight, layer.bias) if one.grad is not None]
+        assert len(found["dense"]) == len(found["integer"]) == 2
+        for a, b in zip(*found.values(), strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def saved_bytes(model, x):
+    """Bytes that autograd keeps for the backward, parameters not counted."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(x).sum().backward()
+    return kept.values()
+
+
+def test_codes_are_what_is_saved():
+    model, x = (
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)),
+        torch.randn(8, 16, 16, 16),
+    )
+    plain = sum(size for size, _ in saved_bytes(model, x))
+    with lograd.attach(model, plan("int4-full"), backend="integer"):
+        kept = list(saved_bytes(model, x))
+    assert sum(size for size, _ in kept) < 0.3 * plain
+    assert all(dtype == torch.uint8 for size, dtype in kept if size > 1000)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("operand", ["activations", "weights", "gradient"])
+def test_an_operand_that_is_not_finite_makes_its_product_dense_and_is_counted(operand, value):
+    torch.manual_seed(0)
+    layer, x, g = nn.Linear(96, 40), torch.randn(30, 96), torch.randn(30, 40)
+    with torch.no_grad():
+        {"activations": x, "weights": layer.weight, "gradient": g}[operand][3, 5] = value
+    x.requires_grad_()
+    with lograd.attach(layer, plan("int6-full"), backend="integer") as handle:
+        y = layer(x)
+        y.backward(g)
+        counts = handle.counters().sites[""]
+    assert {name: count.fell_back for name, count in counts.items() if count.fell_back} == {operand: 1}
+    expected = torch.addmm(layer.bias, x, layer.weight.t())
+    if operand == "gradient":
+        assert y.isfinite().all()
+        bad = ~x.grad.isfinite()
+        assert bad[3].all(), "the row that the element is multiplied into"
+        assert not bad[torch.arange(30) != 3].any()
+        assert not layer.bias.grad[5].isfinite()
+    else:
+        assert torch.equal(y.isfinite(), expected.isfinite()), "the output is that of the tensor as it is"
+        assert not (layer.weight.grad if operand == "activations" else x.grad).isfinite().any()
+
+
+# -- the choice --
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Instead of a clock: what is faster is said here."""
+    said = {"dense": 2.0, "sparse": 1.5, "integer": 1.0, "asked": []}
+
+    def faster(**ways):
+        said["asked"].append(sorted(ways))
+        for way in ways.values():
+            way()
+        return choosing.Times(**{name: said[name] for name in ways})
+
+    monkeypatch.setattr(coding, "timed", faster)
+    monkeypatch.setattr(multiply, "LEAST_WORK", 0)
+    return said
+
+
+@pytest.mark.parametrize("winner", [DENSE, INTEGER])
+def test_the_faster_way_is_taken_and_explained(times, winner):
+    if winner == DENSE:
+        times["dense"] = 0.5
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96)
+    _, counts, modes, words = results(layer, x, plan("int4-full"), "auto")
+    _, dense_counts, _, _ = results(layer, x, plan("int4-full"), "dense")
+    assert modes == [winner, winner]
+    assert times["asked"] == [["dense", "integer"]] * 2, "once for Y, once for dX and dW"
+    assert f"Y: {choosing.NAMES[winner]} products (dense {times['dense']:.2f} ms, integer 1.00 ms)" in words
+    assert ("bits are real in what is saved only" if winner == DENSE else "bits are real") in words
+    assert counts == dense_counts, "timing leaves no trace"
+
+
+def test_three_ways_are_timed_where_a_gradient_is_pruned_and_rounded(times):
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96)
+    for sparse, winner in ((1.5, INTEGER), (0.5, SPARSE)):
+        times["sparse"] = sparse
+        _, _, modes, words = results(layer, x, PLANS["pruned"], "auto")
+        assert modes == [INTEGER, winner]
+        assert times["asked"][-1] == ["dense", "integer", "sparse"]
+        assert f"integer 1.00 ms, sparse {sparse:.2f} ms at" in words
+
+
+def test_small_layers_are_not_timed(monkeypatch):
+    monkeypatch.setattr(coding, "timed", None)
+    _, _, _, words = results(nn.Linear(96, 40), torch.randn(3, 96), plan("int4-full"), "auto")
+    assert "Y: dense products, too small to be timed" in words
+
+
+def test_each_product_has_the_backend_that_its_plan_asks_for():
+    made = LayerPlan.of(recipe("int6-full"))
+    made = LayerPlan(made.output.then(ProductPlan(backend="dense")), made.input_gradient, made.weight_gradient)
+    _, _, modes, words = results(nn.Linear(96, 40), torch.randn(30, 96), Plan(every=made), "integer")
+    assert modes == [DENSE, INTEGER]
+    assert "bits are real in what is saved and dX and dW only" in words
+
+
+def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely():
+    full = recipe("int8-full")
+    made = LayerPlan(full.output, ProductPlan((Prune(0.5),), full.input_gradient.weights), full.weight_gradient)
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96)
+    dense, counts, _, _ = results(layer, x, Plan(every=made), "dense")
+    found, others, modes, words = results(layer, x, Plan(every=made), "integer")
+    assert modes == [INTEGER, DENSE, INTEGER]
+    assert "the gradient in dX is not rounded to levels" in words
+    assert counts == others
+    for a, b in zip(dense, found, strict=True):
+        assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "reason"),
+    [
+        (lambda: nn.ConvTranspose2d(16, 16, 3), (2, 16, 5, 5), "transposed"),
+        (lambda: nn.Conv3d(8, 8, 3), (2, 8, 5, 5, 5), "convolutions over three dimensions"),
+        (lambda: nn.Conv2d(8, 8, 3, groups=8), (2, 8, 5, 5), "depthwise"),
+        (lambda: nn.Conv2d(3, 8, 5), (2, 3, 7, 7), "3 input channels in a group"),
+        (lambda: nn.Linear(16, 40), (8, 16), "each output sums over 16 products"),
+    ],
+)
+def test_what_has_no_kernel_is_simulated_and_says_why(layer, x, reason):
+    torch.manual_seed(0)
+    layer, x = layer(), torch.randn(x)
+    dense, counts, _, _ = results(layer, x, plan("int6-full"), "dense")
+    auto, others, modes, words = results(layer, x, plan("int6-full"), "integer")
+    assert modes == []
+    assert f"bits are simulated: {reason}" in words
+    assert counts == others
+    assert all(torch.equal(a, b) for a, b in zip(dense, auto, strict=True))
+
+
+# -- state, compile, modes --
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, groups=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 9, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def train(model, handle, steps, call=None, start=0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(start, start + steps):
+        x = torch.randn(4, 16, 8, 8, generator=torch.Generator().manual_seed(step))
+        (call or model)(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle.step()
+    return [value.clone() for value in model.state_dict().values()]
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits():
+    model = network()
+    with lograd.attach(model, plan("int4-full"), seed=2, backend="auto") as handle:
+        train(model, handle, 3)
+        state, weights = handle.state_dict(), {name: one.clone() for name, one in model.state_dict().items()}
+        expected = train(model, handle, 3, start=3)
+    assert {"output.choice", "gradient.choice"} <= state["layers"]["0"].keys()
+    again = network()
+    again.load_state_dict(weights)
+    with lograd.attach(again, plan("int4-full"), backend="auto") as handle:
+        handle.load_state_dict(state)
+        found = train(again, handle, 3, start=3)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_choice_that_does_not_serve_here_is_timed_again():
+    model = network()
+    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
+        state = handle.state_dict()
+    del state["checksums"]
+    state["layers"]["0"]["gradient.choice"] = torch.tensor([SPARSE, 5, 4, 0, 0])
+    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
+        handle.load_state_dict(state)
+        assert handle.layers["0"].choices["gradient"].mode == choosing.UNDECIDED
+
+
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
+@pytest.mark.parametrize("start", [0, 2])
+def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(start):
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = network()
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with lograd.attach(model, plan("int6-full"), seed=1, backend="integer", start=start) as handle:
+            train(model, handle, 3, call)
+            frames = torch._dynamo.utils.counters["frames"]["ok"]
+            for choice in handle.layers["0"].choices.values():
+                choice.tensor[choosing.MODE] = DENSE
+            found.append((train(model, handle, 2, call, start=3), handle.counters()))
+            assert torch._dynamo.utils.counters["frames"]["ok"] == frames
+    assert found[0][1] == found[1][1]
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+
+
+def test_remove_gives_the_model_back():
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    classes = [type(one) for one in model.modules()]
+    handle = lograd.attach(model, plan("int4-full"), backend="integer")
+    model.eval()
+    model(torch.randn(4, 16, 8, 8))
+    handle.remove()
+    assert [type(one) for one in model.modules()] == classes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any("lograd" in name for one in model.modules() for name in vars(one))
+
+
+def test_other_types_and_transforms_are_simulated():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96)
+    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        y.float().sum().backward()
+        assert y.dtype == torch.bfloat16
+        assert "bits are simulated: the tensors are bfloat16 on cpu" in str(handle.explain())
+    with lograd.attach(layer, plan("int8-full"), backend="integer"):
+        found = torch.func.grad(lambda one: layer(one).square().sum())(x)
+        plain = torch.func.grad(lambda one: (one @ layer.weight.t() + layer.bias).square().sum())(x)
+        assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), 0) > 0.999
+        needed = x.clone().requires_grad_()
+        (batched,) = torch.autograd.grad(layer(needed), needed, torch.randn(2, 30, 40), is_grads_batched=True)
+        assert batched.shape == (2, 30, 96)
+        with pytest.raises(lograd.LogradError, match="cannot be differentiated again"):
+            torch.autograd.grad(layer(needed).square().sum(), needed, create_graph=True)
+
+
+def test_gradient_checkpointing_and_empty_batches():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96, requires_grad=True)
+    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+        torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).square().sum().backward()
+        assert x.grad.isfinite().all()
+        assert handle.counters().sites[""]["activations"].treated == 2
+        layer(torch.randn(0, 96)).sum().backward()
+
+
+def test_the_operators_keep_the_rules_of_torch_library():
+    engine = lograd.engine.layer.LayerEngine(LayerPlan.of(recipe("int6-full")), torch.device("cpu"), None)
+    x_site, weight_site, site = (engine.sites[name] for name in ("activations", "weights", "gradient"))
+    cases = {
+        (): (torch.randn(6, 72), torch.randn(9, 72), torch.randn(6, 9)),
+        (1, 1): (last(torch.randn(2, 8, 6, 6)), torch.randn(9, 8, 3, 3), torch.randn(2, 9, 6, 6)),
+        (1,): (torch.randn(2, 8, 6), torch.randn(9, 8, 3), torch.randn(2, 9, 6)),
+    }
+    for stride, (x, weight, g) in cases.items():
+        geometry = (list(stride), list(stride), list(stride), 1)
+        for mode in (DENSE, INTEGER):
+            choice = torch.tensor([mode, 0, 0, 0, 0])
+            sites = [part for one in (x_site, weight_site) for part in (one.text, one.numbers, *one.changing)]
+            arguments = (x, weight, torch.randn(9), *geometry, *sites, choice)
+            torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
+            codes = torch.ops.lograd.coded_output.default(*arguments)[1:]
+            arguments = (
+                g, *codes, *geometry, False, False, site.text, [], site.numbers, torch.tensor([1, 0]), *site.changing,
+                choice, [INTEGER], True, True, True, True,
+            )  # fmt: skip
+            torch.library.opcheck(torch.ops.lograd.coded_products.default, arguments)
+
+
+# -- plans --
+
+
+def test_full_recipes_keep_the_first_convolution_and_the_last_linear_layer(tmp_path):
+    made = Plan.uniform("int4-full")
+    assert made.keep == ("first", "last")
+    assert Plan.load(made.save(tmp_path / "plan.json")) == made
+    with lograd.attach(network(), made) as handle:
+        assert handle.skipped == {"0": "kept: the first convolution", "8": "kept: the last linear layer"}
+        assert list(handle.layers) == ["3", "6"]
+    with lograd.attach(network(), Plan.uniform("int4-full", keep=())) as handle:
+        assert list(handle.layers) == ["0", "3", "6", "8"]
+    with lograd.attach(nn.Linear(4, 4), made) as handle:
+        assert list(handle.layers) == [""], "a model of one layer is treated"
+    assert Plan.uniform("fp6").keep == ()
+    with pytest.raises(InvalidValue, match="keep of a plan must be 'first', 'last' or both"):
+        Plan.uniform("int4-full", keep="head")
+
+
+def test_a_plan_says_whether_its_bits_are_real():
+    assert "Bits are real in Y and dX and dW of layers that integer products serve" in str(Plan.uniform("int4-full"))
+    assert "Bits are simulated: rounding saves neither time nor memory" in str(Plan.uniform("fp6"))
+    assert "Bits are" not in str(Plan.uniform("prune85"))
