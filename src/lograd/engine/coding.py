@@ -6,6 +6,7 @@ Both forms draw the same random numbers and change the memory alike, so a tensor
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Codes(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if every element was finite."""
-        return not bool(self.scale.isnan().any())
+        return not math.isnan(float(self.scale if self.scale.numel() == 1 else self.scale.sum()))
 
     def decode(self) -> Tensor:
         """Return the operand as float32, in the layout of its codes."""
@@ -91,6 +92,8 @@ def settings_of(
     fold: Tensor | None,
 ) -> list[Setting]:  # fmt: skip
     """Return what each treatment of a sentence is given beside the tensor; `numbers` are those of all, in order."""
+    if len(treatments) == 1 and not treatments[0].number_names:
+        return [Setting({}, key, memory, contracted, fold)]
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     return stages(treatments, named, key, memory, contracted, fold)

@@ -62,7 +62,7 @@ def _output(
     for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
         found = encoded(operand, parsed(text), numbers, key, memory)
         codes.append(levels(found))
-        if not codes[-1].finite:
+        if int(found.counts[NAN]):
             finite = False
             count_fallen_back(counters)
         count_treated(counters, key, found.counts, operand.numel())
