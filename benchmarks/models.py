@@ -85,25 +85,29 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
-def session_of(case: Case, model: nn.Module, sparsity: float | None, last: bool, backend: Backend = "auto") -> Session:
+def pruned(case: Case, sparsity: float) -> lograd.Plan:
+    """A plan that prunes the gradients of all layers but the last to a sparsity."""
+    every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
+    return lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
+
+
+def session_of(
+    case: Case, model: nn.Module, plan: lograd.Plan | None, last: bool, backend: Backend = "auto"
+) -> Session:
     """A copy of the model in training on one batch.
 
     Args:
         case: what the batch is made for.
         model: it stays as it is.
-        sparsity: to which gradients are pruned; None trains dense.
+        plan: what is attached; None trains dense.
         last: images have their channels last in memory.
-        backend: of the products of pruned gradients.
+        backend: of the products of treated operands.
     """
     x, target = case.data()
     own = copy.deepcopy(model)
     if last and x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
         own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    plan = None
-    if sparsity is not None:
-        every = lograd.LayerPlan.of(lograd.treatments.recipe(f"prune{100 * sparsity:.0f}"))
-        plan = lograd.Plan(kept={case.last: "the last layer"} if case.last else {}, every=every)
     return Session(InMemory(own, repeat((x, target)), loss, optimizer, 10**6, refresh="epoch", backend=backend), plan)
 
 
@@ -115,12 +119,12 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "dense": session_of(case, model, None, False),
         "dense, channels last": session_of(case, model, None, True),
     }
-    sessions |= {f"{sparsity:.0%}": session_of(case, model, sparsity, True) for sparsity in SPARSITIES}
+    sessions |= {f"{sparsity:.0%}": session_of(case, model, pruned(case, sparsity), True) for sparsity in SPARSITIES}
     for session in sessions.values():
         for _ in range(WARM_UP if session.handle is not None else 2):
             session.step()
-    pruned = {name: session.handle for name, session in sessions.items() if session.handle is not None}
-    before = {name: handle.counters().total for name, handle in pruned.items()}
+    handles = {name: session.handle for name, session in sessions.items() if session.handle is not None}
+    before = {name: handle.counters().total for name, handle in handles.items()}
     times: dict[str, dict[str, list[float]]] = {part: {name: [] for name in sessions} for part in ("backward", "whole")}
     for turn in in_turns(sessions, repeats):
         times["backward"][turn.name].append(1e3 * turn.session.times.backward)
@@ -129,7 +133,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     for part, taken in times.items():
         row[part] = {name: {"min": min(one), "median": median(one)} for name, one in taken.items()}
     row["zeros"], row["sparse layers"] = {}, {}
-    for name, handle in pruned.items():
+    for name, handle in handles.items():
         total, earlier = handle.counters().total, before[name]
         row["zeros"][name] = (total.zeros_after - earlier.zeros_after) / (total.elements - earlier.elements)
         choices = [one.choices.get("gradient") for one in handle.layers.values()]

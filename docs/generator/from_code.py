@@ -12,25 +12,25 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from lograd import attachment, ops, sparse
+from lograd import attachment, integer, ops, sparse
 from lograd.cli import app
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE, BlockFormat
 from lograd.ops import registry
-from lograd.treatments.recipes import MODIFIERS, RECIPES
+from lograd.treatments.recipes import ALL_RECIPES, MODIFIERS
 
 from .blocks import Maker, table
 
 WIDTH = 110
 """Columns of the help texts; their wording is that of the typer in constraints.txt."""
 
-REGISTERING = (ops, attachment, sparse)
+REGISTERING = (ops, attachment, sparse, integer)
 """Packages whose import registers operators with PyTorch."""
 
 
 def recipes() -> str:
     """Every family of names, with an example and the paper that it comes from."""
-    rows = [[_names(one.name), f"`{one.example}`", one.words, one.reference] for one in RECIPES]
+    rows = [[_names(one.name), f"`{one.example}`", one.words, one.reference] for one in ALL_RECIPES]
     return table(["name", "example", "what it does", "reference"], rows, words=4)
 
 
@@ -46,7 +46,7 @@ def endings() -> str:
 
 def references() -> str:
     """Key, title and year of the papers that recipes name."""
-    named = {one.reference for one in RECIPES}
+    named = {one.reference for one in ALL_RECIPES}
     rows = [[one.key, _field(one.bibtex, "title"), _field(one.bibtex, "year")] for one in citations()]
     return table(["key", "title", "year"], [row for row in rows if row[0] in named], words=3)
 

@@ -305,7 +305,8 @@ def machine() -> str:
         found = json.loads(path.read_text())
         where, versions = found["machine"], found["versions"]
         others = ", ".join(f"{name} {one}" for name, one in versions.items() if name != "lograd")
-        lines.append([f"`./dev bench {path.stem}`", where["cpu"], where["cores"], where["instruction set"],
+        command = found.get("command", f"./dev bench {path.stem}")
+        lines.append([f"`{command}`", where["cpu"], where["cores"], where["instruction set"],
                       where["date"], others])  # fmt: skip
     return table(["command", "CPU", "cores", "instruction set", "date", "versions"], lines, words=6)
 

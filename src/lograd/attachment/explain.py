@@ -13,6 +13,7 @@ from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
+from ..integer import AttentionHandle
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
@@ -62,6 +63,7 @@ def explain(
     start: int,
     plan: Plan,
     saved: Saving | None,
+    attention: AttentionHandle | None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -73,6 +75,7 @@ def explain(
         loss_scale: the one in force.
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
+        attention: attention in integers; None where it is PyTorch's.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -88,6 +91,8 @@ def explain(
         for part in left.pop(name, ()):
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
+    if attention is not None:
+        lines["scaled_dot_product_attention"] = attention.words()
     total = counts.total
     milliseconds = (
         cost.milliseconds

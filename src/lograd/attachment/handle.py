@@ -26,6 +26,7 @@ from ..engine.layers import (
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
+from ..integer import attention
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
@@ -154,6 +155,8 @@ class Handle:
         set_keys(self.layers.values(), self.seed, self.steps)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
+        self.attention = None if plan.attention is None else attention(unwrapped(model), plan.attention)
+        """Attention in integers, where the plan asks for it; it goes with the handle."""
 
     def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
         """Return the layers to swap; the rest go to `skipped` with the reason."""
@@ -268,7 +271,7 @@ class Handle:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
+            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock), self.attention,
         )  # fmt: skip
 
     # -- saving and undoing --
@@ -327,6 +330,8 @@ class Handle:
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)
+        if self.attention is not None:
+            self.attention.remove()
         total = self.counters().total
         # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (

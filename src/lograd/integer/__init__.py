@@ -1,10 +1,15 @@
 """Layers whose three products are computed in exact integers: faster than dense products on the CPU, and smaller.
 
 Activations, weights and gradients are rounded to 2 to 8 bits; what the backward needs is saved as codes of one byte.
-`functional` is for operands of your own; `Linear`, `Conv1d` and `Conv2d` take the place of torch's layers.
+`functional` is for operands of your own; `Linear`, `Conv1d` and `Conv2d` take the place of torch's layers.  `attention`
+computes the attention of a whole model in integers; `saved_activations` keeps what other layers save as codes.
 """
 
 from . import functional
 from .modules import Conv1d, Conv2d, Linear
+from .replacement import AttentionHandle, attention
+from .saved import SavedHandle, saved_activations
 
-__all__ = ["Conv1d", "Conv2d", "Linear", "functional"]
+__all__ = [
+    "AttentionHandle", "Conv1d", "Conv2d", "Linear", "SavedHandle", "attention", "functional", "saved_activations",
+]  # fmt: skip

@@ -16,6 +16,7 @@ from ..engine.forms import Convolution, cast_as_autocast_would
 from ..engine.layer import LayerEngine
 from ..ops.geometry import Geometry
 from .engine import make_engine, treated_by
+from .softmax_attention import scaled_dot_product_attention as scaled_dot_product_attention
 
 Pair = int | tuple[int, int]
 

@@ -20,6 +20,7 @@ from ..files.atomic import read_file, replace_file
 from ..files.checks import check_text
 from ..files.seals import checksum_of_json
 from ..formats import Format
+from ..formats.values import check_width
 from ..report import TextTable
 from ..treatments import BACKWARD, Statistics, recipe
 from ..treatments.products import check_backward_products
@@ -32,7 +33,7 @@ from .table import plan_table
 from .work import StepWork
 
 VERSION = 2
-FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned")
+FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention")
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
@@ -55,6 +56,7 @@ class Plan:
         unpruned: layers that are rounded and not pruned as others are, and why.
         keep: layers left alone whose names the plan does not know: "first", the model's first layer if it is a
             convolution, and "last", its last linear layer.  Where no other layer is left, they are treated.
+        attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -66,8 +68,11 @@ class Plan:
     growth: Forecast | None = None
     unpruned: Mapping[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
+    attention: int | None = None
 
     def __post_init__(self) -> None:
+        if self.attention is not None:
+            check_width("attention of a plan", self.attention, 2, 8)
         if not set(self.keep) <= set(KEEP):
             raise InvalidValue(sentence("keep of a plan", list(self.keep), "'first', 'last' or both"))
         for name in self.layers:
@@ -105,6 +110,7 @@ class Plan:
             **({"step": self.step.to_json()} if self.step is not None else {}),
             **({} if self.growth is None else {"growth": self.growth.to_json()}),
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
+            **({} if self.attention is None else {"attention": self.attention}),
         }
 
     @classmethod
@@ -136,6 +142,7 @@ class Plan:
             unpruned={
                 name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()
             },
+            attention=data.get("attention"),
         )
 
     @property

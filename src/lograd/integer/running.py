@@ -1,0 +1,56 @@
+"""Something that is in force while modules of a model run: hooks enter it with the outermost one and leave it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import local
+from typing import Any, final
+
+from torch import nn
+
+
+@final
+class WhileRunning:
+    """A context that is entered whenever one of some modules runs, once for modules inside of each other.
+
+    Modules are hooked one by one, as activation checkpointing runs them again without the model around.
+
+    Args:
+        model: the modules are its parts and itself.
+        context: makes the context, which `with` could enter.
+        where: True for modules that are hooked.
+    """
+
+    def __init__(
+        self, model: nn.Module, context: Callable[[], Any], where: Callable[[nn.Module], bool] = lambda module: True
+    ) -> None:
+        self._context, self._running = context, local()
+        self._hooks: list[Any] = []
+        for module in filter(where, model.modules()):
+            self._hooks += [
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        """Take the hooks off; the modules are what they were."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WhileRunning:
+        """Hooks of a copied model are those of the first; `remove` does not reach the copy."""
+        return self
+
+    def _enter(self, module: nn.Module, arguments: Any) -> None:
+        running = self._running
+        depth = running.depth = getattr(running, "depth", 0) + 1
+        if depth == 1:
+            running.context = self._context()
+            running.context.__enter__()
+
+    def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        running = self._running
+        running.depth -= 1
+        if not running.depth:
+            context, running.context = running.context, None
+            context.__exit__(None, None, None)
