@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..coded import Encoded
+from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.registry import call
 from ..treatments import Sentence, Setting, from_json, settled, stages, total_counts
@@ -109,3 +110,13 @@ def levels(found: Encoded) -> Codes:
 def steps_of(scale: Tensor) -> Tensor:
     """Return the steps of a weight's channels, which a gradient is multiplied by; 1 where one is not finite."""
     return scale.reciprocal().nan_to_num(nan=1.0)
+
+
+def check_sentence(text: str, numbers: Tensor, memory: Tensor) -> None:
+    """Refuse numbers and a memory that are not those of a sentence."""
+    treatments = parsed(text)
+    names, size = sum(len(one.number_names) for one in treatments), sum(one.memory_size for one in treatments)
+    if numbers.numel() != names or memory.numel() != size:
+        raise InvalidValue(
+            f"these treatments have {names} numbers and a memory of {size}; got {numbers.numel()} and {memory.numel()}."
+        )
