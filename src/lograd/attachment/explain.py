@@ -13,7 +13,7 @@ from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
-from ..integer import AttentionHandle
+from ..integer import AttentionHandle, SavedHandle
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
@@ -64,6 +64,7 @@ def explain(
     plan: Plan,
     saved: Saving | None,
     attention: AttentionHandle | None,
+    kept: SavedHandle | None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -76,6 +77,7 @@ def explain(
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
         attention: attention in integers; None where it is PyTorch's.
+        kept: codes of what other layers keep for the backward; None where it is kept as it is.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -93,6 +95,8 @@ def explain(
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     if attention is not None:
         lines["scaled_dot_product_attention"] = attention.words()
+    if kept is not None:
+        lines["kept for the backward"] = kept.words()
     total = counts.total
     milliseconds = (
         cost.milliseconds

@@ -26,7 +26,7 @@ from ..engine.layers import (
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
-from ..integer import attention
+from ..integer import attention, saved_activations
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
@@ -157,6 +157,8 @@ class Handle:
             swap(module, self.layers[name])
         self.attention = None if plan.attention is None else attention(unwrapped(model), plan.attention)
         """Attention in integers, where the plan asks for it; it goes with the handle."""
+        self.saved = None if plan.saved is None else saved_activations(unwrapped(model), plan.saved, seed)
+        """Codes of what other layers keep for the backward, where the plan asks for them."""
 
     def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
         """Return the layers to swap; the rest go to `skipped` with the reason."""
@@ -272,6 +274,7 @@ class Handle:
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
             self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock), self.attention,
+            self.saved,
         )  # fmt: skip
 
     # -- saving and undoing --
@@ -330,8 +333,9 @@ class Handle:
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)
-        if self.attention is not None:
-            self.attention.remove()
+        for other in (self.attention, self.saved):
+            if other is not None:
+                other.remove()
         total = self.counters().total
         # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (
