@@ -13,7 +13,6 @@ from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
-from ..integer import AttentionHandle, SavedHandle
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
@@ -63,8 +62,7 @@ def explain(
     start: int,
     plan: Plan,
     saved: Saving | None,
-    attention: AttentionHandle | None,
-    kept: SavedHandle | None,
+    beside: dict[str, str],
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -76,8 +74,7 @@ def explain(
         loss_scale: the one in force.
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
-        attention: attention in integers; None where it is PyTorch's.
-        kept: codes of what other layers keep for the backward; None where it is kept as it is.
+        beside: words for what is done beside layers, by name.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -93,10 +90,7 @@ def explain(
         for part in left.pop(name, ()):
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
-    if attention is not None:
-        lines["scaled_dot_product_attention"] = attention.words()
-    if kept is not None:
-        lines["kept for the backward"] = kept.words()
+    lines |= beside
     total = counts.total
     milliseconds = (
         cost.milliseconds
