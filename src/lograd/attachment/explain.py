@@ -92,20 +92,12 @@ def explain(
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     lines |= beside
     total = counts.total
-    milliseconds = (
-        cost.milliseconds
-        + sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values()) / 1e6
-    )
     summary = (
         f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
         f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
     )
     if cost.refreshes:
-        each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
-        summary += (
-            f"; {cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
-            f"{milliseconds / max(steps, 1):.2f} ms a step on average"
-        )
+        summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
         summary += f".\n{step.division(plan.work)}"
     if saved is not None:
@@ -113,6 +105,17 @@ def explain(
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
+
+
+def _taken(cost: Cost, layers: dict[str, LayerEngine], steps: int) -> str:
+    """Return the cost of all statistics in words."""
+    inside = sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values())
+    milliseconds = cost.milliseconds + inside / 1e6
+    each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
+    return (
+        f"{cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+        f"{milliseconds / max(steps, 1):.2f} ms a step on average"
+    )
 
 
 def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:

@@ -215,7 +215,7 @@ def _weights(
 
 
 def _kept(p: Tensor, dropout: float, key: Tensor, first: int) -> Tensor:
-    """1 for elements that dropout keeps, else 0; slice by slice, so that it does not depend on how many are computed at one time."""
+    """1 for elements that dropout keeps, else 0; drawn slice by slice, as slices are computed few at a time."""
     kept = torch.empty_like(p)
     for place in range(p.shape[0]):
         generator = torch.Generator(p.device).manual_seed((int(key[0]) + first + place) % 2**63)
