@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from operators import EXAMPLES, KEY, MX, NEED, ONE
+from operators import EXAMPLES, KEY, MX, NEED, ONE, codes_of
 from operators import arguments as example_arguments
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
 from lograd.ops.histogram import SLOTS
 from lograd.ops.registry import operators as contracts
-from lograd.treatments import Prune, to_json
+from lograd.treatments import Integers, Prune, to_json
 
 SOURCE = Path(lograd.__file__).parent
 
@@ -31,18 +31,34 @@ def long(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
+def site_of(treatment: Integers) -> tuple[Any, ...]:
+    """The sentence, numbers, key, memory and counters of a site."""
+    text = json.dumps(to_json((treatment,)))
+    return text, torch.zeros(0), KEY.clone(), torch.zeros(0, dtype=torch.float64), long(len(COUNTERS))
+
+
 def valid_arguments(name: str) -> tuple[Any, ...]:
     """Arguments that an operator takes; made anew, because some are written."""
     if name.removesuffix("_out") in EXAMPLES:
         return example_arguments(name, torch.randn(4, 64))
     x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
-    counters = long(len(COUNTERS))
+    counters, site = long(len(COUNTERS)), site_of(Integers(4))
     return {
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            counters, None,
+            counters, torch.ones(64),
+        ),
+        "treat_channels": (x, *site[:2], torch.tensor([1, 0]), *site[2:]),
+        "coded_output": (
+            x, torch.randn(16, 64), torch.randn(16), [], [], [], 1, *site, *site_of(Integers(4, "channel")),
+            torch.tensor([3, 0, 0, 0, 0]),
+        ),
+        "coded_products": (
+            torch.randn(4, 16), codes_of(x), torch.ones(1), torch.ones(1), codes_of(torch.randn(16, 64)),
+            torch.ones(16), torch.ones(1), [], [], [], 1, False, False, site[0], [], site[1], torch.tensor([1, 0]),
+            *site[2:], torch.tensor([3, 0, 0, 0, 0]), [3], True, *NEED,
         ),
         "multiply": (
             torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
@@ -99,7 +115,7 @@ def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
 @pytest.mark.parametrize("name", contracts)
 def test_other_types_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if argument == "x" and name in ("observe", "treat"):
+        if argument == "x" and name in ("observe", "treat", "treat_channels"):
             continue  # what they do not treat, they let pass
         others = {torch.int32, torch.complex64, torch.int8}
         if argument not in (*DATA, "gamma"):

@@ -6,6 +6,7 @@ Both forms draw the same random numbers and change the memory alike, so a tensor
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..coded import Encoded
+from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.registry import call
 from ..treatments import Sentence, Setting, from_json, settled, stages, total_counts
@@ -47,7 +49,7 @@ class Codes(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if every element was finite."""
-        return not bool(self.scale.isnan().any())
+        return not math.isnan(float(self.scale if self.scale.numel() == 1 else self.scale.sum()))
 
     def decode(self) -> Tensor:
         """Return the operand as float32, in the layout of its codes."""
@@ -91,6 +93,8 @@ def settings_of(
     fold: Tensor | None,
 ) -> list[Setting]:  # fmt: skip
     """Return what each treatment of a sentence is given beside the tensor; `numbers` are those of all, in order."""
+    if len(treatments) == 1 and not treatments[0].number_names:
+        return [Setting({}, key, memory, contracted, fold)]
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     return stages(treatments, named, key, memory, contracted, fold)
@@ -106,3 +110,13 @@ def levels(found: Encoded) -> Codes:
 def steps_of(scale: Tensor) -> Tensor:
     """Return the steps of a weight's channels, which a gradient is multiplied by; 1 where one is not finite."""
     return scale.reciprocal().nan_to_num(nan=1.0)
+
+
+def check_sentence(text: str, numbers: Tensor, memory: Tensor) -> None:
+    """Refuse numbers and a memory that are not those of a sentence."""
+    treatments = parsed(text)
+    names, size = sum(len(one.number_names) for one in treatments), sum(one.memory_size for one in treatments)
+    if numbers.numel() != names or memory.numel() != size:
+        raise InvalidValue(
+            f"these treatments have {names} numbers and a memory of {size}; got {numbers.numel()} and {memory.numel()}."
+        )

@@ -19,7 +19,7 @@ from ..ops.layouts import dense
 from ..ops.registry import call, register
 from ..treatments import Numbers, Sentence, memories, settled, to_json
 from .clock import BACKWARD
-from .coding import encoded, parsed, settings_of, steps_of
+from .coding import check_sentence, encoded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
@@ -164,18 +164,11 @@ def _treat_channels(
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
     check_sentence(text, numbers, rest[2])
+    fold = rest[4]
+    if fold is not None and (x.dim() < 2 or fold.numel() != x.shape[1]):
+        raise InvalidValue(f"fold must have a factor for each channel of x, dimension 1; got {fold.numel()}.")
     if any(not 0 <= dim < x.dim() for dim in contracted):
         raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {x.dim()}"))
-
-
-def check_sentence(text: str, numbers: Tensor, memory: Tensor) -> None:
-    """Refuse numbers and a memory that are not those of a sentence."""
-    treatments = parsed(text)
-    names, size = sum(len(one.number_names) for one in treatments), sum(one.memory_size for one in treatments)
-    if numbers.numel() != names or memory.numel() != size:
-        raise InvalidValue(
-            f"these treatments have {names} numbers and a memory of {size}; got {numbers.numel()} and {memory.numel()}."
-        )
 
 
 SITE = {

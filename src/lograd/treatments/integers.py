@@ -128,13 +128,12 @@ class Integers(Treatment):
         """Move the range towards that of a tensor which is finite and not zero."""
         if not self.memory_size or int(found.counts[1]):
             return
-        range = found.range.double()
-        if not bool((range != 0).any()):
+        ends, (*before, seen) = found.range.tolist(), setting.memory.tolist()  # plain numbers: an operator takes longer
+        if not any(ends):
             return
-        memory = setting.memory
-        first = not float(memory[SEEN])
-        memory[:SEEN] = range if first else MOMENTUM * memory[:SEEN] + (1 - MOMENTUM) * range
-        memory[SEEN] += 1
+        if seen:
+            ends = [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in zip(before, ends, strict=True)]
+        setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """Return the outcomes per tensor, as if its range were symmetric; None where a channel decides."""

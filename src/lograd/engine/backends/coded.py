@@ -19,12 +19,22 @@ from torch import Tensor
 from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
 from ...ops.registry import register
-from ..autograd import is_turned
 from ..clock import BACKWARD
 from ..coding import NAN, Codes, applied, encoded, levels, parsed, steps_of
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
+from .coded_shapes import (
+    check_output,
+    check_products,
+    fake_output,
+    fake_products,
+    flat,
+    image,
+    laid,
+    planar,
+    turned_output,
+)  # fmt: skip
 
 Need = tuple[bool, bool, bool]
 Coded = tuple[Tensor, ...]
@@ -49,8 +59,8 @@ def _output(
         x_text, ..., weight_counters: the sites of activations and weights.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
     """
-    geometry = _planar(stride, padding, dilation, groups)
-    operands = _image(x), _image(weight)
+    geometry = planar(stride, padding, dilation, groups)
+    operands = image(x), image(weight)
     sites = (
         (x_text, x_numbers, x_key, x_memory, x_counters),
         (weight_text, weight_numbers, weight_key, weight_memory, weight_counters),
@@ -62,7 +72,7 @@ def _output(
     for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
         found = encoded(operand, parsed(text), numbers, key, memory)
         codes.append(levels(found))
-        if not codes[-1].finite:
+        if int(found.counts[NAN]):
             finite = False
             count_fallen_back(counters)
         count_treated(counters, key, found.counts, operand.numel())
@@ -77,7 +87,7 @@ def _output(
             y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
     # Scale and zero are views of one tensor, and results of an operator are none.
     saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one)]
-    return (_laid(_flat(y, stride), _turned_output(x, weight)), *saved)
+    return (laid(flat(y, stride), turned_output(x, weight)), *saved)
 
 
 def _choose_for_output(
@@ -133,8 +143,8 @@ def _products(
         need: which of the three are wanted; the others have no elements.
     """
     gradient = Gradient(
-        _image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
-        _planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
+        image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
+        planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
         folds, (need[0], need[1], need[2]),
     )  # fmt: skip
     ready = bool(control.tolist()[READY])
@@ -147,7 +157,7 @@ def _products(
     else:
         results = gradient.by(mode)
     found = tuple(
-        _laid(_flat(result, stride), turned) if wanted and result.dim() > 1 else result
+        laid(flat(result, stride), turned) if wanted and result.dim() > 1 else result
         for result, turned, wanted in zip(results, (x_turned, weight_turned, False), need, strict=True)
     )
     BACKWARD.done()
@@ -233,88 +243,7 @@ def _too_small(weight: Tensor, rows: int, choice: Tensor) -> bool:
     return True
 
 
-def _image(x: Tensor) -> Tensor:
-    """Return a sequence as an image of height 1; all else as it is."""
-    return x.unsqueeze(2) if x.dim() == 3 else x
-
-
-def _flat(result: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return an image of height 1 as a sequence, in a convolution over one dimension."""
-    return result.squeeze(2) if len(stride) == 1 and result.dim() == 4 else result
-
-
-def _planar(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Geometry:
-    """Return the geometry with two dimensions where it has one."""
-    if len(stride) == 1:
-        return Geometry((1, *stride), (0, *padding), (1, *dilation), groups)
-    return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
-
-
-def _turned_output(x: Tensor, weight: Tensor) -> bool:
-    """Return True if PyTorch would give the output of a convolution channels-last."""
-    return x.dim() == 4 and (is_turned(x) or is_turned(weight))
-
-
-def _laid(x: Tensor, turned: bool) -> Tensor:
-    """Return a result in the layout that tracers were promised."""
-    if turned:
-        return x.t().contiguous().t() if x.dim() == 2 else x.contiguous(memory_format=torch.channels_last)
-    # Where dimensions have one element, strides of channels-last images pass for contiguous ones.
-    return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
-
-
-def _empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
-    """Return a result without elements, laid out as `_laid` does it."""
-    if not turned:
-        return like.new_empty(shape, dtype=torch.float32)
-    if len(shape) == 2:
-        return like.new_empty(shape[::-1], dtype=torch.float32).t()
-    return torch.empty(shape, dtype=torch.float32, device=like.device, memory_format=torch.channels_last)
-
-
 # --------------------------------------------------------------------------------------------------------- registration
-
-
-def _fake_codes(x: Tensor, text: str) -> Coded:
-    """Return codes, scale and zero without elements."""
-    image = _image(x)
-    memory = torch.channels_last if image.dim() == 4 else torch.contiguous_format
-    rows = x.shape[0] if parsed(text)[-1].per_channel else 1
-    return (
-        torch.empty(image.shape, dtype=torch.uint8, device=x.device, memory_format=memory),
-        x.new_empty(rows, dtype=torch.float32),
-        x.new_empty(1, dtype=torch.float32),
-    )
-
-
-def _fake_output(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, x_text: str, *rest: Any,
-) -> Coded:  # fmt: skip
-    sizes = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    ]
-    y = _empty(x, (x.shape[0], weight.shape[0], *sizes), _turned_output(x, weight))
-    return (y, *_fake_codes(x, x_text), *_fake_codes(weight, rest[4]))
-
-
-def _fake_products(
-    g: Tensor, x_codes: Tensor, x_scale: Tensor, x_zero_point: Tensor, weight_codes: Tensor, weight_scale: Tensor,
-    weight_zero_point: Tensor, stride: Sequence[int], *rest: Any,
-) -> Coded:  # fmt: skip
-    x_turned, weight_turned = rest[3:5]
-    need_x, need_weight, need_bias = rest[-3:]
-
-    def shape(codes: Tensor) -> Sequence[Any]:
-        return (*codes.shape[:2], *codes.shape[3:]) if len(stride) == 1 else codes.shape
-
-    return (
-        _empty(g, shape(x_codes), x_turned) if need_x else g.new_empty(0),
-        _empty(g, shape(weight_codes), weight_turned) if need_weight else g.new_empty(0),
-        g.new_empty(weight_codes.shape[0]) if need_bias else g.new_empty(0),
-    )
-
 
 _FLOATS, _LONG = Takes((torch.float32,)), (torch.int64,)
 _SITE = {
@@ -332,8 +261,9 @@ register(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _output,
     _output,
-    _fake_output,
-    takes={"x": _FLOATS, "weight": _FLOATS, "bias": _FLOATS, **_CHOICE}
+    fake_output,
+    check_output,
+    {"x": _FLOATS, "weight": _FLOATS, "bias": _FLOATS, **_CHOICE}
     | {f"{side}_{name}": takes for side in ("x", "weight") for name, takes in _SITE.items()},
 )
 register(
@@ -345,11 +275,13 @@ register(
     " -> (Tensor, Tensor, Tensor)",
     _products,
     _products,
-    _fake_products,
-    takes={
+    fake_products,
+    check_products,
+    {
         "g": _FLOATS,
         **{f"{side}_codes": Takes((torch.uint8,)) for side in ("x", "weight")},
-        **{f"{side}_{name}": _FLOATS for side in ("x", "weight") for name in ("scale", "zero_point")},
+        **{f"{side}_{name}": _FLOATS for side in ("x", "weight") for name in ("scale",)},
+        **{f"{side}_zero_point": Takes((torch.float32,), 1) for side in ("x", "weight")},
         "control": Takes(_LONG, 2, anywhere=True),
         **_SITE,
         **_CHOICE,
