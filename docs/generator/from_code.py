@@ -17,7 +17,7 @@ from lograd.cli import app
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE, BlockFormat
 from lograd.ops import registry
-from lograd.treatments.recipes import MODIFIERS, RECIPES
+from lograd.treatments.recipes import ALL_RECIPES, MODIFIERS
 
 from .blocks import Maker, table
 
@@ -30,7 +30,7 @@ REGISTERING = (ops, attachment, sparse, integer)
 
 def recipes() -> str:
     """Every family of names, with an example and the paper that it comes from."""
-    rows = [[_names(one.name), f"`{one.example}`", one.words, one.reference] for one in RECIPES]
+    rows = [[_names(one.name), f"`{one.example}`", one.words, one.reference] for one in ALL_RECIPES]
     return table(["name", "example", "what it does", "reference"], rows, words=4)
 
 
@@ -46,7 +46,7 @@ def endings() -> str:
 
 def references() -> str:
     """Key, title and year of the papers that recipes name."""
-    named = {one.reference for one in RECIPES}
+    named = {one.reference for one in ALL_RECIPES}
     rows = [[one.key, _field(one.bibtex, "title"), _field(one.bibtex, "year")] for one in citations()]
     return table(["key", "title", "year"], [row for row in rows if row[0] in named], words=3)
 

@@ -28,6 +28,9 @@ BINS_PER_OCTAVE = 16
 EXTRA_SLOTS = ("zeros", "nans", "infinities")
 """The names of the counts in the slots after the bins."""
 
+INSTRUCTION_SETS = ("generic", "avx2", "avx2vnni", "avx512", "avx512vnni")
+"""Those that kernels are compiled for, on x86; the first is that of any CPU.  "vnni" multiplies bytes in one step."""
+
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 """Element types that log_histogram counts, and the number by which the extension knows each."""
 
@@ -41,7 +44,7 @@ class Status:
     """The reason why they are not in use; empty if they are."""
     compiler: str = ""
     isa: str = ""
-    """The widest instruction set that a kernel may use on this CPU: avx512, avx2 or generic."""
+    """The widest instruction set that a kernel may use on this CPU: one of `INSTRUCTION_SETS`."""
     features: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
@@ -101,7 +104,7 @@ _extension, _reason = _load()
 
 if _extension is not None and not _extension.use_isa(os.environ.get("LOGRAD_ISA", "")):
     warnings.warn(
-        sentence("LOGRAD_ISA", os.environ["LOGRAD_ISA"], "generic, avx2 or avx512, as far as this CPU has it")
+        sentence("LOGRAD_ISA", os.environ["LOGRAD_ISA"], f"{', '.join(INSTRUCTION_SETS)}, as far as this CPU has them")
         + f" {_extension.isa_level()} is used.",
         LogradWarning,
         stacklevel=2,
@@ -195,7 +198,7 @@ def _refusal(what: str, x: Any, dtype: object, count: int) -> str:
 
 
 def use_isa(name: str = "") -> bool:
-    """Use the kernels of an instruction set (generic, avx2, avx512); the widest one without a name.
+    """Use the kernels of an instruction set of `INSTRUCTION_SETS`; the widest one without a name.
 
     False, and no change, if this build or this CPU does not have it.  The environment variable LOGRAD_ISA does the same
     at import.

@@ -64,7 +64,7 @@ def recipe_names() -> list[str]:
         "int5-bhq-nearest", "identity/prune85", "mxfp6/int8-psq", "topk80+int4-interval", "fp4-luq-nearest",
         "prune95+int8-psq", "int4-bhq", "fp4-quantile99.9", "dithered2", "mxfp8-e5m2",
     ]  # fmt: skip
-    return [*dict.fromkeys([*(one.example for one in RECIPES if not one.example.endswith("-full")), *further])]
+    return [*dict.fromkeys([*(one.example for one in RECIPES), *further])]
 
 
 def recipes() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lograd import InvalidValue, ops, parse_format
-from lograd.coded import CodedTensor
+from lograd.coded import CodedTensor, Layout
 from lograd.ops.geometry import Geometry
 
 EPSILON = 2.0**-23
@@ -143,6 +144,33 @@ def test_blocks(pair: str, columns: int) -> None:
     found = ops.integer_linear(x, weight, bias)
     size = F.linear(exact.abs(), matrix.abs(), bias.double().abs())
     near(found, F.linear(exact, matrix, bias.double()), 2 * size)
+
+
+def along(x: Tensor, format: str, summed: tuple[int, ...]) -> CodedTensor:
+    """Blocks along the dimensions that a product sums over."""
+    layout = Layout.summed_last(x, summed)
+    return replace(ops.quantize_block_codes(layout.matrix(x), parse_format(format)), layout=layout)
+
+
+@pytest.mark.parametrize("leading", [(40,), (3, 7)], ids=str)
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_backward_of_blocks(format: str, leading: tuple[int, ...]) -> None:
+    """A quantized copy for each product, with blocks along what that product sums over."""
+    g, x, weight = random(*leading, 24), random(*leading, 37), random(24, 37)
+    rows = tuple(range(len(leading)))
+    lengthwise, across = along(g, format, (len(leading),)), along(g, format, rows)
+    turned, inputs = along(weight, format, (0,)), along(x, format, rows)
+    d_x, _, _ = ops.integer_linear_backward(lengthwise, None, turned, (True, False, False))
+    exact, matrix = lengthwise.decode().double(), turned.decode().double()
+    near(d_x, exact @ matrix, 2 * exact.abs() @ matrix.abs())
+    _, d_weight, d_bias = ops.integer_linear_backward(across, inputs, None, (False, True, True))
+    exact, matrix = across.decode().double().flatten(0, -2), inputs.decode().double().flatten(0, -2)
+    near(d_weight, exact.t() @ matrix, 2 * exact.abs().t() @ matrix.abs())
+    near(d_bias, exact.sum(0), 20 * exact.abs().sum(0))
+    folded = ops.pack_integers(g, 6, fold=torch.rand(24) + 0.5, fold_dim=len(leading))
+    _, d_weight, _ = ops.integer_linear_backward(folded, inputs, None, (False, True, False))
+    exact = folded.decode().double().flatten(0, -2)
+    near(d_weight, exact.t() @ matrix, 2 * exact.abs().t() @ matrix.abs())
 
 
 LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Geometry]] = {

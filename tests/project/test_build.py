@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lograd import native
+
 ROOT = Path(__file__).resolve().parents[2]
 IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
 
@@ -95,12 +97,12 @@ def shared_symbols(source: Path, command: list[str], out: Path) -> list[str]:
 @needs_compiler
 def test_only_the_sources_in_isa_have_flags_of_an_instruction_set(commands: dict[str, list[str]]) -> None:
     flagged = {name for name, command in commands.items() if any(re.match("-m(avx|fma|f16c|arch)", o) for o in command)}
-    assert flagged <= {"isa/avx2.cpp", "isa/avx512.cpp"}
+    assert flagged <= {f"isa/{name}.cpp" for name in native.INSTRUCTION_SETS[1:]}
     assert "isa/generic.cpp" in commands
 
 
 @needs_compiler
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
 def test_kernels_share_no_symbol_with_another_instruction_set(
     isa: str, commands: dict[str, list[str]], tmp_path: Path
 ) -> None:

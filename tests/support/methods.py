@@ -2,9 +2,9 @@
 
 import torch
 
-from lograd.treatments import RECIPES, recipe
+from lograd.treatments import ALL_RECIPES, recipe
 
-EXAMPLES = [entry.example for entry in RECIPES]
+EXAMPLES = [entry.example for entry in ALL_RECIPES]
 VARIANTS = [
     "mxfp4-nearest", "mxfp6", "mxfp8", "mxfp4-rht", "nvfp4-ht", "int4-ptq-rht", "int8-psq-nearest", "int5-ptq-nearest",
     "fp6-mean", "fp8-luq", "fp4-luq-nearest", "dithered2.5", "prune85+fp6", "int5-bhq/int5-bhq", "topk85/identity",

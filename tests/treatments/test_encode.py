@@ -14,7 +14,7 @@ from lograd.coded import CodedTensor, Hadamard, Householder
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.treatments import Statistics, Treatment, recipe
-from lograd.treatments.recipes import RECIPES
+from lograd.treatments.recipes import ALL_RECIPES
 from lograd.treatments.treatment import Setting
 
 EXTRA = (
@@ -25,7 +25,7 @@ EXTRA = (
 
 def treatments() -> dict[str, Treatment]:
     """Every treatment of every recipe, once, by its words."""
-    names = [*(entry.example for entry in RECIPES), *EXTRA]
+    names = [*(entry.example for entry in ALL_RECIPES), *EXTRA]
     return {str(one): one for name in names for part in recipe(name).sentences() for one in part}
 
 

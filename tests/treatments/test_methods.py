@@ -1,6 +1,6 @@
 """Every method by its recipe, in one table: what each claims is measured, also on odd gradients.
 
-A family of recipes joins by standing in `RECIPES`; its example is tested here without a further word.
+A family of recipes joins by standing in `ALL_RECIPES`; its example is tested here without a further word.
 """
 
 import math

@@ -9,12 +9,12 @@ from lograd import Plan
 from lograd.commands.cite import citations
 from lograd.errors import InvalidValue
 from lograd.plan import LayerPlan
-from lograd.treatments import RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe
+from lograd.treatments import ALL_RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe
 
 
 def test_every_recipe_has_a_name_a_line_and_a_reference():
     known = {entry.key for entry in citations()} | {"lograd"}
-    for entry in RECIPES:
+    for entry in ALL_RECIPES:
         assert entry.reference in known, entry
         assert re.fullmatch(entry.pattern, entry.example), entry
         assert len(entry.words) <= 90

@@ -14,7 +14,7 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """Treatments by name, each with one line and its reference; or what one name stands for."""
-    from ..treatments import OPERANDS, PRODUCTS, RECIPES, SYMBOLS, describe, recipe, to_json
+    from ..treatments import ALL_RECIPES, OPERANDS, PRODUCTS, SYMBOLS, describe, recipe, to_json
     from ..treatments.recipes import MODIFIERS
 
     if name is not None:
@@ -35,9 +35,9 @@ def recipes(
         return
     if as_json:
         columns = ("name", "example", "words", "reference")
-        print_json([{column: getattr(entry, column) for column in columns} for entry in RECIPES])
+        print_json([{column: getattr(entry, column) for column in columns} for entry in ALL_RECIPES])
         return
-    rows = [[entry.name, entry.example, entry.words, entry.reference] for entry in RECIPES]
+    rows = [[entry.name, entry.example, entry.words, entry.reference] for entry in ALL_RECIPES]
     print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
     out.print("\nEndings: " + "; ".join(f"-{ending}, {words}" for ending, (words, _) in MODIFIERS.items()) + ".")
     out.print("A+B applies B after A.  A/B treats the gradient by A for dX and by B for dW.")

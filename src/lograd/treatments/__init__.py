@@ -27,7 +27,7 @@ from .products import (
 )
 from .prune import Prune
 from .quantize import Quantize
-from .recipes import RECIPES, Recipe, recipe
+from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe
 from .s2fp8 import S2fp8
 from .sentence import (
     Sentence,
@@ -54,7 +54,7 @@ __all__ = [
     "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients",
-    "RECIPES", "Recipe", "recipe",
+    "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
     "total_counts",
 ]  # fmt: skip

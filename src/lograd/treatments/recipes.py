@@ -90,7 +90,8 @@ def _full(bits: str) -> Treated:
     """All operands of all three products as levels, each coded once for the two products that it enters."""
     activations = (Integers(int(bits), ranges="hindsight"),)
     weights = (Integers(int(bits), "channel", symmetric=True),)
-    gradient = (Integers(int(bits), rounding="stochastic"),)
+    # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
+    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic"),)
     return Treated(
         ProductPlan(activations=activations, weights=weights),
         ProductPlan(gradient, weights=weights),
@@ -186,10 +187,6 @@ RECIPES: tuple[Recipe, ...] = (
         r"int([2-8])-interval", lambda bits: both(Interval(int(bits))),
     ),
     Recipe(
-        "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
-        "fournarakis2021", r"int([2-8])-full", _full,
-    ),
-    Recipe(
         "mxfp4, mxfp6, mxfp8", "mxfp4", "blocks of 32 with a power-of-two scale; also mxfp6-e2m3, mxfp8-e5m2",
         "tseng2025", r"(mxfp[468])|(mxfp4)-e2m1|(mxfp6)-e3m2|(mxfp8)-e4m3|(mxfp6-e2m3|mxfp8-e5m2)",
         _blocks,
@@ -244,6 +241,17 @@ RECIPES: tuple[Recipe, ...] = (
         r"dithered(\d(?:\.\d+)?)?", lambda factor: both(Dithered(float(factor or 1))),
     ),
 )  # fmt: skip
+"""Families of names that treat the backward products."""
+
+FULL_RECIPES: tuple[Recipe, ...] = (
+    Recipe(
+        "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
+        "fournarakis2021", r"int([2-8])-full", _full,
+    ),
+)  # fmt: skip
+"""Families of names that treat all three products, that of the output included."""
+
+ALL_RECIPES = RECIPES + FULL_RECIPES
 """All families of names."""
 
 MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
@@ -284,7 +292,7 @@ def _sentence(side: str, name: str) -> Treated:
 
 
 def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
-    for entry in RECIPES:
+    for entry in ALL_RECIPES:
         if match := re.fullmatch(entry.pattern, part, re.ASCII):
             return entry.build(*match.groups())
     start, _, ending = part.rpartition("-")
@@ -295,7 +303,7 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         if not found.treats:
             raise InvalidValue(f"{name!r} treats nothing, so '-{ending}' says nothing about it; leave it out.")
         return found.map(lambda treatments: tuple(map(MODIFIERS[ending][1], treatments)))
-    examples = [entry.example for entry in RECIPES]
+    examples = [entry.example for entry in ALL_RECIPES]
     raise InvalidValue(
         f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."
         f"{nearest_name(part, examples)}"

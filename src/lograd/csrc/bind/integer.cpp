@@ -31,23 +31,38 @@ using Geometry = std::array<N, 6>;
 
 void output(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A input, int input_zero, A weight,
             int weight_zero, A columns, N columns_count, A bias, A out, int threads) {
-    integer_convolution({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(input, input_zero),
-                         bytes_at(weight, weight_zero), {nullptr, 0}, scales_at(columns, columns_count),
-                         at<const float>(bias), at<float>(out), threads});
+    integer_convolution({{batch, channels, outputs, groups, axis(y), axis(x)},
+                         bytes_at(input, input_zero),
+                         bytes_at(weight, weight_zero),
+                         {nullptr, 0},
+                         scales_at(columns, columns_count),
+                         at<const float>(bias),
+                         at<float>(out),
+                         threads});
 }
 
 void input_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A weight,
                     int weight_zero, A columns, N columns_count, A out, int threads) {
-    integer_input_gradient({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(g, g_zero),
-                            bytes_at(weight, weight_zero), {nullptr, 0}, scales_at(columns, columns_count), nullptr,
-                            at<float>(out), threads});
+    integer_input_gradient({{batch, channels, outputs, groups, axis(y), axis(x)},
+                            bytes_at(g, g_zero),
+                            bytes_at(weight, weight_zero),
+                            {nullptr, 0},
+                            scales_at(columns, columns_count),
+                            nullptr,
+                            at<float>(out),
+                            threads});
 }
 
 void weight_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A input,
                      int input_zero, A rows, N rows_count, A out, int threads) {
-    integer_weight_gradient({{batch, channels, outputs, groups, axis(y), axis(x)}, bytes_at(g, g_zero),
-                             bytes_at(input, input_zero), scales_at(rows, rows_count), {nullptr, 0}, nullptr,
-                             at<float>(out), threads});
+    integer_weight_gradient({{batch, channels, outputs, groups, axis(y), axis(x)},
+                             bytes_at(g, g_zero),
+                             bytes_at(input, input_zero),
+                             scales_at(rows, rows_count),
+                             {nullptr, 0},
+                             nullptr,
+                             at<float>(out),
+                             threads});
 }
 
 void block_matmul(N m, N n, N k, N block, A a, int a_zero, A a_scales, A b, int b_zero, A b_scales, float scale, A bias,
@@ -62,8 +77,7 @@ void bind_integer(Functions& functions) {
     functions.kernel("integer_matmul", &matmul, nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"),
                      nb::arg("k"), nb::arg("a"), nb::arg("a_strides"), nb::arg("a_zero"), nb::arg("b"),
                      nb::arg("b_strides"), nb::arg("b_zero"), nb::arg("rows"), nb::arg("rows_count"),
-                     nb::arg("columns"), nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"),
-                     nb::arg("threads"));
+                     nb::arg("columns"), nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"), nb::arg("threads"));
     functions.kernel("integer_convolution", &output, nb::kw_only(), nb::arg("batch"), nb::arg("channels"),
                      nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"), nb::arg("input"),
                      nb::arg("input_zero"), nb::arg("weight"), nb::arg("weight_zero"), nb::arg("columns"),

@@ -14,10 +14,18 @@ void bind_levels(Functions& functions) {
         [](int type, Address x, Address codes, Size batch, Size channels, Size inner, bool transposed, bool per_row,
            Address limits, Address fold, Size fold_channels, Size fold_inner, int bits, bool symmetric, bool stochastic,
            Address key, Address parameters, Address found, Address counts, int threads) {
-        const LevelTensor tensor{type_of(type), at<const void>(x), at<std::uint8_t>(codes), batch, channels, inner,
-                                 transposed};
-        const LevelRounding rounding{per_row, at<const float>(limits), at<const float>(fold), fold_channels, fold_inner,
-                                     bits, symmetric, stochastic, key_at(key), threads};
+        const LevelTensor tensor{type_of(type), at<const void>(x), at<std::uint8_t>(codes), batch, channels,
+                                 inner,         transposed};
+        const LevelRounding rounding{per_row,
+                                     at<const float>(limits),
+                                     at<const float>(fold),
+                                     fold_channels,
+                                     fold_inner,
+                                     bits,
+                                     symmetric,
+                                     stochastic,
+                                     key_at(key),
+                                     threads};
         const Counts all = integer_codes(tensor, rounding, at<float>(parameters), at<float>(found));
         write(all, counts);
         at<std::int64_t>(counts)[3] = all.zeros_before;

@@ -16,10 +16,7 @@ struct Choice {
 // Widest first.
 constexpr Choice kChoices[] = {
 #ifdef LOGRAD_X86_KERNELS
-    {"avx512vnni", avx512vnni::table},
-    {"avx512", avx512::table},
-    {"avx2vnni", avx2vnni::table},
-    {"avx2", avx2::table},
+    {"avx512vnni", avx512vnni::table}, {"avx512", avx512::table}, {"avx2vnni", avx2vnni::table}, {"avx2", avx2::table},
 #endif
     {"generic", generic::table},
 };

@@ -20,8 +20,8 @@ namespace lograd {
 namespace LOGRAD_ISA {
 
 const Kernels& table() {
-    static constexpr Kernels kernels{LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks,
-                                     kHadamard,            kRows,        kSparse, kInteger, kLevels};
+    static constexpr Kernels kernels{
+        LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels};
     return kernels;
 }
 

@@ -59,7 +59,8 @@ inline void byte_block_tile(const BlockTile& t) {
                 exact[r][1] = ByBytes::multiply(exact[r][1], a, b1);
             }
         }
-        const F scale0 = load<F>(t.b_scales + block * kTileColumns), scale1 = load<F>(t.b_scales + block * kTileColumns + W);
+        const F scale0 = load<F>(t.b_scales + block * kTileColumns),
+                scale1 = load<F>(t.b_scales + block * kTileColumns + W);
         LOGRAD_UNROLL
         for (std::size_t r = 0; r < kBlockRows; ++r) {
             const F scale = F{} + t.a_scales[r][block];

@@ -51,7 +51,8 @@ public:
           out_height_(transposed ? t.layer.y.input : t.layer.y.output),
           out_width_(transposed ? t.layer.x.input : t.layer.x.output), units_(path.count(channels.summed)),
           pixel_(4 * units_), image_(y.size * x.size * pixel_), width_(path.kernels.columns),
-          panels_(up(channels.results, width_)), panel_bytes_(t.layer.y.kernel * t.layer.x.kernel * units_ * 4 * width_) {
+          panels_(up(channels.results, width_)),
+          panel_bytes_(t.layer.y.kernel * t.layer.x.kernel * units_ * 4 * width_) {
         find_phases();
     }
 
@@ -77,7 +78,9 @@ private:
                         // Neighbours in memory are one segment.
                         if (!all.empty() && static_cast<std::size_t>(all.back().a) + 4 * all.back().units == offset)
                             all.back().units += units_;
-                        else all.push_back({static_cast<std::ptrdiff_t>(offset), static_cast<std::ptrdiff_t>(at), units_});
+                        else
+                            all.push_back(
+                                {static_cast<std::ptrdiff_t>(offset), static_cast<std::ptrdiff_t>(at), units_});
                         at += units_ * 4 * width_;
                     }
                 first += phase.taps;
@@ -100,10 +103,11 @@ private:
                     for (const AxisTap& x : phase.x->taps) {
                         const std::uint8_t* from = weight + (y.kernel * l.x.kernel + x.kernel) * inputs;
                         if (transposed_)
-                            path_.units.pack({from + first, output_stride, 1, outputs, columns, width_, path_.b_shift, 0, to});
-                        else
                             path_.units.pack(
-                                {from + first * output_stride, 1, output_stride, inputs, columns, width_, path_.b_shift, 0, to});
+                                {from + first, output_stride, 1, outputs, columns, width_, path_.b_shift, 0, to});
+                        else
+                            path_.units.pack({from + first * output_stride, 1, output_stride, inputs, columns, width_,
+                                              path_.b_shift, 0, to});
                         to += units_ * 4 * width_;
                     }
         });
@@ -191,7 +195,8 @@ private:
                     const std::size_t at_y = phase.y->from_first + y * phase.y->from_step;
                     const std::size_t at_x = phase.x->from_first + x * phase.x->from_step;
                     from[i] = padded + n * image_ + (at_y * x_.size + at_x) * pixel_;
-                    const std::size_t to_y = phase.y->first + y * phase.y->step, to_x = phase.x->first + x * phase.x->step;
+                    const std::size_t to_y = phase.y->first + y * phase.y->step,
+                                      to_x = phase.x->first + x * phase.x->step;
                     out[i] = t_.out + (((first + n) * out_height_ + to_y) * out_width_ + to_x) * channels_.result +
                              group * channels_.results;
                 }
@@ -200,7 +205,8 @@ private:
         std::int64_t* offsets = nullptr;
         if (path_.b_zero != 0) {
             offsets = worker.panels.get<std::int64_t>(tiles * rows);
-            for (std::size_t tile = 0; tile < tiles; ++tile) runs.row_offsets(from + tile * rows, offsets + tile * rows);
+            for (std::size_t tile = 0; tile < tiles; ++tile)
+                runs.row_offsets(from + tile * rows, offsets + tile * rows);
         }
         const std::size_t elements = t_.layer.batch * out_height_ * out_width_ * channels_.result;
         const bool past = past_cache(t_.out, elements, Type::kFloat32) && channels_.result % kMostColumns == 0 &&
@@ -227,7 +233,8 @@ bool is_matmul(const IntegerLayer& l) {
 
 int threads_of(const IntegerConvolution& t) {
     const IntegerLayer& l = t.layer;
-    const std::size_t work = l.batch * l.outputs * l.y.output * l.x.output * (l.channels / l.groups) * l.y.kernel * l.x.kernel;
+    const std::size_t work =
+        l.batch * l.outputs * l.y.output * l.x.output * (l.channels / l.groups) * l.y.kernel * l.x.kernel;
     return std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));
 }
 
@@ -256,8 +263,23 @@ void integer_convolution(const IntegerConvolution& t) {
     const std::size_t pixels = l.batch * l.y.output * l.x.output;
     if (pixels * l.outputs == 0) return;
     if (!is_matmul(l)) return slide(t, false);
-    integer_matmul({1, pixels, l.outputs, l.channels, t.a, 0, l.channels, 1, t.b, 0, 1, l.channels, {nullptr, 0},
-                    t.columns, t.bias, t.out, t.threads});
+    integer_matmul({1,
+                    pixels,
+                    l.outputs,
+                    l.channels,
+                    t.a,
+                    0,
+                    l.channels,
+                    1,
+                    t.b,
+                    0,
+                    1,
+                    l.channels,
+                    {nullptr, 0},
+                    t.columns,
+                    t.bias,
+                    t.out,
+                    t.threads});
 }
 
 void integer_input_gradient(const IntegerConvolution& t) {
@@ -265,8 +287,23 @@ void integer_input_gradient(const IntegerConvolution& t) {
     const std::size_t pixels = l.batch * l.y.input * l.x.input;
     if (pixels * l.channels == 0) return;
     if (!is_matmul(l)) return slide(t, true);
-    integer_matmul({1, pixels, l.channels, l.outputs, t.a, 0, l.outputs, 1, t.b, 0, l.channels, 1, {nullptr, 0},
-                    t.columns, nullptr, t.out, t.threads});
+    integer_matmul({1,
+                    pixels,
+                    l.channels,
+                    l.outputs,
+                    t.a,
+                    0,
+                    l.outputs,
+                    1,
+                    t.b,
+                    0,
+                    l.channels,
+                    1,
+                    {nullptr, 0},
+                    t.columns,
+                    nullptr,
+                    t.out,
+                    t.threads});
 }
 
 }  // namespace lograd

@@ -22,8 +22,8 @@ constexpr std::size_t kWorthAThread = std::size_t{1} << 20;
 std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
 
 // The largest byte of a matrix one of whose strides is 1.
-int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batch, std::size_t batch_stride, std::size_t rows,
-            std::size_t row_stride, std::size_t columns, std::size_t column_stride) {
+int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batch, std::size_t batch_stride,
+            std::size_t rows, std::size_t row_stride, std::size_t columns, std::size_t column_stride) {
     int most = 0;
     if (column_stride != 1) std::swap(rows, columns), std::swap(row_stride, column_stride);
     for (std::size_t b = 0; b < batch && most < 255; ++b) {
@@ -59,7 +59,8 @@ public:
     Product(const IntegerMatmul& t, const Path& path, std::size_t index)
         : t_(t), path_(path), units_(path.count(t.k)), width_(path.kernels.columns), panels_(up(t.n, width_)),
           a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch), out_(t.out + index * t.m * t.n),
-          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0), all_{0, 0, units_}, runs_(path, &all_, 1, 0, panel_step()) {}
+          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0), all_{0, 0, units_},
+          runs_(path, &all_, 1, 0, panel_step()) {}
 
     std::size_t panels() const { return panels_; }
     std::ptrdiff_t panel_step() const { return static_cast<std::ptrdiff_t>(4 * width_); }
@@ -71,8 +72,8 @@ public:
         parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
             const std::size_t first = panel * width_;
             std::uint8_t* to = packed_ + panel * panel_bytes();
-            path_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first), width_,
-                              path_.b_shift, 0, to});
+            path_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first),
+                              width_, path_.b_shift, 0, to});
             runs_.column_offsets(to, t_.k, columns, first);
         });
     }
@@ -141,8 +142,8 @@ private:
             return;
         }
         for (std::size_t unit = 0; unit < units_ || unit == 0; unit += kUnits) {
-            const Segment part{from.step * static_cast<std::ptrdiff_t>(unit), panel_step() * static_cast<std::ptrdiff_t>(unit),
-                               std::min(kUnits, units_ - unit)};
+            const Segment part{from.step * static_cast<std::ptrdiff_t>(unit),
+                               panel_step() * static_cast<std::ptrdiff_t>(unit), std::min(kUnits, units_ - unit)};
             for (std::size_t i = 0; i < tiles; ++i)
                 path_.units.tile({from.pointers + i * tile_rows, panel, &part, 1, from.step, panel_step(), path_.steps,
                                   sums[i].tile, unit != 0});
@@ -156,7 +157,8 @@ void integer_matmul(const IntegerMatmul& t) {
     if (t.batch * t.m * t.n == 0) return;
     const Path path = path_of(t, kernels().integer);
     const std::size_t work = t.batch * t.m * t.n * std::max<std::size_t>(t.k, 1);
-    const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work / kWorthAThread, 1024))));
+    const int threads =
+        std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work / kWorthAThread, 1024))));
     const auto many = static_cast<std::size_t>(threads);
     Borrowed<IntegerWorkspace> borrowed(many);
     IntegerWorkspace& space = *borrowed;

@@ -70,7 +70,7 @@ struct Place {
     const std::int64_t* row_offsets;          // may be null
     const float* row_scales;                  // may be null
     float* const* out;                        // where each row begins
-    bool past_cache;  // a large result is written so, where its vectors are aligned
+    bool past_cache;                          // a large result is written so, where its vectors are aligned
 };
 
 // Writes a tile to its place in the result.

@@ -49,12 +49,12 @@ struct Finish {
     const std::int32_t* sums;
     std::size_t rows, columns;  // of the result, at most those of the kernel
     const std::int32_t* column_offsets;
-    const std::int32_t* row_offsets;   // may be null
-    const float* column_scales;        // these and the offsets have whole panels
-    const float* row_scales;           // may be null
-    const float* bias;                 // may be null, else a whole panel
-    float* const* out;                 // where each row begins
-    bool past_cache;  // rows of vectors are aligned
+    const std::int32_t* row_offsets;  // may be null
+    const float* column_scales;       // these and the offsets have whole panels
+    const float* row_scales;          // may be null
+    const float* bias;                // may be null, else a whole panel
+    float* const* out;                // where each row begins
+    bool past_cache;                  // rows of vectors are aligned
 };
 
 // Elements to put side by side: `outer` units of `per` k each, from a matrix in which neighbours in k or in columns lie

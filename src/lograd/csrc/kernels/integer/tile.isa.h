@@ -123,22 +123,28 @@ inline void byte_run(const Tile& t, const std::uint8_t* const* rows, std::ptrdif
 }
 #elif defined(__AVX2__) && !defined(__AVXVNNI__)
 // The same in one block: GCC would keep some of the twelve sums in memory, which costs half of the speed.
-#define LOGRAD_ROW(pointer, s0, s1)                  \
-    "vpbroadcastd (%[" pointer "],%[at]), %%ymm15\n" \
-    "vpmaddubsw %%ymm12, %%ymm15, %%ymm14\n"         \
-    "vpmaddubsw %%ymm13, %%ymm15, %%ymm15\n"         \
-    "vpaddw %%ymm14, %%ymm" s0 ", %%ymm" s0 "\n"     \
+#define LOGRAD_ROW(pointer, s0, s1)          \
+    "vpbroadcastd (%[" pointer               \
+    "],%[at]), %%ymm15\n"                    \
+    "vpmaddubsw %%ymm12, %%ymm15, %%ymm14\n" \
+    "vpmaddubsw %%ymm13, %%ymm15, %%ymm15\n" \
+    "vpaddw %%ymm14, %%ymm" s0 ", %%ymm" s0  \
+    "\n"                                     \
     "vpaddw %%ymm15, %%ymm" s1 ", %%ymm" s1 "\n"
-#define LOGRAD_FIRST(pointer, s0, s1)                \
-    "vpbroadcastd (%[" pointer "],%[at]), %%ymm15\n" \
-    "vpmaddubsw %%ymm12, %%ymm15, %%ymm" s0 "\n"     \
+#define LOGRAD_FIRST(pointer, s0, s1)       \
+    "vpbroadcastd (%[" pointer              \
+    "],%[at]), %%ymm15\n"                   \
+    "vpmaddubsw %%ymm12, %%ymm15, %%ymm" s0 \
+    "\n"                                    \
     "vpmaddubsw %%ymm13, %%ymm15, %%ymm" s1 "\n"
-#define LOGRAD_ROWS(each)                                                                      \
+#define LOGRAD_ROWS(each)                                                                                    \
     each("r0", "0", "1") each("r1", "2", "3") each("r2", "4", "5") each("r3", "6", "7") each("r4", "8", "9") \
         each("r5", "10", "11")
-#define LOGRAD_WIDEN(sum, place)                          \
-    "vpmaddwd %%ymm12, %%ymm" sum ", %%ymm" sum "\n"      \
-    "vpaddd " place "(%[to]), %%ymm" sum ", %%ymm" sum "\n" \
+#define LOGRAD_WIDEN(sum, place)                       \
+    "vpmaddwd %%ymm12, %%ymm" sum ", %%ymm" sum        \
+    "\n"                                               \
+    "vpaddd " place "(%[to]), %%ymm" sum ", %%ymm" sum \
+    "\n"                                               \
     "vmovdqu %%ymm" sum ", " place "(%[to])\n"
 inline void byte_run(const Tile& t, const std::uint8_t* const* rows, std::ptrdiff_t at, const std::uint8_t* b,
                      std::size_t units, bool add) {

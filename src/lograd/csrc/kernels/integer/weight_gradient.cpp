@@ -40,12 +40,14 @@ class WeightGradient {
 
 public:
     WeightGradient(const IntegerConvolution& t, const Path& path)
-        : t_(t), l_(t.layer), path_(path), y_(output_axis(l_.y)), x_(output_axis(l_.x)), inputs_(l_.channels / l_.groups),
-          outputs_(l_.outputs / l_.groups), per_(path.units.per), units_(up(l_.batch, per_)),
-          input_(y_.size * x_.size * l_.channels * 4), gradient_(l_.y.output * l_.x.output * l_.outputs * 4),
-          block_(std::min(units_, std::max<std::size_t>(1, kBlockBytes / (input_ + gradient_)))), rows_(path.kernels.rows),
-          width_(path.kernels.columns), size_(rows_ * width_), tiles_(up(inputs_, rows_)), panels_(up(outputs_, width_)),
-          taps_(l_.y.kernel * l_.x.kernel), tasks_(l_.groups * panels_ * taps_), offsets_(l_.groups * panels_ * width_) {}
+        : t_(t), l_(t.layer), path_(path), y_(output_axis(l_.y)), x_(output_axis(l_.x)),
+          inputs_(l_.channels / l_.groups), outputs_(l_.outputs / l_.groups), per_(path.units.per),
+          units_(up(l_.batch, per_)), input_(y_.size * x_.size * l_.channels * 4),
+          gradient_(l_.y.output * l_.x.output * l_.outputs * 4),
+          block_(std::min(units_, std::max<std::size_t>(1, kBlockBytes / (input_ + gradient_)))),
+          rows_(path.kernels.rows), width_(path.kernels.columns), size_(rows_ * width_), tiles_(up(inputs_, rows_)),
+          panels_(up(outputs_, width_)), taps_(l_.y.kernel * l_.x.kernel), tasks_(l_.groups * panels_ * taps_),
+          offsets_(l_.groups * panels_ * width_) {}
 
     void run(IntegerWorkspace& space, int threads) {
         // Beyond the last channel are elements that are read and not used.
@@ -60,7 +62,8 @@ public:
             pack(first, count, threads);
             find_segments(count);
             if (path_.a_zero != 0)
-                parallel_tasks(l_.groups * panels_, threads, [&](std::size_t, std::size_t panel) { find_offsets(panel); });
+                parallel_tasks(l_.groups * panels_, threads,
+                               [&](std::size_t, std::size_t panel) { find_offsets(panel); });
             parallel_tasks(tasks_, threads, [&](std::size_t worker, std::size_t task) {
                 multiply(task, first == 0, first + count == units_, *space.workers[worker]);
             });
@@ -81,14 +84,15 @@ private:
             const std::size_t unit = task / rows, row = task % rows, image = (first + unit) * per_;
             const std::size_t there = std::min(per_, l_.batch - image);  // others count as zeros
             if (row < l_.y.output) {
-                path_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row, path_.b_shift,
-                                  t_.a.zero - path_.b_shift, g_units_ + unit * gradient_ + 4 * row * g_row});
+                path_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row,
+                                  path_.b_shift, t_.a.zero - path_.b_shift,
+                                  g_units_ + unit * gradient_ + 4 * row * g_row});
                 return;
             }
             const std::size_t y = row - l_.y.output, count_x = x_.kept * l_.channels;
             const std::size_t at = ((y + y_.padding) * x_.size + x_.padding) * l_.channels;
-            path_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x, path_.a_shift,
-                              t_.b.zero - path_.a_shift, x_units_ + unit * input_ + 4 * at});
+            path_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x,
+                              path_.a_shift, t_.b.zero - path_.a_shift, x_units_ + unit * input_ + 4 * at});
         });
     }
 
@@ -112,18 +116,20 @@ private:
     void find_offsets(std::size_t index) {
         std::int32_t narrow[kMostColumns];
         const Columns columns{narrow, offsets_.data() + index * width_, nullptr, nullptr};
-        runs(segments_.data(), segments_.size()).column_offsets(panel_of(index / panels_, index % panels_), summed(), columns, 0);
+        runs(segments_.data(), segments_.size())
+            .column_offsets(panel_of(index / panels_, index % panels_), summed(), columns, 0);
     }
 
     // All inputs of one group, by one tap and one panel of outputs.
     void multiply(std::size_t task, bool first, bool last, IntegerWorker& worker) const {
         const std::size_t tap = task % taps_, panel = task / taps_ % panels_, group = task / taps_ / panels_;
         const std::size_t ky = tap / l_.x.kernel, kx = tap % l_.x.kernel;
-        const std::uint8_t* from = x_units_ + 4 * ((ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * l_.channels +
-                                                   group * inputs_);
+        const std::uint8_t* from =
+            x_units_ + 4 * ((ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * l_.channels + group * inputs_);
         auto* pointers = worker.packed.get<const std::uint8_t*>(tiles_ * rows_);
         for (std::size_t r = 0; r < tiles_ * rows_; ++r) pointers[r] = from + 4 * std::min(r, inputs_ - 1);
-        const std::int64_t* offsets = path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
+        const std::int64_t* offsets =
+            path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
         if (path_.wide) {
             std::int64_t* sums = kept_wide_ == nullptr ? worker.columns.get<std::int64_t>(tiles_ * size_)
                                                        : kept_wide_ + task * tiles_ * size_;
@@ -132,8 +138,8 @@ private:
             correct(pointers, offsets, sums);
             if (last) write(group, panel, tap, sums);
         } else {
-            std::int32_t* sums = kept_ == nullptr ? worker.sums.get<std::int32_t>(tiles_ * size_)
-                                                  : kept_ + task * tiles_ * size_;
+            std::int32_t* sums =
+                kept_ == nullptr ? worker.sums.get<std::int32_t>(tiles_ * size_) : kept_ + task * tiles_ * size_;
             add(pointers, panel_of(group, panel), sums, first);
             correct(pointers, offsets, sums);
             if (last) write(group, panel, tap, sums);
@@ -162,7 +168,8 @@ private:
     }
 
     // Takes away what zeros that are not 0 have added in this block.
-    template <class Sum> void correct(const std::uint8_t* const* pointers, const std::int64_t* offsets, Sum* sums) const {
+    template <class Sum>
+    void correct(const std::uint8_t* const* pointers, const std::int64_t* offsets, Sum* sums) const {
         using Whole = std::make_unsigned_t<Sum>;
         for (std::size_t tile = 0; tile < tiles_; ++tile, sums += size_) {
             std::int64_t rows[kMostRows] = {};
@@ -194,12 +201,28 @@ void integer_weight_gradient(const IntegerConvolution& t) {
     if (weights == 0) return;
     if (l.batch * pixels == 0) return std::fill(t.out, t.out + weights, 0.0f), void();
     if (l.groups == 1 && taps == 1 && l.y.stride == 1 && l.x.stride == 1 && l.y.padding == 0 && l.x.padding == 0)
-        return integer_matmul({1, l.outputs, l.channels, l.batch * pixels, t.a, 0, 1, l.outputs, t.b, 0, l.channels, 1,
-                               t.rows, {nullptr, 0}, nullptr, t.out, t.threads});
+        return integer_matmul({1,
+                               l.outputs,
+                               l.channels,
+                               l.batch * pixels,
+                               t.a,
+                               0,
+                               1,
+                               l.outputs,
+                               t.b,
+                               0,
+                               l.channels,
+                               1,
+                               t.rows,
+                               {nullptr, 0},
+                               nullptr,
+                               t.out,
+                               t.threads});
     const IntegerKernels& table = kernels().integer;
     const std::size_t k = up(l.batch, 4) * 4 * pixels;
     const int g = table.largest(t.a.data, l.batch * pixels * l.outputs);
-    const int x = table.exact && k < 60000 ? 255 : table.largest(t.b.data, l.batch * l.y.input * l.x.input * l.channels);
+    const int x =
+        table.exact && k < 60000 ? 255 : table.largest(t.b.data, l.batch * l.y.input * l.x.input * l.channels);
     const Path path(table, t.b.zero, x, t.a.zero, g, k);
     const std::size_t work = k * weights;
     const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));

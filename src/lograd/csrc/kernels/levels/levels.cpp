@@ -26,9 +26,7 @@ void add(LevelsSeen& to, const LevelsSeen& from) {
     to.zeros += from.zeros, to.clipped += from.clipped, to.zeros_before += from.zeros_before;
 }
 
-double quotient(double steps, double width) {
-    return width > 0 ? steps / width : std::numeric_limits<double>::max();
-}
+double quotient(double steps, double width) { return width > 0 ? steps / width : std::numeric_limits<double>::max(); }
 
 // `level_parameters` of ops/reference/integers.py.
 LevelParameters parameters_of(float from, float to, double bins, bool symmetric) {
@@ -79,7 +77,7 @@ public:
     }
 
     LevelRun run(std::size_t begin, std::size_t count, std::uint8_t* codes, const LevelParameters& p, bool look) const {
-        const Piece piece{t_.type, element(t_.x, begin, bytes(t_.type)), codes, count, r_.key.offset + begin,
+        const Piece piece{t_.type,    element(t_.x, begin, bytes(t_.type)), codes, count, r_.key.offset + begin,
                           r_.key.seed};
         return {piece, begin, factors_.empty() ? nullptr : &fold_, p, bins, r_.stochastic, look};
     }
@@ -169,9 +167,8 @@ Counts Job::whole() const {
     };
     const bool given = r_.limits != nullptr;
     if (!given)
-        parallel_for(size, kGrain, r_.threads, [&](std::size_t begin, std::size_t end) {
-            together(range(begin, end - begin));
-        });
+        parallel_for(size, kGrain, r_.threads,
+                     [&](std::size_t begin, std::size_t end) { together(range(begin, end - begin)); });
     const LevelParameters p = parameters(0, given ? nullptr : &seen);
     const bool look = given || !seen.finite;
     if (!t_.transposed) {

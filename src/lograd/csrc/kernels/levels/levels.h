@@ -22,8 +22,8 @@ struct LevelParameters {
 
 // What a pass has seen of the elements z, which are those of x times their factors.
 struct LevelsSeen {
-    float low, high;  // of the finite ones; low > high if there is none
-    bool finite;      // all of them
+    float low, high;                            // of the finite ones; low > high if there is none
+    bool finite;                                // all of them
     std::int64_t zeros, clipped, zeros_before;  // codes of zero, elements outside, elements that are zero
 };
 

@@ -241,14 +241,13 @@ public:
     }
 };
 
-template <bool Stochastic, bool Fold, class T> void quantize_levels_as(const T* x, const LevelRun& run, LevelsSeen& seen) {
+template <bool Stochastic, bool Fold, class T>
+void quantize_levels_as(const T* x, const LevelRun& run, LevelsSeen& seen) {
     Leveller<Stochastic, Fold> leveller(run);
     const Piece& p = run.piece;
-    for_chunks<Stochastic>(
-        x, static_cast<Code*>(p.y), p.count, p.index, p.seed, Writes::kBuffered,
-        [&](auto, const float* in, auto* out, const std::uint16_t* random, std::uint64_t first, std::size_t valid) {
-        leveller.chunk(in, out, random, first, valid);
-    });
+    for_chunks<Stochastic>(x, static_cast<Code*>(p.y), p.count, p.index, p.seed, Writes::kBuffered,
+                           [&](auto, const float* in, auto* out, const std::uint16_t* random, std::uint64_t first,
+                               std::size_t valid) { leveller.chunk(in, out, random, first, valid); });
     leveller.store_to(seen);
 }
 

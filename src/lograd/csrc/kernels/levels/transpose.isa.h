@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "kernels/levels/levels.h"
 #include "base/vector.isa.h"
+#include "kernels/levels/levels.h"
 
 namespace lograd {
 namespace LOGRAD_ISA {
