@@ -77,14 +77,13 @@ def training(case: Case, way: str, last: bool) -> Session:
     plan: lograd.Plan | None = None
     backend: Backend = "auto"
     if way.startswith("int"):
-        plan, backend = in_integers(case, int(way[3]), 8 if "rest" in way else None), "integer"
+        rest = re.search("rest at (.) bits", way)
+        more = {"attention": 8, "saved": int(rest[1])} if rest else {}
+        plan, backend = in_integers(case, int(way[3]), **more), "integer"
     elif way != "dense":
         plan, backend = pruned(case, SPARSITY), "sparse" if way == "sparse" else "auto"
     torch.manual_seed(0)
-    session = session_of(case, case.build().train(), plan, last, backend)
-    if rest := re.search("rest at (.) bits", way):
-        lograd.integer.saved_activations(session.model, int(rest[1]))
-    return session
+    return session_of(case, case.build().train(), plan, last, backend)
 
 
 def measure(case: Case, way: str, last: bool) -> dict[str, float]:

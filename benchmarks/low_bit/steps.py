@@ -53,10 +53,10 @@ class Autocast(nn.Module):
         return result.float()
 
 
-def in_integers(model: Model, bits: int, attention: int | None = None) -> lograd.Plan:
+def in_integers(model: Model, bits: int, attention: int | None = None, saved: int | None = None) -> lograd.Plan:
     """All products in integers; the first convolution and the last linear layer of a classifier are kept."""
     plan = lograd.Plan.uniform(f"int{bits}-full", keep=("first", "last") if model.last else ())
-    return replace(plan, attention=attention)
+    return replace(plan, attention=attention, saved=saved)
 
 
 def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: bool = True, how: str = "") -> Make:
@@ -67,13 +67,18 @@ def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: b
         bits: of all products; 32 trains as PyTorch does.
         backend: of these products.
         last: images have their channels last in memory.
-        how: "bfloat16" runs the forward under autocast, "attention" runs attention in 8-bit integers.
+        how: "bfloat16" runs the forward under autocast, "attention" runs attention in 8-bit integers, "saved" keeps
+            8-bit codes of all other activations.
     """
 
     def make() -> Call:
         torch.manual_seed(0)
         plain = model.build().train()
-        plan = None if bits == 32 else in_integers(model, bits, 8 if how == "attention" else None)
+        plan = (
+            None
+            if bits == 32
+            else in_integers(model, bits, 8 if how == "attention" else None, 8 if how == "saved" else None)
+        )
         session = session_of(model, Autocast(plain) if how == "bfloat16" else plain, plan, last, backend)
         for _ in range(2 if plan is None else WARM_UP):
             session.step()
@@ -93,6 +98,8 @@ def ways(step: Step) -> tuple[dict[str, Make], dict[str, Make]]:
     }
     if step.attention:
         ours |= {f"int{bits}-full, attention": stepping(model, bits, how="attention") for bits in step.bits}
+    if model.last and len(step.backends) > 1:
+        ours["int4-full, saved"] = stepping(model, 4, how="saved")
     return ours, others
 
 

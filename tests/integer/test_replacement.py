@@ -186,8 +186,9 @@ def test_a_plan_asks_for_it() -> None:
     assert pickle.dumps(net) == before
 
 
+@pytest.mark.parametrize("field", ["attention", "saved"])
 @pytest.mark.parametrize("bits", [1, 9, True, "8"])
-def test_a_plan_refuses_other_bits(bits: object) -> None:
-    data = {**lograd.Plan.uniform("identity").to_json(), "attention": bits}
-    with pytest.raises((InvalidType, InvalidValue), match="attention of a plan must be"):
+def test_a_plan_refuses_other_bits(bits: object, field: str) -> None:
+    data = {**lograd.Plan.uniform("identity").to_json(), field: bits}
+    with pytest.raises((InvalidType, InvalidValue), match=f"{field} of a plan must be"):
         lograd.Plan.from_json(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,19 @@ def test_training_in_integers_of_all_that_is_kept() -> None:
             optimizer.step()
             losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_plan_asks_for_it() -> None:
+    net, x = model(), images()
+    before = pickle.dumps(net)
+    plan = replace(lograd.Plan.uniform("identity"), saved=4)
+    assert lograd.Plan.from_json(plan.to_json()) == plan
+    with lograd.attach(net, plan) as handle:
+        gradients(net, x)
+        said = handle.explain().layers["kept for the backward"]
+    assert said == "4-bit codes of tensors from 65,536 elements on, 13% of the bytes that they were"
+    net.load_state_dict(pickle.loads(before).state_dict())
+    assert pickle.dumps(net) == before
 
 
 def test_refusals() -> None:

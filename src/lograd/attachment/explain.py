@@ -13,7 +13,6 @@ from ..engine.layers import plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
-from ..integer import AttentionHandle
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
@@ -63,7 +62,7 @@ def explain(
     start: int,
     plan: Plan,
     saved: Saving | None,
-    attention: AttentionHandle | None,
+    beside: dict[str, str],
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -75,7 +74,7 @@ def explain(
         loss_scale: the one in force.
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
-        attention: attention in integers; None where it is PyTorch's.
+        beside: words for what is done beside layers, by name.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -91,23 +90,14 @@ def explain(
         for part in left.pop(name, ()):
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
-    if attention is not None:
-        lines["scaled_dot_product_attention"] = attention.words()
+    lines |= beside
     total = counts.total
-    milliseconds = (
-        cost.milliseconds
-        + sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values()) / 1e6
-    )
     summary = (
         f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
         f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
     )
     if cost.refreshes:
-        each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
-        summary += (
-            f"; {cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
-            f"{milliseconds / max(steps, 1):.2f} ms a step on average"
-        )
+        summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
         summary += f".\n{step.division(plan.work)}"
     if saved is not None:
@@ -115,6 +105,17 @@ def explain(
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
+
+
+def _taken(cost: Cost, layers: dict[str, LayerEngine], steps: int) -> str:
+    """Return the cost of all statistics in words."""
+    inside = sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values())
+    milliseconds = cost.milliseconds + inside / 1e6
+    each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
+    return (
+        f"{cost.refreshes:,} statistics taken at {each:.2f} ms each in {share:.0%} of the steps, "
+        f"{milliseconds / max(steps, 1):.2f} ms a step on average"
+    )
 
 
 def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:

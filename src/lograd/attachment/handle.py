@@ -26,7 +26,7 @@ from ..engine.layers import (
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
-from ..integer import attention
+from ..integer import AttentionHandle, SavedHandle, attention, saved_activations
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
@@ -155,8 +155,17 @@ class Handle:
         set_keys(self.layers.values(), self.seed, self.steps)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
-        self.attention = None if plan.attention is None else attention(unwrapped(model), plan.attention)
-        """Attention in integers, where the plan asks for it; it goes with the handle."""
+        self._beside = self._carried_out_beside()
+
+    def _carried_out_beside(self) -> dict[str, AttentionHandle | SavedHandle]:
+        """Return what the plan asks for beside layers, in force from now on; it goes with the handle."""
+        model, plan = unwrapped(self.model), self.plan
+        found: dict[str, AttentionHandle | SavedHandle] = {}
+        if plan.attention is not None:
+            found["scaled_dot_product_attention"] = attention(model, plan.attention)
+        if plan.saved is not None:
+            found["kept for the backward"] = saved_activations(model, plan.saved, self.seed)
+        return found
 
     def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
         """Return the layers to swap; the rest go to `skipped` with the reason."""
@@ -271,7 +280,8 @@ class Handle:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock), self.attention,
+            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
+            {name: one.words() for name, one in self._beside.items()},
         )  # fmt: skip
 
     # -- saving and undoing --
@@ -330,8 +340,8 @@ class Handle:
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)
-        if self.attention is not None:
-            self.attention.remove()
+        for other in self._beside.values():
+            other.remove()
         total = self.counters().total
         # Where step() was never called, only the gradients that came by tell how far the run was.
         begun = self.steps > self.start or (

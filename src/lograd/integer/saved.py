@@ -69,6 +69,11 @@ class SavedHandle:
         share = f", {self.after / self.before:.0%} of the bytes" if self.before else ""
         return f"SavedHandle({self.bits} bits{share})"
 
+    def words(self) -> str:
+        """Return what is kept as codes, for people."""
+        share = f", {self.after / self.before:.0%} of the bytes that they were" if self.before else ""
+        return f"{self.bits}-bit codes of tensors from {SMALLEST:,} elements on{share}"
+
     def remove(self) -> None:
         """Let PyTorch keep tensors as they are again."""
         self._running.remove()

@@ -102,7 +102,7 @@ def reason_not_integer(
 
 
 def _bias(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
-    """What is added before the softmax, 0 or -inf for a mask of booleans; no larger than the mask."""
+    """The mask as a sum before the softmax, 0 or -inf for one of booleans; no larger than the mask."""
     if causal:
         hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1)
     elif mask is None:
@@ -215,7 +215,7 @@ def _weights(
 
 
 def _kept(p: Tensor, dropout: float, key: Tensor, first: int) -> Tensor:
-    """What dropout keeps; slice by slice, so that it does not depend on how many are computed at one time."""
+    """1 for elements that dropout keeps, else 0; drawn slice by slice, as slices are computed few at a time."""
     kept = torch.empty_like(p)
     for place in range(p.shape[0]):
         generator = torch.Generator(p.device).manual_seed((int(key[0]) + first + place) % 2**63)

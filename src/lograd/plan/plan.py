@@ -33,7 +33,7 @@ from .table import plan_table
 from .work import StepWork
 
 VERSION = 2
-FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention")
+FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved")
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
@@ -57,6 +57,8 @@ class Plan:
         keep: layers left alone whose names the plan does not know: "first", the model's first layer if it is a
             convolution, and "last", its last linear layer.  Where no other layer is left, they are treated.
         attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
+        saved: bits of what layers that are not treated keep for the backward, such as BatchNorm and ReLU; None keeps it
+            as it is.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -69,10 +71,12 @@ class Plan:
     unpruned: Mapping[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     attention: int | None = None
+    saved: int | None = None
 
     def __post_init__(self) -> None:
-        if self.attention is not None:
-            check_width("attention of a plan", self.attention, 2, 8)
+        for name, bits in (("attention", self.attention), ("saved", self.saved)):
+            if bits is not None:
+                check_width(f"{name} of a plan", bits, 2, 8)
         if not set(self.keep) <= set(KEEP):
             raise InvalidValue(sentence("keep of a plan", list(self.keep), "'first', 'last' or both"))
         for name in self.layers:
@@ -110,7 +114,7 @@ class Plan:
             **({"step": self.step.to_json()} if self.step is not None else {}),
             **({} if self.growth is None else {"growth": self.growth.to_json()}),
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
-            **({} if self.attention is None else {"attention": self.attention}),
+            **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
         }
 
     @classmethod
@@ -143,6 +147,7 @@ class Plan:
                 name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()
             },
             attention=data.get("attention"),
+            saved=data.get("saved"),
         )
 
     @property
