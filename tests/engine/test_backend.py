@@ -65,3 +65,12 @@ def test_a_plan_that_prunes_nothing_has_no_use_for_sparse_products(tmp_path):
     assert not (tmp_path / "run").exists()
     config = Config("resnet8", data, backend="sparse", recipe="prune85", width=8, batch=8, steps=2, threads=1)
     assert train(config, tmp_path / "run").status == "finished"
+
+
+def test_a_run_trains_in_integers_where_its_recipe_has_levels(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    with pytest.raises(InvalidValue, match="backend 'integer' is for operands that are levels, and this run has none"):
+        train(Config("resnet8", data, backend="integer", recipe="fp6", width=8, batch=8, steps=1), tmp_path / "run")
+    for backend in ("integer", "auto"):
+        config = Config("resnet8", data, backend=backend, recipe="int6-full", width=8, batch=8, steps=2, threads=1)
+        assert train(config, tmp_path / backend).status == "finished"

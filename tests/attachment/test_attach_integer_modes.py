@@ -1,0 +1,196 @@
+"""Integer products with states, torch.compile, processes, other types and plans that keep layers."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import lograd
+from lograd import InvalidValue, LayerPlan, Plan
+from lograd.engine.backends import choice as choosing
+from lograd.engine.backends.choice import DENSE, INTEGER, SPARSE
+from lograd.treatments import recipe
+
+pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+
+
+def plan(name):
+    return Plan(every=LayerPlan.of(recipe(name)))
+
+
+def last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, groups=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 9, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def train(model, handle, steps, call=None, start=0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(start, start + steps):
+        x = torch.randn(4, 16, 8, 8, generator=torch.Generator().manual_seed(step))
+        (call or model)(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle.step()
+    return [value.clone() for value in model.state_dict().values()]
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits():
+    model = network()
+    with lograd.attach(model, plan("int4-full"), seed=2, backend="auto") as handle:
+        train(model, handle, 3)
+        state, weights = handle.state_dict(), {name: one.clone() for name, one in model.state_dict().items()}
+        expected = train(model, handle, 3, start=3)
+    assert {"output.choice", "gradient.choice"} <= state["layers"]["0"].keys()
+    again = network()
+    again.load_state_dict(weights)
+    with lograd.attach(again, plan("int4-full"), backend="auto") as handle:
+        handle.load_state_dict(state)
+        found = train(again, handle, 3, start=3)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_choice_that_does_not_serve_here_is_timed_again():
+    model = network()
+    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
+        state = handle.state_dict()
+    del state["checksums"]
+    state["layers"]["0"]["gradient.choice"] = torch.tensor([SPARSE, 5, 4, 0, 0])
+    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
+        handle.load_state_dict(state)
+        assert handle.layers["0"].choices["gradient"].mode == choosing.UNDECIDED
+
+
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
+@pytest.mark.parametrize("start", [0, 2])
+def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(start):
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = network()
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with lograd.attach(model, plan("int6-full"), seed=1, backend="integer", start=start) as handle:
+            train(model, handle, 3, call)
+            frames = torch._dynamo.utils.counters["frames"]["ok"]
+            for choice in handle.layers["0"].choices.values():
+                choice.tensor[choosing.MODE] = DENSE
+            found.append((train(model, handle, 2, call, start=3), handle.counters()))
+            assert torch._dynamo.utils.counters["frames"]["ok"] == frames
+    assert found[0][1] == found[1][1]
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+
+
+def test_remove_gives_the_model_back():
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    classes = [type(one) for one in model.modules()]
+    handle = lograd.attach(model, plan("int4-full"), backend="integer")
+    model.eval()
+    model(torch.randn(4, 16, 8, 8))
+    handle.remove()
+    assert [type(one) for one in model.modules()] == classes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any("lograd" in name for one in model.modules() for name in vars(one))
+
+
+def test_other_types_and_transforms_are_simulated():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96)
+    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        y.float().sum().backward()
+        assert y.dtype == torch.bfloat16
+        assert "bits are simulated: the tensors are bfloat16 on cpu" in str(handle.explain())
+    with lograd.attach(layer, plan("int8-full"), backend="integer"):
+        found = torch.func.grad(lambda one: layer(one).square().sum())(x)
+        plain = torch.func.grad(lambda one: (one @ layer.weight.t() + layer.bias).square().sum())(x)
+        assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), 0) > 0.999
+        needed = x.clone().requires_grad_()
+        (batched,) = torch.autograd.grad(layer(needed), needed, torch.randn(2, 30, 40), is_grads_batched=True)
+        assert batched.shape == (2, 30, 96)
+        with pytest.raises(lograd.LogradError, match="cannot be differentiated again"):
+            torch.autograd.grad(layer(needed).square().sum(), needed, create_graph=True)
+
+
+def test_gradient_checkpointing_and_empty_batches():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40), torch.randn(30, 96, requires_grad=True)
+    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+        torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).square().sum().backward()
+        assert x.grad.isfinite().all()
+        assert handle.counters().sites[""]["activations"].treated == 2
+        layer(torch.randn(0, 96)).sum().backward()
+
+
+def _rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(network())
+    with lograd.attach(model, plan("int6-full"), seed=3, backend="integer") as handle:
+        train(model, handle, 2, start=10 * rank)
+        key = handle.layers["0"].sites["gradient"].key.clone()
+    torch.save({"weight": model.module[0].weight.detach(), "key": key}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
+    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first["weight"], second["weight"])
+    assert first["key"][0] != second["key"][0]
+
+
+def test_the_operators_keep_the_rules_of_torch_library():
+    engine = lograd.engine.layer.LayerEngine(LayerPlan.of(recipe("int6-full")), torch.device("cpu"), None)
+    x_site, weight_site, site = (engine.sites[name] for name in ("activations", "weights", "gradient"))
+    cases = {
+        (): (torch.randn(6, 72), torch.randn(9, 72), torch.randn(6, 9)),
+        (1, 1): (last(torch.randn(2, 8, 6, 6)), torch.randn(9, 8, 3, 3), torch.randn(2, 9, 6, 6)),
+        (1,): (torch.randn(2, 8, 6), torch.randn(9, 8, 3), torch.randn(2, 9, 6)),
+    }
+    for stride, (x, weight, g) in cases.items():
+        geometry = (list(stride), list(stride), list(stride), 1)
+        for mode in (DENSE, INTEGER):
+            choice = torch.tensor([mode, 0, 0, 0, 0])
+            sites = [part for one in (x_site, weight_site) for part in (one.text, one.numbers, *one.changing)]
+            arguments = (x, weight, torch.randn(9), *geometry, *sites, choice)
+            torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
+            codes = torch.ops.lograd.coded_output.default(*arguments)[1:]
+            arguments = (
+                g, *codes, *geometry, False, False, site.text, [], site.numbers, torch.tensor([1, 0]), *site.changing,
+                choice, [INTEGER], True, True, True, True,
+            )  # fmt: skip
+            torch.library.opcheck(torch.ops.lograd.coded_products.default, arguments)
+
+
+# -- plans --
+
+
+def test_full_recipes_keep_the_first_convolution_and_the_last_linear_layer(tmp_path):
+    made = Plan.uniform("int4-full")
+    assert made.keep == ("first", "last")
+    assert Plan.load(made.save(tmp_path / "plan.json")) == made
+    with lograd.attach(network(), made) as handle:
+        assert handle.skipped == {"0": "kept: the first convolution", "8": "kept: the last linear layer"}
+        assert list(handle.layers) == ["3", "6"]
+    with lograd.attach(network(), Plan.uniform("int4-full", keep=())) as handle:
+        assert list(handle.layers) == ["0", "3", "6", "8"]
+    with lograd.attach(nn.Linear(4, 4), made) as handle:
+        assert list(handle.layers) == [""], "a model of one layer is treated"
+    assert Plan.uniform("fp6").keep == ()
+    with pytest.raises(InvalidValue, match="keep of a plan must be 'first', 'last' or both"):
+        Plan.uniform("int4-full", keep="head")
+
+
+def test_a_plan_says_whether_its_bits_are_real():
+    assert "Bits are real in Y and dX and dW of layers that integer products serve" in str(Plan.uniform("int4-full"))
+    assert "Bits are simulated: rounding saves neither time nor memory" in str(Plan.uniform("fp6"))
+    assert "Bits are" not in str(Plan.uniform("prune85"))
