@@ -15,8 +15,8 @@ from ..models import Case as Model
 from ..models import Encoder, session_of
 from .cases import FP32, Call, Case, Make
 
-WARM_UP = 6
-"""Steps before the clock starts: ranges are known after the first, and backends are timed in the second."""
+WARM_UP = 24
+"""Steps before the clock starts: backends are timed in the first ones, and statistics are taken in the first twenty."""
 
 
 @dataclass(frozen=True)
