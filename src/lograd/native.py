@@ -156,6 +156,12 @@ def view_address(what: str, x: Any, dtype: object) -> int:
     raise InvalidValue(_refusal(what, x, dtype, x.numel()))
 
 
+def storage(x: Any) -> int:
+    """Return a number that tensors share if they are views of the same memory."""
+    where: int = x.untyped_storage().data_ptr()
+    return where
+
+
 def overlap(x: Any, y: Any) -> bool:
     """Return True if two tensors share memory without being laid out alike in the same place."""
     a, b = x.data_ptr(), y.data_ptr()

@@ -43,6 +43,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         return example_arguments(name, torch.randn(4, 64))
     x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
     counters, site = long(len(COUNTERS)), site_of(Integers(4))
+    attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
@@ -59,6 +60,11 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
             torch.randn(4, 16), codes_of(x), torch.ones(1), torch.ones(1), codes_of(torch.randn(16, 64)),
             torch.ones(16), torch.ones(1), [], [], [], 1, False, False, site[0], [], site[1], torch.tensor([1, 0]),
             *site[2:], torch.tensor([3, 0, 0, 0, 0]), [3], True, *NEED,
+        ),
+        "integer_attention": (*attended, torch.randn(6, 5), KEY.clone(), 0.5, 0.0, 8),
+        "integer_attention_backward": (
+            torch.randn(4, 6, 16), *map(codes_of, attended), torch.ones(3, 4), torch.randn(6, 5), KEY.clone(), 0.5, 0.0,
+            8,
         ),
         "multiply": (
             torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
@@ -118,7 +124,7 @@ def test_other_types_are_refused(name: str) -> None:
         if argument == "x" and name in ("observe", "treat", "treat_channels"):
             continue  # what they do not treat, they let pass
         others = {torch.int32, torch.complex64, torch.int8}
-        if argument not in (*DATA, "gamma"):
+        if argument not in (*DATA, "gamma", "query", "keys", "values"):
             others |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8}
         for dtype in others - {value.dtype}:
             refused(name, arguments, place, value.to(dtype), (argument, dtype))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .. import native
 from ..coded import CodedTensor
 from ..errors import InvalidType, sentence
 from ..formats.values import check_width
@@ -80,13 +81,13 @@ class SavedHandle:
 
     def _hooks(self) -> saved_tensors_hooks:
         parts = (*self._model.parameters(), *self._model.buffers())
-        self._own = {each.untyped_storage().data_ptr() for each in parts}
+        self._own = {native.storage(each) for each in parts}
         return saved_tensors_hooks(self._packed, _unpacked)
 
     def _packed(self, tensor: Tensor) -> Tensor | CodedTensor:
         if tensor.numel() < SMALLEST or tensor.dtype not in FLOATS or type(tensor) is not Tensor:
             return tensor
-        if tensor.untyped_storage().data_ptr() in self._own:
+        if native.storage(tensor) in self._own:
             return tensor
         coded = self._coded(tensor.detach(), of_relu=_is_of_relu(tensor))
         self.before += tensor.numel() * tensor.element_size()
