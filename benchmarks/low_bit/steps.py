@@ -25,7 +25,7 @@ class Step:
 
     model: Model
     bits: tuple[int, ...] = (4, 6, 8)
-    backends: tuple[Backend, ...] = ("integer", "auto")
+    backends: tuple[Backend, ...] = ("auto",)
     attention: bool = False
     """True if its attention is tried in integers, too."""
 
@@ -33,8 +33,8 @@ class Step:
 STEPS = (
     Step(Model("ResNet18, 32x32, batch 32", ResNet18, (32, 3, 32, 32))),
     Step(Model("BERT-base layer, 16 x 128", Encoder, (16, 128, 768), last=""), attention=True),
-    Step(Model("ResNet-8, 16 channels, batch 128", lambda: CifarResNet(8), (128, 3, 32, 32)), backends=("auto",)),
-    Step(Model("ResNet-8, 16 channels, batch 8", lambda: CifarResNet(8), (8, 3, 32, 32)), backends=("auto",)),
+    Step(Model("ResNet-8, 16 channels, batch 128", lambda: CifarResNet(8), (128, 3, 32, 32))),
+    Step(Model("ResNet-8, 16 channels, batch 8", lambda: CifarResNet(8), (8, 3, 32, 32))),
 )
 QUICK = (Step(Model("ResNet-8, 16 channels, batch 4", lambda: CifarResNet(8), (4, 3, 32, 32)), bits=(4,)),)
 

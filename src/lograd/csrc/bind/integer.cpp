@@ -94,6 +94,9 @@ void bind_integer(Functions& functions) {
                      nb::arg("block"), nb::arg("a"), nb::arg("a_zero"), nb::arg("a_scales"), nb::arg("b"),
                      nb::arg("b_zero"), nb::arg("b_scales"), nb::arg("scale"), nb::arg("bias"), nb::arg("out"),
                      nb::arg("threads"));
+    functions.kernel("look_up", [](A from, A to, N count, A table, int threads) {
+        look_up(at<const std::uint8_t>(from), at<std::uint8_t>(to), count, at<const std::uint8_t>(table), threads);
+    });
     functions.other("release_integer_workspace", &release_integer_workspace);
 }
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...formats import IntFormat, parse_format
-from ..layouts import dense, flat
+from ... import native
+from ..layouts import dense
 from ..levels import levels_of
 from ..registry import add_kernel
 
 
 def code_levels(codes: Tensor, format: str) -> Tensor:
-    """The kernel of `code_levels`: the sign bit turned over in integers, Python's own table of bytes otherwise."""
+    """The kernel of `code_levels`, which looks each code up."""
     codes = dense(codes)
-    parsed, levels = parse_format(format), levels_of(format)
-    if isinstance(parsed, IntFormat) and not parsed.symmetric:  # two's complement
-        return codes ^ levels.zero
-    out = torch.empty_like(codes)
-    if codes.numel():
-        looked_up = bytearray(flat(codes).numpy().data).translate(levels.table)
-        flat(out).copy_(torch.frombuffer(looked_up, dtype=torch.uint8))
+    out, count, address = torch.empty_like(codes), codes.numel(), native.address
+    native.kernel("look_up")(
+        address("codes", codes, torch.uint8, count), address("out", out, torch.uint8, count), count,
+        address("table", levels_of(format).tensor(codes.device), torch.uint8, 256), torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
-add_kernel("code_levels", "cpu", code_levels)
+if native.kernel("look_up") is not None:
+    add_kernel("code_levels", "cpu", code_levels)

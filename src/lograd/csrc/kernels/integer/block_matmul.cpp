@@ -4,6 +4,7 @@
 
 #include "base/kept.h"
 #include "base/parallel.h"
+#include "base/tensor.h"
 #include "isa/table.h"
 #include "kernels/integer/integer.h"
 #include "kernels/integer/workspace.h"
@@ -20,6 +21,7 @@ class BlockProduct {
     const IntegerBlocks& t_;
     const Path& path_;
     const std::size_t blocks_, units_, width_, panels_, panel_bytes_;
+    const bool past_cache_;
     std::uint8_t* packed_ = nullptr;
     std::int32_t* offsets_ = nullptr;  // (panels, blocks, columns)
     float* scales_ = nullptr;          // (panels, blocks, columns)
@@ -27,7 +29,8 @@ class BlockProduct {
 public:
     BlockProduct(const IntegerBlocks& t, const Path& path)
         : t_(t), path_(path), blocks_(t.k / t.block), units_(t.block / path.units.per), width_(path.kernels.columns),
-          panels_(up(t.n, width_)), panel_bytes_(blocks_ * units_ * 4 * width_) {}
+          panels_(up(t.n, width_)), panel_bytes_(blocks_ * units_ * 4 * width_),
+          past_cache_(past_cache(t.out, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0) {}
 
     void run(IntegerWorkspace& space, int threads) {
         const std::size_t numbers = panels_ * blocks_ * width_;
@@ -86,16 +89,19 @@ private:
     }
 
     void write(const float* sums, std::size_t row, std::size_t rows, std::size_t column) const {
-        const std::size_t columns = std::min(width_, t_.n - column);
-        for (std::size_t r = 0; r < rows; ++r) {
-            float* out = t_.out + (row + r) * t_.n + column;
-            for (std::size_t c = 0; c < columns; ++c) out[c] = sums[r * width_ + c] * t_.scale;
-            for (std::size_t c = 0; t_.bias != nullptr && c < columns; ++c) out[c] += t_.bias[column + c];
-        }
+        path_.kernels.finish_blocks({sums, rows, std::min(width_, t_.n - column), t_.scale,
+                                     t_.bias == nullptr ? nullptr : t_.bias + column, t_.out + row * t_.n + column,
+                                     t_.n, past_cache_});
     }
 };
 
 }  // namespace
+
+void look_up(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table, int threads) {
+    const auto look = kernels().integer.look_up;
+    parallel_for(count, kGrain, threads,
+                 [&](std::size_t begin, std::size_t end) { look(from + begin, to + begin, end - begin, table); });
+}
 
 void integer_block_matmul(const IntegerBlocks& t) {
     if (t.m * t.n == 0) return;

@@ -76,5 +76,23 @@ inline void byte_block_tile(const BlockTile& t) {
 inline void byte_block_tile(const BlockTile& t) { block_tile<byte_tile>(t); }
 #endif
 
+inline void finish_blocks(const BlockFinish& f) {
+    for (std::size_t r = 0; r < f.rows; ++r) {
+        float* out = f.out + r * f.out_stride;
+        for (std::size_t c = 0; c < f.columns; c += W) {
+            F value = load<F>(f.sums + r * kTileColumns + c) * f.scale;
+            const std::size_t left = f.columns - c < W ? f.columns - c : W;
+            if (f.bias != nullptr) {
+                F bias{};
+                std::memcpy(&bias, f.bias + c, left * sizeof(float));
+                value += bias;
+            }
+            if (left < W) std::memcpy(out + c, &value, left * sizeof(float));
+            else if (f.past_cache) stream(out + c, value);
+            else store(out + c, value);
+        }
+    }
+}
+
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

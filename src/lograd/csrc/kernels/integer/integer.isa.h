@@ -16,7 +16,8 @@ constexpr Units kBytes{4, byte_tile, byte_block_tile, pack_bytes};
 constexpr Units kBytes{4, nullptr, nullptr, pack_bytes};
 constexpr bool kExactBytes = false;
 #endif
-constexpr IntegerKernels kInteger{kTileRows, kTileColumns, kBlockRows, kExactBytes, kBytes, kWords, finish, largest};
+constexpr IntegerKernels kInteger{kTileRows, kTileColumns, kBlockRows,    kExactBytes, kBytes,
+                                  kWords,    finish,       finish_blocks, largest,     look_up};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -101,6 +101,23 @@ inline void finish(const Finish& f) {
     }
 }
 
+inline void look_up(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table) {
+    std::size_t i = 0;
+#ifdef __AVX2__
+    // Codes of four bits look in a register; others are taken one by one.
+    const __m256i first = _mm256_broadcastsi128_si256(load<__m128i>(table)), high = _mm256_set1_epi8(char(0xf0));
+    for (; i + 32 <= count; i += 32) {
+        const __m256i codes = load<__m256i>(from + i);
+        if (!_mm256_testz_si256(codes, high)) {
+            for (std::size_t k = i; k < i + 32; ++k) to[k] = table[from[k]];
+            continue;
+        }
+        store(to + i, _mm256_shuffle_epi8(first, codes));
+    }
+#endif
+    for (; i < count; ++i) to[i] = table[from[i]];
+}
+
 inline int largest(const std::uint8_t* x, std::size_t count) {
     std::uint8_t most = 0;
     for (std::size_t i = 0; i < count; ++i) most = x[i] > most ? x[i] : most;

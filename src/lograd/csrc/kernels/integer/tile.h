@@ -76,13 +76,27 @@ struct Units {
     void (*pack)(const Packing&);
 };
 
+// The end of a tile with blocks: r = sum * scale [+ bias].
+struct BlockFinish {
+    const float* sums;
+    std::size_t rows, columns;
+    float scale;
+    const float* bias;  // may be null
+    float* out;
+    std::size_t out_stride;
+    bool past_cache;  // rows of vectors are aligned
+};
+
 struct IntegerKernels {
     std::size_t rows, columns;  // of a tile
     std::size_t block_rows;     // of a tile with blocks
     bool exact;                 // sums of bytes never overflow, whatever they are
     Units bytes, words;         // bytes.tile may be null
     void (*finish)(const Finish&);
+    void (*finish_blocks)(const BlockFinish&);
     int (*largest)(const std::uint8_t* x, std::size_t count);
+    // to[i] = table[from[i]], with 256 entries.
+    void (*look_up)(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table);
 };
 
 // At most so many rows and columns has a tile of any kernel.
