@@ -14,6 +14,9 @@
 #ifndef _WIN32
 #include <unistd.h>
 #endif
+#ifdef __linux__
+#include <dlfcn.h>
+#endif
 
 namespace lograd {
 namespace {
@@ -43,7 +46,43 @@ public:
     PlainArithmetic& operator=(const PlainArithmetic&) = delete;
 };
 
-// Workers sleep until a job comes, and take its pieces by number.  They live as long as the process.
+// OpenMP, if the process has it, as PyTorch brings it.  Its threads wait for work by spinning, for milliseconds after each
+// operator, so threads of our own would share the cores with them; and those that spin begin at once.
+using OpenMp = void (*)(void (*)(void*), void*, unsigned, unsigned);
+const long loaded_by = process_id();
+
+OpenMp openmp() {
+#ifdef __linux__
+    // Its threads do not survive a fork.
+    static const auto found = reinterpret_cast<OpenMp>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    return process_id() == loaded_by ? found : nullptr;
+#else
+    return nullptr;
+#endif
+}
+
+// Pieces that the threads of a team take by number; a team may have fewer threads than there are pieces.
+struct Team {
+    const std::function<void(std::size_t)>& job;
+    const std::size_t pieces;
+    std::atomic<std::size_t> next{0};
+    std::mutex mutex{};
+    std::exception_ptr error{};
+
+    static void work(void* team) {
+        Team& self = *static_cast<Team*>(team);
+        for (std::size_t piece = self.next++; piece < self.pieces; piece = self.next++) {
+            try {
+                self.job(piece);
+            } catch (...) {
+                const std::lock_guard<std::mutex> lock(self.mutex);
+                self.error = std::current_exception();
+            }
+        }
+    }
+};
+
+// Without OpenMP: workers sleep until a job comes, and take its pieces by number.  They live as long as the process.
 class Pool {
     std::mutex mutex_;
     std::condition_variable wake_, done_;
@@ -106,6 +145,12 @@ Pool* pool = nullptr;
 
 // Calls job(piece) for each piece, on as many threads as there are pieces; false, and no call, if the pool is busy.
 bool on_pool(std::size_t pieces, const std::function<void(std::size_t)>& job) {
+    if (const OpenMp parallel = openmp()) {
+        Team team{job, pieces};
+        parallel(Team::work, &team, static_cast<unsigned>(pieces), 0);
+        if (team.error) std::rethrow_exception(team.error);
+        return true;
+    }
     std::unique_lock<std::mutex> lock(pool_mutex, std::try_to_lock);
     if (!lock) return false;
     // Threads do not survive a fork.  The parent's pool is left alone: it cannot be joined from here.
