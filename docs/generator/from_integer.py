@@ -64,6 +64,15 @@ def steps() -> str:
     return _by_case("steps")
 
 
+def summary() -> str:
+    """One sentence on the steps of larger models at six bits, by medians."""
+    parts = []
+    for row in _rows("steps")[:4]:
+        gain, threads = row["speed-up by median"]["int6-full, auto"], row["threads"]
+        parts.append(f"{row['case']}: {gain:.1f} on {threads} thread{'s' * (threads > 1)}")
+    return f"Times faster than FP32 with int6-full, by medians: {'; '.join(parts)} (`./dev bench integer`)."
+
+
 def memory() -> str:
     """Peak memory of steps in integers against FP32."""
     lines = []
@@ -81,5 +90,6 @@ BLOCKS: dict[str, Maker] = {
     "integer-forward": forward,
     "integer-steps": steps,
     "integer-memory": memory,
+    "integer-summary": summary,
 }
 """A function for each name of a block."""
