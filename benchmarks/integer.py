@@ -31,7 +31,7 @@ KEPT_TO = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
     },
 }
-"""What makes lograd, PyTorch and its libraries leave newer instructions alone; all of them read it when loaded."""
+"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
 
 FEATURES = (
     "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",

@@ -1,4 +1,4 @@
-"""What PyTorch itself offers beside FP32: `_int_mm`, bfloat16, and int8 linear layers and convolutions of inference.
+"""The ways that PyTorch has beside FP32: `_int_mm`, bfloat16, and int8 linear layers and convolutions of inference.
 
 The int8 layers have no backward.  They take and return float32, so that quantizing is part of their time as it is part
 of ours; their weights are packed once, which is not.

@@ -66,11 +66,12 @@ def steps() -> str:
 
 def summary() -> str:
     """One sentence on the steps of larger models at six bits, by medians."""
-    parts = []
+    gains: dict[str, list[str]] = {}
     for row in _rows("steps")[:4]:
         gain, threads = row["speed-up by median"]["int6-full, auto"], row["threads"]
-        parts.append(f"{row['case']}: {gain:.1f} on {threads} thread{'s' * (threads > 1)}")
-    return f"Times faster than FP32 with int6-full, by medians: {'; '.join(parts)} (`./dev bench integer`)."
+        gains.setdefault(row["case"], []).append(f"{gain:.1f} on {threads} thread{'s' * (threads > 1)}")
+    steps = "; ".join(f"{case}, {' and '.join(each)}" for case, each in gains.items())
+    return f"A whole step with int6-full, times faster than FP32 by medians (`./dev bench integer`): {steps}."
 
 
 def memory() -> str:

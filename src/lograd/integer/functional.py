@@ -14,11 +14,9 @@ from ..engine.autograd import Engine
 from ..engine.backends import integer
 from ..engine.forms import Convolution, cast_as_autocast_would
 from ..engine.layer import LayerEngine
-from ..ops.geometry import Geometry
+from ..ops.geometry import Geometry, Pair, pair, single
 from .engine import make_engine, treated_by
 from .softmax_attention import scaled_dot_product_attention as scaled_dot_product_attention
-
-Pair = int | tuple[int, int]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, bits: int | str = 8, seed: int = 0) -> Tensor:
@@ -44,7 +42,7 @@ def conv2d(
     seed: int = 0,
 ) -> Tensor:
     """Return the convolution of a batch of images, or of one; `bits` and `seed` are those of `linear`."""
-    geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+    geometry = Geometry(pair(stride), pair(padding), pair(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _engine(weight, groups, bits, seed))
 
 
@@ -61,7 +59,7 @@ def conv1d(
     seed: int = 0,
 ) -> Tensor:
     """Return the convolution of a batch of sequences, or of one; `bits` and `seed` are those of `linear`."""
-    geometry = Geometry(_single(stride), _single(padding), _single(dilation), groups)
+    geometry = Geometry(single(stride), single(padding), single(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _engine(weight, groups, bits, seed))
 
 
@@ -78,11 +76,3 @@ def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: 
 def _engine(weight: Tensor, groups: int, bits: int | str, seed: int) -> LayerEngine:
     reason = integer.unserved(weight.shape, groups) or integer.unserved_here(weight)
     return make_engine(treated_by(bits), reason, weight.device, seed)
-
-
-def _pair(value: Pair) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _single(value: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)

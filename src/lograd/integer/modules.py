@@ -1,7 +1,7 @@
 """Linear, Conv1d and Conv2d of torch.nn whose three products are computed in exact integers.
 
-What is kept between steps, ranges in hindsight and the place in the random numbers, is not part of the state_dict,
-which is that of torch's own layer.
+Ranges in hindsight and the place in the random numbers are kept between steps, outside of the state_dict, which is
+that of torch's own layer.
 """
 
 from __future__ import annotations

@@ -20,3 +20,15 @@ class Geometry(NamedTuple):
 
 LINEAR = Geometry()
 """The geometry of a linear layer."""
+
+Pair = int | tuple[int, int]
+
+
+def pair(value: Pair) -> tuple[int, ...]:
+    """Return a number of both axes of an image as two numbers."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def single(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return a number of the one axis of a sequence as a tuple."""
+    return (value,) if isinstance(value, int) else tuple(value)

@@ -13,10 +13,8 @@ from torch import Tensor
 from ..engine import forms
 from ..engine.forms import Convolution, cast_as_autocast_would
 from ..ops.arguments import Scalar, key_of, scalar
-from ..ops.geometry import Geometry
+from ..ops.geometry import Geometry, Pair, pair, single
 from .threshold import Pruning
-
-Pair = int | tuple[int, int]
 
 
 def linear(
@@ -44,7 +42,7 @@ def conv2d(
     seed: int | Tensor = 0,
 ) -> Tensor:
     """Return the convolution of a batch of images, or of one; `threshold` and `seed` are those of `linear`."""
-    geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+    geometry = Geometry(pair(stride), pair(padding), pair(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _pruning(x, threshold, seed))
 
 
@@ -61,7 +59,7 @@ def conv1d(
     seed: int | Tensor = 0,
 ) -> Tensor:
     """Return the convolution of a batch of sequences, or of one; `threshold` and `seed` are those of `linear`."""
-    geometry = Geometry(_single(stride), _single(padding), _single(dilation), groups)
+    geometry = Geometry(single(stride), single(padding), single(dilation), groups)
     return apply_convolution(x, weight, bias, geometry, _pruning(x, threshold, seed))
 
 
@@ -73,14 +71,6 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pruning: Prunin
 def apply_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, pruning: Pruning) -> Tensor:
     """Return the output of a convolution with a given pruning in its backward."""
     return forms.convolution(*cast_as_autocast_would(x, weight, bias), Convolution(geometry), pruning)
-
-
-def _pair(value: Pair) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _single(value: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _pruning(x: Tensor, threshold: Scalar | None, seed: int | Tensor) -> Pruning:

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ... import native
 from ...ops.geometry import Geometry
 from ...ops.registry import call
 from ..coding import Codes
+from . import served
 
-FEWEST_CHANNELS = 8
-"""Input channels of a group: with fewer the kernels compute mostly padding."""
 SHORTEST_SUM = 64
 """Products of an output element: below, writing the output takes most of the time, and dense products do that too."""
 
@@ -83,15 +81,9 @@ def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) ->
     >>> unserved((64, 1, 3, 3), groups=64)
     'depthwise: each output sums over too few products to be worth integers'
     """
-    if len(shape) > 2 and groups > 1 and shape[1] == 1:
-        return "depthwise: each output sums over too few products to be worth integers"
-    if transposed:
-        return "transposed convolutions have no integer kernel"
-    if len(shape) > 4:
-        return "convolutions over three dimensions have no integer kernel"
-    if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
-        channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
-        return f"{channels} in a group; integer products pay from {FEWEST_CHANNELS} on"
+    depthwise = "each output sums over too few products to be worth integers"
+    if reason := served.unserved("integer", depthwise, shape, groups, transposed):
+        return reason
     if (summed := math.prod(shape[1:])) < SHORTEST_SUM:
         return f"each output sums over {summed} products; integer products pay from {SHORTEST_SUM} on"
     return None
@@ -99,12 +91,7 @@ def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) ->
 
 def unserved_here(x: Tensor) -> str | None:
     """Return why tensors like this one have no integer products on this machine; None where they have."""
-    if x.device.type != "cpu":
-        return f"the tensors are on {x.device.type}; integer kernels are for the CPU"
-    if x.dtype != torch.float32:
-        return f"{str(x.dtype).removeprefix('torch.')} has no integer kernel; float32 has"
-    status = native.status()
-    return None if status.available else f"native kernels are not in use: {status.reason}"
+    return served.unserved_here("integer", (torch.float32,), x)
 
 
 def _lists(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ... import native
 from ...ops.contracts import FLOAT_TYPES
 from ...ops.geometry import Geometry
 from ...ops.registry import call
 from ...ops.sparse_products import Results
-
-FEWEST_CHANNELS = 8
-"""Input channels of a group, a vector of eight: with fewer the kernels compute mostly padding."""
+from . import served
 
 
 def products(
@@ -38,23 +35,10 @@ def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) ->
     >>> unserved((64, 1, 3, 3), groups=64)
     'depthwise: a gradient element meets too few weights to be worth a list'
     """
-    if len(shape) > 2 and groups > 1 and shape[1] == 1:
-        return "depthwise: a gradient element meets too few weights to be worth a list"
-    if transposed:
-        return "transposed convolutions have no sparse kernel"
-    if len(shape) > 4:
-        return "convolutions over three dimensions have no sparse kernel"
-    if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
-        channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
-        return f"{channels} in a group; sparse products pay from {FEWEST_CHANNELS} on"
-    return None
+    depthwise = "a gradient element meets too few weights to be worth a list"
+    return served.unserved("sparse", depthwise, shape, groups, transposed)
 
 
 def unserved_here(x: Tensor) -> str | None:
     """Return why tensors like this one have no sparse products on this machine; None where they have."""
-    if x.device.type != "cpu":
-        return f"the tensors are on {x.device.type}; sparse kernels are for the CPU"
-    if x.dtype not in FLOAT_TYPES:
-        return f"{str(x.dtype).removeprefix('torch.')} has no sparse kernel"
-    status = native.status()
-    return None if status.available else f"native kernels are not in use: {status.reason}"
+    return served.unserved_here("sparse", FLOAT_TYPES, x)

@@ -12,8 +12,6 @@
 namespace lograd {
 namespace {
 
-std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
-
 // Rows that take their turn with a panel, which is in the L2 cache.
 constexpr std::size_t kRows = 96;
 
@@ -110,7 +108,7 @@ void integer_block_matmul(const IntegerBlocks& t) {
     Path path(table, t.a.zero, a, t.b.zero, table.largest(t.b.data, t.n * t.k), t.block);
     if (path.b_zero != 0) path.take_words();  // a correction of rows in each block would cost as much
     const std::size_t work = t.m * t.n * t.k;
-    const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));
+    const int threads = useful_threads(work, t.threads);
     Borrowed<IntegerWorkspace> space(static_cast<std::size_t>(threads));
     BlockProduct(t, path).run(*space, threads);
 }

@@ -18,8 +18,6 @@ namespace {
 // panels of the kernel to be read often, and so many bytes are the most.
 constexpr std::size_t kPixels = 256, kImageBytes = std::size_t{1} << 19;
 
-std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
-
 // Which is summed over, and which the result has.
 struct Channels {
     std::size_t summed, results;  // of one group
@@ -186,8 +184,8 @@ private:
                   const std::uint8_t* padded, std::size_t panel, std::size_t last, IntegerWorker& worker) const {
         const std::size_t pixels = images * phase.y->count * phase.x->count, rows = path_.kernels.rows;
         const std::size_t tiles = up(pixels, rows);
-        auto* from = worker.segments.get<const std::uint8_t*>(tiles * rows);
-        auto* out = worker.columns.get<float*>(tiles * rows);
+        auto* from = worker.rows.get<const std::uint8_t*>(tiles * rows);
+        auto* out = worker.results.get<float*>(tiles * rows);
         std::size_t i = 0;
         for (std::size_t n = 0; n < images; ++n)
             for (std::size_t y = 0; y < phase.y->count; ++y)
@@ -204,7 +202,7 @@ private:
         const Runs runs = runs_of(phase);
         std::int64_t* offsets = nullptr;
         if (path_.b_zero != 0) {
-            offsets = worker.panels.get<std::int64_t>(tiles * rows);
+            offsets = worker.offsets.get<std::int64_t>(tiles * rows);
             for (std::size_t tile = 0; tile < tiles; ++tile)
                 runs.row_offsets(from + tile * rows, offsets + tile * rows);
         }
@@ -235,7 +233,7 @@ int threads_of(const IntegerConvolution& t) {
     const IntegerLayer& l = t.layer;
     const std::size_t work =
         l.batch * l.outputs * l.y.output * l.x.output * (l.channels / l.groups) * l.y.kernel * l.x.kernel;
-    return std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));
+    return useful_threads(work, t.threads);
 }
 
 void slide(const IntegerConvolution& t, bool transposed) {

@@ -16,10 +16,6 @@ namespace {
 constexpr std::size_t kRows = 96;
 // Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
 constexpr std::size_t kUnits = 512;
-// A thread is worth its start from so many multiply-adds on.
-constexpr std::size_t kWorthAThread = std::size_t{1} << 20;
-
-std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
 
 // The largest byte of a matrix one of whose strides is 1.
 int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batch, std::size_t batch_stride,
@@ -86,7 +82,7 @@ public:
         Sums* sums = worker.sums.get<Sums>(tiles);
         std::int64_t* offsets = nullptr;
         if (path_.b_zero != 0) {
-            offsets = worker.columns.get<std::int64_t>(tiles * tile_rows);
+            offsets = worker.offsets.get<std::int64_t>(tiles * tile_rows);
             for (std::size_t i = 0; i < tiles; ++i)
                 Runs(path_, &all_, 1, from.step, 0).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
         }
@@ -157,8 +153,7 @@ void integer_matmul(const IntegerMatmul& t) {
     if (t.batch * t.m * t.n == 0) return;
     const Path path = path_of(t, kernels().integer);
     const std::size_t work = t.batch * t.m * t.n * std::max<std::size_t>(t.k, 1);
-    const int threads =
-        std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work / kWorthAThread, 1024))));
+    const int threads = useful_threads(work, t.threads);
     const auto many = static_cast<std::size_t>(threads);
     Borrowed<IntegerWorkspace> borrowed(many);
     IntegerWorkspace& space = *borrowed;
@@ -171,7 +166,7 @@ void integer_matmul(const IntegerMatmul& t) {
     if (t.batch >= many && t.batch > 1) {  // small ones, each on its own
         parallel_tasks(t.batch, threads, [&](std::size_t worker, std::size_t index) {
             IntegerWorker& own = *space.workers[worker];
-            const Columns columns = columns_in(own.segments);
+            const Columns columns = columns_in(own.columns);
             Product product(t, path, index);
             product.pack(own.panels, columns, 1);
             for (std::size_t row = 0; row < t.m; row += kRows)

@@ -24,7 +24,7 @@ struct Path {
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
 };
 
-// Where the sums of tiles go to and what they are taken from.
+// The sums of a tile: modulo 2^32, or whole where 32 bits may not hold them.
 struct Sums {
     std::int32_t tile[kMostRows * kMostColumns];
     std::int64_t wide[kMostRows * kMostColumns];

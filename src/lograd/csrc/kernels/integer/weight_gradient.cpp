@@ -19,7 +19,6 @@ constexpr std::size_t kBlockBytes = std::size_t{3} << 19;
 // Units of a panel that stay in the L1 cache while all rows pass.
 constexpr std::size_t kUnits = 192;
 
-std::size_t up(std::size_t n, std::size_t step) { return (n + step - 1) / step; }
 std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
 
 class WeightGradient {
@@ -126,12 +125,12 @@ private:
         const std::size_t ky = tap / l_.x.kernel, kx = tap % l_.x.kernel;
         const std::uint8_t* from =
             x_units_ + 4 * ((ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * l_.channels + group * inputs_);
-        auto* pointers = worker.packed.get<const std::uint8_t*>(tiles_ * rows_);
+        auto* pointers = worker.rows.get<const std::uint8_t*>(tiles_ * rows_);
         for (std::size_t r = 0; r < tiles_ * rows_; ++r) pointers[r] = from + 4 * std::min(r, inputs_ - 1);
         const std::int64_t* offsets =
             path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
         if (path_.wide) {
-            std::int64_t* sums = kept_wide_ == nullptr ? worker.columns.get<std::int64_t>(tiles_ * size_)
+            std::int64_t* sums = kept_wide_ == nullptr ? worker.offsets.get<std::int64_t>(tiles_ * size_)
                                                        : kept_wide_ + task * tiles_ * size_;
             if (first) std::fill(sums, sums + tiles_ * size_, 0);
             add_wide(pointers, panel_of(group, panel), sums, worker);
@@ -225,7 +224,7 @@ void integer_weight_gradient(const IntegerConvolution& t) {
         table.exact && k < 60000 ? 255 : table.largest(t.b.data, l.batch * l.y.input * l.x.input * l.channels);
     const Path path(table, t.b.zero, x, t.a.zero, g, k);
     const std::size_t work = k * weights;
-    const int threads = std::max(1, std::min(t.threads, static_cast<int>(std::min<std::size_t>(work >> 20, 1024))));
+    const int threads = useful_threads(work, t.threads);
     Borrowed<IntegerWorkspace> space(static_cast<std::size_t>(threads));
     WeightGradient(t, path).run(*space, threads);
 }
