@@ -22,7 +22,7 @@ from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
 from lograd.ops.histogram import SLOTS
 from lograd.ops.registry import operators as contracts
-from lograd.treatments import Integers, Prune, to_json
+from lograd.treatments import Integers, Learned, Prune, to_json
 
 SOURCE = Path(lograd.__file__).parent
 
@@ -43,6 +43,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         return example_arguments(name, torch.randn(4, 64))
     x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
     counters, site = long(len(COUNTERS)), site_of(Integers(4))
+    learned = json.dumps(to_json((Learned(4),)))
     attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
@@ -61,6 +62,8 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
             torch.ones(16), torch.ones(1), [], [], [], 1, False, False, site[0], [], site[1], torch.tensor([1, 0]),
             *site[2:], torch.tensor([3, 0, 0, 0, 0]), [3], True, *NEED,
         ),
+        "follow_learned": (x, learned, torch.zeros(1), torch.zeros(3, dtype=torch.float64)),
+        "learned_gradients": (x, torch.randn(4, 64), learned, torch.ones(3, dtype=torch.float64)),
         "integer_attention": (*attended, torch.randn(6, 5), KEY.clone(), 0.5, 0.0, 8),
         "integer_attention_backward": (
             torch.randn(4, 6, 16), *map(codes_of, attended), torch.ones(3, 4), torch.randn(6, 5), KEY.clone(), 0.5, 0.0,

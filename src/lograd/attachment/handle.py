@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, final
 
@@ -269,6 +270,20 @@ class Handle:
     def _all_statistics(self) -> list[tuple[str, OperandStatistics]]:
         """Return all statistics, each with the name of its operand."""
         return [pair for found in self._statistics.values() for pair in found.items()]
+
+    # -- what is learned --
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that the plan learns, by layer and operand; the model does not have them.
+
+        Each is added to the value that its first tensor gave: a learned clip starts there, and its parameter at 0.
+        """
+        for name, layer in self.layers.items():
+            yield from ((f"{name}.{site}", parameter) for site, parameter in layer.learned.items())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that the plan learns, for an optimizer of their own or a group without weight decay."""
+        return (parameter for _, parameter in self.named_parameters())
 
     # -- what happened --
 

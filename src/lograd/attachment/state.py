@@ -94,6 +94,7 @@ RANGES = {
     "numbers": Range(high=torch.finfo(torch.float32).max),
     "key": Range(low=(-(2**63), 0), high=(2**63 - 1, 2**63 - 1)),
     "memory": Range(torch.finfo(torch.float64).min, torch.finfo(torch.float64).max),
+    "learned": Range(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max),
     "counters": Range(),
     "choice": Range(low=(0, 0, 0, TOO_SMALL, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
 }

@@ -81,6 +81,9 @@ class Form(Protocol):
 class Engine(Protocol):
     """The object that treats the operands of one layer and computes its products."""
 
+    def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the operands, with the ranges that are learned in front of the layer."""
+
     def coder(self, x: Tensor, weight: Tensor) -> Coder | None:
         """Return what computes the layer from codes of these operands; None where they stay tensors."""
 
@@ -123,9 +126,13 @@ def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, e
     """Return the output of a layer.  In its backward the engine meets the gradient.
 
     Operands that the output takes in another form are treated straight through: the gradient is that of the product,
-    and goes to x and weight as they came.
+    and goes to x and weight as they came.  Only a range that is learned cuts it (`learning`), which torch.func's
+    transforms do without.
     """
-    coder = None if _transformed() else engine.coder(x, weight)
+    transformed = _transformed()
+    if not transformed:
+        x, weight = engine.learning(x, weight)
+    coder = None if transformed else engine.coder(x, weight)
     if coder is not None:
         result: Tensor = _Coded.apply(x, weight, bias, form, coder)  # type: ignore[no-untyped-call]
         return result

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..ops.contracts import FLOAT_TYPES
 from ..ops.registry import call
 from ..plan import LayerPlan
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, Backend
 from .autograd import Form, Gradients, Need, Treated
 from .backends.choice import INTEGER, SPARSE, Choice
 from .coder import LayerCoder, reason_not_coded, reason_not_integer
+from .learning import learning
 from .operand import Operand
 from .site import Site
 from .slots import READY, all_counters
@@ -54,6 +56,7 @@ class LayerEngine:
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
         self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
+        self._learns = bool(self.learned)
         self.begin()
 
     @staticmethod
@@ -134,6 +137,22 @@ class LayerEngine:
         return (self._coder.refused if self._coder is not None else "") or self._why_simulated
 
     # -- the three products --
+
+    @property
+    def learned(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are learned, by site."""
+        return {name: site.learned for name, site in self.sites.items() if site.learned is not None}
+
+    def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the operands, with the ranges that are learned in front of the layer."""
+        if not self._learns:
+            return x, weight
+        found = []
+        for operand, tensor in ((self.activations, x), (self.weights, weight)):
+            site = operand.at["output"]
+            learns = site is not None and site.learned is not None and operand.ready and tensor.dtype in FLOAT_TYPES
+            found.append(learning(tensor, site) if site is not None and learns else tensor)
+        return found[0], found[1]
 
     def coder(self, x: Tensor, weight: Tensor) -> LayerCoder | None:
         """Return what computes the layer from codes of these operands; None where they stay tensors."""

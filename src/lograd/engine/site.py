@@ -17,7 +17,7 @@ from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, memories, settled, to_json
+from ..treatments import Numbers, Sentence, describe, memories, settled, to_json
 from .clock import BACKWARD
 from .coding import check_sentence, encoded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
@@ -36,7 +36,16 @@ class Site:
         self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
         """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
+        self.learned = self._parameter(device)
+        """The parameter of a treatment that learns, from 0 on; None without one."""
         self._asked = (0, 0)
+
+    def _parameter(self, device: torch.device) -> torch.nn.Parameter | None:
+        count = sum(one.learns for one in self.treatments)
+        if count > 1:
+            raise InvalidValue(f"{describe(self.treatments)}: one treatment of a sentence may learn, not {count}.")
+        with torch.inference_mode(False):
+            return torch.nn.Parameter(zeros(1, torch.float32, device)) if count else None
 
     def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
@@ -118,10 +127,13 @@ class Site:
         """Move all tensors."""
         self.numbers, self.key = self.numbers.to(device), self.key.to(device)
         self.memory, self.counters = self.memory.to(device), self.counters.to(device)
+        if self.learned is not None:
+            self.learned.data = self.learned.data.to(device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that changes, by name."""
-        return {"numbers": self.numbers, "key": self.key, "memory": self.memory, "counters": self.counters}
+        found = {"numbers": self.numbers, "key": self.key, "memory": self.memory, "counters": self.counters}
+        return found if self.learned is None else found | {"learned": self.learned.detach()}
 
 
 def _treat(

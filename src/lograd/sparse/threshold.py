@@ -34,6 +34,10 @@ class Pruning(NamedTuple):
     passes: Tensor | None = None
     """Gradients that came by; None where the threshold is given."""
 
+    def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the operands as they are: nothing is learned."""
+        return x, weight
+
     def coder(self, x: Tensor, weight: Tensor) -> None:
         """Return None: the operands stay as they are."""
         return

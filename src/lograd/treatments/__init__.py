@@ -11,6 +11,7 @@ from .dithered import Dithered
 from .hadamard import Hadamard
 from .integers import Integers
 from .interval import Interval
+from .learned import Learned
 from .luq import Luq
 from .products import (
     AS_IS,
@@ -29,6 +30,7 @@ from .prune import Prune
 from .quantize import Quantize
 from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe
 from .s2fp8 import S2fp8
+from .sawb import Sawb
 from .sentence import (
     Sentence,
     apply,
@@ -50,8 +52,8 @@ from .treatment import Numbers, Setting, Treatment
 
 __all__ = [
     "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
-    "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Luq", "Prune", "Quantize", "S2fp8", "StatQuant",
-    "TopK", "TopKStochastic",
+    "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
+    "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",

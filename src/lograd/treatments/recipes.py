@@ -17,11 +17,13 @@ from .dithered import Dithered
 from .hadamard import Hadamard
 from .integers import Integers
 from .interval import Interval
+from .learned import Learned
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
 from .quantize import Quantize
 from .s2fp8 import S2fp8
+from .sentence import Sentence
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
 from .treatment import Treatment
@@ -88,15 +90,26 @@ def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
 
 def _full(bits: str) -> Treated:
     """All operands of all three products as levels, each coded once for the two products that it enters."""
-    activations = (Integers(int(bits), ranges="hindsight"),)
-    weights = (Integers(int(bits), "channel", symmetric=True),)
     # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
-    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic"),)
+    gradient = Integers(int(bits), symmetric=bits == "8", rounding="stochastic")
+    return _weights_and_activations(bits).then(both(gradient))
+
+
+def _forward(activations: Sentence, weights: Sentence) -> Treated:
+    """Return the recipe that treats activations and weights, each alike in the two products that it enters."""
     return Treated(
         ProductPlan(activations=activations, weights=weights),
-        ProductPlan(gradient, weights=weights),
-        ProductPlan(gradient, activations=activations),
+        ProductPlan(weights=weights),
+        ProductPlan(activations=activations),
     )
+
+
+def _weights_and_activations(bits: str, method: str | None = None) -> Treated:
+    """Return activations and weights as levels: in hindsight and by channel, or by learned clips."""
+    if method is not None:
+        operand = (Learned(int(bits), "lsq" if method == "lsq" else "clip"),)
+        return _forward(operand, operand)
+    return _forward((Integers(int(bits), ranges="hindsight"),), (Integers(int(bits), "channel", symmetric=True),))
 
 
 def saw(percent: str) -> Treated:
@@ -247,6 +260,11 @@ FULL_RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
         "fournarakis2021", r"int([2-8])-full", _full,
+    ),
+    Recipe(
+        "intNwa, intNwa-clips, intNwa-lsq", "int4wa",
+        "weights and activations as levels, gradients as they are; ranges by channel, or learned", "esser2020",
+        r"int([2-8])wa(?:-(clips|lsq))?", _weights_and_activations,
     ),
 )  # fmt: skip
 """Families of names that treat all three products, that of the output included."""

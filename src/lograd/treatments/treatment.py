@@ -106,6 +106,19 @@ class Treatment(ABC):
         return False
 
     @property
+    def learns(self) -> bool:
+        """True if a number of its memory is learned: an initial value, and a parameter that is added to it."""
+        return False
+
+    def follow(self, x: Tensor, learned: float, memory: Tensor) -> None:
+        """Set the number that is learned to its initial value, which the first tensor gives, and the parameter."""
+        raise InvalidValue(f"{self} has nothing to learn.")
+
+    def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of x and of the parameter (float32, one), from that of the treated x."""
+        raise InvalidValue(f"{self} has nothing to learn.")
+
+    @property
     def overflows(self) -> bool:
         """True if elements beyond its format become infinite, which a dynamic loss scale has to react to."""
         return False
