@@ -28,7 +28,7 @@ def found():
 
 
 def test_every_recorded_result_is_computed(found):
-    assert found.keys() == GOLDEN["hashes"].keys()
+    assert GOLDEN["hashes"].keys() <= found.keys()  # recipes that came later have no record
 
 
 def test_no_bit_has_changed(found):

@@ -5,6 +5,7 @@ lognormal law.
 """
 
 from .allocation import allocate, thresholds_for
+from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
@@ -28,6 +29,7 @@ __all__ = [
     "allocate_by_noise",
     "atp_sparsity",
     "best_format",
+    "best_scale",
     "block_householder_variance_bound",
     "cosine",
     "float_formats",
@@ -38,6 +40,7 @@ __all__ = [
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
     "relative_error",
+    "rounding_cosine",
     "scale",
     "sparsity",
     "squared_error",

@@ -32,7 +32,7 @@ def relative_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: 
     A cell [u, v) rounded to c contributes E|c/x - 1|, split at x = c; stochastic rounding between p < q contributes
     2 E[(x - p)(q - x) / x] / (q - p).
     """
-    return _over_cells(_relative, law, format, scale, rounding)
+    return expectation(_relative, law, format, scale, rounding)
 
 
 def squared_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: Rounding = "nearest") -> Values:
@@ -41,7 +41,7 @@ def squared_error(law: Laws, format: Format, scale: ArrayLike = 1.0, rounding: R
     A cell rounded to c contributes c^2 dM_0 - 2 c dM_1 + dM_2; stochastic rounding between p < q contributes
     (p + q) dM_1 - dM_2 - p q dM_0.
     """
-    return _over_cells(_squared, law, format, scale, rounding)
+    return expectation(_squared, law, format, scale, rounding)
 
 
 def lognormal_relative_error(exponent: int, mantissa: int, sigma_log2: ArrayLike, *, printed: bool = False) -> Values:
@@ -129,13 +129,18 @@ def best_format(
     return formats[int(best)] if best.ndim == 0 else [formats[index] for index in best]
 
 
-def _over_cells(
+def expectation(
     kernel: Callable[[Law, Values, Values, Rounding], Values],
     law: Laws,
     format: Format,
     scale: ArrayLike,
     rounding: Rounding,
 ) -> Values:
+    """Return the mean of a kernel over the cells of a format, at a scale, for both signs alike.
+
+    Args:
+        kernel: gets a law, the edges and points of the cells, and how magnitudes are rounded.
+    """
     if not isinstance(format, Format):
         raise InvalidType(
             sentence("format", format, "a FloatFormat, IntFormat or IdealFormat (a block has no fixed set of values)")

@@ -18,6 +18,7 @@ from ..laws.law import Values
 from ..ops.arguments import scalar
 from ..ops.grid import arguments_of, grid_of
 from ..ops.registry import call
+from ..theory.clipping import CRITERIA
 from .fields import check_choice
 from .statistics import Statistics
 from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
@@ -43,6 +44,8 @@ class Quantize(Treatment):
             and loses the smallest; it takes the upper edge of the highest occupied bin, at most 1/16 too high.
             "mean-3" is what the released code of [chmiel2021] does.  "2^13" is the same for every layer and step: the
             static global loss scale of that paper's Table 4, as scaling by powers of two commutes with everything else.
+            "squared" and "cosine" cut off what makes the squared error least or the cosine largest
+            (`theory.best_scale`).
         rounding: "stochastic" (unbiased inside the range) or "nearest".
         overflow: "saturate" at the largest value, or "infinity", where a value that would be rounded beyond it becomes
             infinite.  With scale "2^0" and a GradScaler around the training step that is dynamic global loss scaling
@@ -72,9 +75,9 @@ class Quantize(Treatment):
         check_rounding(self.rounding, ("stochastic", "nearest"))
         check_choice("overflow", self.overflow, ("saturate", "infinity"))
         fixed = self.fixed_scale
-        if fixed is None:
+        if fixed is None and self.scale not in CRITERIA:
             theory.scale(LogNormal(0.0, 1.0), self.format, self.scale, count=2, maximum=1.0)  # refuses an unknown rule
-        elif not SMALLEST <= fixed <= LARGEST:
+        elif fixed is not None and not SMALLEST <= fixed <= LARGEST:
             raise InvalidValue(f"scale must lie between 2^-126 and 2^127; got {self.scale!r}.")
 
     @property
@@ -102,7 +105,10 @@ class Quantize(Treatment):
 
     def numbers(self, statistics: Statistics) -> Numbers:
         fixed = self.fixed_scale
-        scale = theory.scale(statistics.law, self.format, self.scale) if fixed is None else fixed
+        if self.scale in CRITERIA:
+            scale = theory.best_scale(statistics.law, self.format, self.scale, self.rounding)  # type: ignore[arg-type]
+        else:
+            scale = theory.scale(statistics.law, self.format, self.scale) if fixed is None else fixed
         finite = self.format.max / float(np.finfo(np.float32).max)  # the top of the format stays a number
         return {"scale": float(np.clip(scale, max(SMALLEST, np.nextafter(finite, np.inf)), LARGEST))}
 

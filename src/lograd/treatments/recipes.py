@@ -184,6 +184,11 @@ RECIPES: tuple[Recipe, ...] = (
         lambda bits: both(Quantize(IntFormat(int(bits)))),
     ),
     Recipe(
+        "intN-squared, intN-cosine", "int4-cosine",
+        "large magnitudes cut off for the least squared error, or for the largest cosine", "zhu2020",
+        r"int([2-8])-(squared|cosine)", lambda bits, rule: both(Quantize(IntFormat(int(bits)), rule)),
+    ),
+    Recipe(
         "intN-ptq", "int8-ptq", "one range per tensor; dW with 8 bits per tensor", "chen2020", r"int([2-8])-(ptq)",
         _statquant,
     ),
