@@ -105,10 +105,13 @@ class Quantize(Treatment):
 
     def numbers(self, statistics: Statistics) -> Numbers:
         fixed = self.fixed_scale
-        if self.scale in CRITERIA:
+        scale: Values | float
+        if fixed is not None:
+            scale = fixed
+        elif self.scale in CRITERIA:
             scale = theory.best_scale(statistics.law, self.format, self.scale, self.rounding)  # type: ignore[arg-type]
         else:
-            scale = theory.scale(statistics.law, self.format, self.scale) if fixed is None else fixed
+            scale = theory.scale(statistics.law, self.format, self.scale)
         finite = self.format.max / float(np.finfo(np.float32).max)  # the top of the format stays a number
         return {"scale": float(np.clip(scale, max(SMALLEST, np.nextafter(finite, np.inf)), LARGEST))}
 
