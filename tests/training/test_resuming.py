@@ -27,7 +27,7 @@ def dropout_net(classes, width):
     )
 
 
-@pytest.mark.parametrize("recipe", [None, "prune85+fp6"])
+@pytest.mark.parametrize("recipe", [None, "prune85+fp6", "int4wa-clips+fp6"])
 def test_a_crash_anywhere_is_resumed_to_the_same_bits(recipe, tiny, tmp_path, monkeypatch):
     """In one process, at every step; dropout depends on torch's own random state."""
     monkeypatch.setitem(TASKS, "resnet8", replace(TASKS["resnet8"], build=dropout_net))

@@ -69,7 +69,8 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
 
     Args:
         total: steps of the run.
-        parts: its model, optimizer, handle and scaler, by name; None where it has none.
+        parts: its model, optimizer, handle and scaler, by name, None where it has none; and the optimizer of what a
+            plan learns, as "learned", if there is one.
         settings: the checksum of its settings.
     """
     version = state.get("version") if isinstance(state, dict) else None
@@ -79,7 +80,7 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
     if state.get("settings", settings) != settings:  # the first checkpoints did not have it
         raise InvalidValue("the settings in config.json were changed after the checkpoint was written; put them back.")
     for name, part in parts.items():
-        if (part is None) != (state[name] is None):
+        if (part is None) != (state.get(name) is None):
             raise InvalidValue(f"the checkpoint was written by a run {'with' if part is None else 'without'} {name}.")
     check_whole("steps of the checkpoint", state["steps"], 0, total)
     check_number("seconds of the checkpoint", state["seconds"], 0)
@@ -87,7 +88,9 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
     _check_interval(state["interval"])
     _check_random(state["random"])
     _check_model(state["model"], parts["model"])
-    _check_optimizer(state["optimizer"], parts["optimizer"])
+    for name in ("optimizer", "learned"):
+        if name in parts:
+            _check_optimizer(state[name], parts[name])
     if parts["scaler"] is not None:
         _check_scaler(state["scaler"], parts["scaler"])
     if parts["handle"] is not None:

@@ -18,9 +18,12 @@ from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
 from . import checkpoint
 from .measuring import Interval, treated
+from .schedules import Rates
 from .work import Work
 
 INITIAL_LOSS_SCALE = 2.0**16
+LEARNED_RATE = 1e-5
+"""The largest learning rate of what a plan learns, by Adam and with the schedule of the weights, as in [kim2024]."""
 
 
 @final
@@ -87,6 +90,10 @@ class Session:
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         self.handle: Handle | None = None if plan is None else work.attach(self.model, plan, scale)
+        learned = [] if self.handle is None else list(self.handle.parameters())
+        self.learned = torch.optim.Adam(learned, LEARNED_RATE) if learned else None
+        """The optimizer of what the plan learns, such as clips; None if it learns nothing."""
+        self.learned_rates = None if self.learned is None else Rates(self.learned, self.rates.rate)
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
         self.times = StepTimes()
@@ -120,6 +127,8 @@ class Session:
             batch = self.work.take(self.steps)
             taken = time.perf_counter()
             self.optimizer.zero_grad()
+            if self.learned is not None:
+                self.learned.zero_grad()
             forward = self.work.forward(self.model, batch)
             value = forward.loss.item()
             if not math.isfinite(value):
@@ -144,10 +153,12 @@ class Session:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work.clip)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
+        optimizers = [one for one in (self.optimizer, self.learned) if one is not None]
+        if self.learned_rates is not None:
+            self.learned_rates.set(self.steps)
+        for one in optimizers:
+            one.step() if self.scaler is None else self.scaler.step(one)
+        if self.scaler is not None:
             before = self.scaler.get_scale()
             self.scaler.update()
             self.skipped += self.scaler.get_scale() < before  # only a step with gradients out of range lowers it
@@ -197,7 +208,8 @@ class Session:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("model", "optimizer", "handle", "scaler")}
+        names = ("model", "optimizer", "handle", "scaler")
+        return {name: getattr(self, name) for name in (*names, *(() if self.learned is None else ("learned",)))}
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on."""
