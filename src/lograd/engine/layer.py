@@ -52,7 +52,7 @@ class LayerEngine:
         self._why_simulated = "dense products asked for"
         self._coder: LayerCoder | None = None
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
-        self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
+        self.folds = bool(at[0] and at[0].can_fold) and bool(at[1] and at[1].per_channel)
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
         self.begin()
 

@@ -19,7 +19,7 @@ from ..ops.layouts import dense
 from ..ops.registry import call, register
 from ..treatments import Numbers, Sentence, memories, settled, to_json
 from .clock import BACKWARD
-from .coding import check_sentence, encoded, parsed, settings_of, steps_of
+from .coding import check_sentence, encoded, folded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
@@ -36,6 +36,16 @@ class Site:
         self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
         """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
+        last = treatments[-1] if treatments else None
+        # Not properties: torch.compile would follow them into the tables of formats.
+        self.levels = last is not None and last.levels
+        """True if the operand comes out as levels, which integer products take."""
+        self.per_channel = last is not None and last.levels and last.per_channel
+        """True if each channel comes out with a scale of its own."""
+        self.per_sample = last is not None and last.per_sample
+        """True if codes of the operand count from the low end of each sample."""
+        self.can_fold = last is not None and (last.levels or last.per_sample) and last.can_fold
+        """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self._asked = (0, 0)
 
     def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
@@ -62,16 +72,6 @@ class Site:
     def threshold(self) -> Tensor | None:
         """The number of a single pruning that sparse kernels do on the way; None for any other sentence."""
         return self.numbers if len(self.treatments) == 1 and self.treatments[0].fuses else None
-
-    @property
-    def levels(self) -> bool:
-        """True if the operand comes out as levels, which integer products take."""
-        return bool(self.treatments) and self.treatments[-1].levels
-
-    @property
-    def per_channel(self) -> bool:
-        """True if each channel comes out with a scale of its own."""
-        return self.levels and self.treatments[-1].per_channel
 
     @property
     def makes_zeros(self) -> bool:
@@ -140,10 +140,11 @@ def _treat(
         return dense(x).clone()
     treatments = parsed(text)
     results: list[Counted] = []
-    for one, setting in zip(
+    for one, setting in zip(  # as `coding.applied`, with one call less on the way
         treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold), strict=True
     ):
-        results.append(one.apply(results[-1].result if results else x, setting))
+        current = results[-1].result if results else x
+        results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
     BACKWARD.done()

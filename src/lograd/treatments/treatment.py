@@ -47,7 +47,8 @@ class Setting(NamedTuple):
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
     fold: Tensor | None = None
     """float32 factors of channels that are folded into the tensor before it is rounded to levels, and divided out again
-    when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads them."""
+    when it is decoded: scales of the other operand that the product sums over.  `Integers` reads them; around any other
+    treatment the engine multiplies and divides."""
     fold_dim: int = 1
     """The dimension of these channels."""
 
@@ -65,6 +66,8 @@ class Treatment(ABC):
     """Fields that `Plan.override` may change."""
     fuses: ClassVar[bool] = False
     """True if sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
+    reads_fold: ClassVar[bool] = False
+    """True if it multiplies by `Setting.fold` and divides by it on its own way, which saves two passes."""
 
     def __init_subclass__(cls) -> None:
         Treatment.registry[cls.kind] = cls
@@ -93,17 +96,36 @@ class Treatment(ABC):
         return False
 
     @property
-    def levels(self) -> bool:
-        """True if its codes are levels that integer products take: whole steps from a zero point.
+    def level_bits(self) -> int:
+        """Bits of the levels that its codes stand for, 0 where they stand for none.
 
-        There is one scale for the tensor, or one for each channel (`per_channel`).
+        Levels are whole steps from a zero point, which integer products take.  There is one scale for the tensor, or
+        one for each channel (`per_channel`).
         """
-        return False
+        return 0
+
+    @property
+    def levels(self) -> bool:
+        """True if its codes stand for levels, which integer products take in any place."""
+        return self.level_bits > 0
 
     @property
     def per_channel(self) -> bool:
         """True if each channel, the first dimension of a weight of (outputs, inputs), has a scale of its own."""
         return False
+
+    @property
+    def per_sample(self) -> bool:
+        """True if its codes count whole steps from the lowest element of each sample, the first dimension.
+
+        The integer product for dX takes such a gradient, as each row of dX belongs to one sample; dW sums over samples.
+        """
+        return False
+
+    @property
+    def can_fold(self) -> bool:
+        """True if it serves tensors whose channels were multiplied by factors: it takes no numbers from statistics."""
+        return not self.number_names
 
     @property
     def overflows(self) -> bool:

@@ -11,16 +11,16 @@ as it is, and counted.  In the backward activations or weights that were not fin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...ops import Counted
 from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
 from ...ops.registry import register
 from ..clock import BACKWARD
-from ..coding import NAN, Codes, applied, encoded, levels, parsed, steps_of
+from ..coding import Codes, Levelled, applied, levelled, parsed, steps_of
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
@@ -70,9 +70,9 @@ def _output(
     if mode == UNDECIDED:
         before = [site[3].clone() for site in sites]
     for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
-        found = encoded(operand, parsed(text), numbers, key, memory)
-        codes.append(levels(found))
-        if int(found.counts[NAN]):
+        found = levelled(operand, parsed(text), numbers, key, memory)
+        codes.append(found.codes)
+        if not found.finite:
             finite = False
             count_fallen_back(counters)
         count_treated(counters, key, found.counts, operand.numel())
@@ -86,7 +86,7 @@ def _output(
         else:
             y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
     # Scale and zero are views of one tensor, and results of an operator are none.
-    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one)]
+    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one[:3])]
     return (laid(flat(y, stride), turned_output(x, weight)), *saved)
 
 
@@ -101,7 +101,7 @@ def _choose_for_output(
 
     def coded() -> tuple[Codes, Codes]:
         x, weight = (
-            levels(encoded(operand, parsed(text), numbers, key, memory.clone()))
+            levelled(operand, parsed(text), numbers, key, memory.clone()).codes
             for operand, (text, numbers, key, _, _), memory in zip(operands, sites, memories, strict=True)
         )
         return x, weight
@@ -179,10 +179,10 @@ class Gradient:
     def by(self, mode: int) -> Coded:
         """Return dX, dW and dbias by a backend, and count."""
         if mode == INTEGER and (self.x.finite or not self.need[1]) and (self.weight.finite or not self.need[0]):
-            found = self._encoded(self.memory)
+            found = self._levelled(self.memory)
             count_treated(self.counters, self.key, found.counts, self.g.numel())
-            if not int(found.counts[NAN]):
-                return integer.products(levels(found), self.fold, self.x, self.weight, self.geometry, self.need)
+            if found.finite:
+                return integer.products(found.codes, self.fold, self.x, self.weight, self.geometry, self.need)
             count_fallen_back(self.counters)
             return self.by_dense(self.g)
         result, total = self._applied(self.memory)
@@ -200,7 +200,7 @@ class Gradient:
             DENSE: lambda: self.by_dense(self._applied(self.memory.clone()).result),
             SPARSE: lambda: self.by_lists(self._applied(self.memory.clone()).result),
             INTEGER: lambda: integer.products(
-                levels(self._encoded(self.memory.clone())), self.fold, self.x, self.weight, self.geometry, self.need
+                self._levelled(self.memory.clone()).codes, self.fold, self.x, self.weight, self.geometry, self.need
             ),
         }
         times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
@@ -225,10 +225,10 @@ class Gradient:
         )
         return x, weight
 
-    def _encoded(self, memory: Tensor) -> Any:
-        return encoded(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+    def _levelled(self, memory: Tensor) -> Levelled:
+        return levelled(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
 
-    def _applied(self, memory: Tensor) -> Any:
+    def _applied(self, memory: Tensor) -> Counted:
         return applied(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
 
 
