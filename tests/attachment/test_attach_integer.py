@@ -11,7 +11,7 @@ from lograd.engine.backends import choice as choosing
 from lograd.engine.backends import coded as coding
 from lograd.engine.backends import multiply
 from lograd.engine.backends.choice import DENSE, INTEGER, SPARSE
-from lograd.treatments import Integers, ProductPlan, Prune, recipe
+from lograd.treatments import Integers, Interval, ProductPlan, Prune, Quantize, StatQuant, recipe
 
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
 
@@ -39,23 +39,38 @@ def plan(name):
     return Plan(every=LayerPlan.of(recipe(name)))
 
 
-def per_tensor(bits):
+def per_tensor(bits, *gradients):
     """One scale for each operand, so that nothing is folded, and a gradient of its own for each product."""
-    operand = (Integers(bits),)
-    gradients = [(Integers(width, rounding="stochastic"),) for width in (bits, 8)]
+    gradients = gradients or [Integers(width, rounding="stochastic") for width in (bits, 8)]
+    return planned(Integers(bits), Integers(bits), *gradients)
+
+
+def met_by(*gradients):
+    """A scale for each output of the weights, which is folded into the gradient in dX."""
+    return planned(Integers(4, ranges="hindsight"), Integers(4, "channel", symmetric=True), *gradients)
+
+
+def planned(activations, weights, for_input, for_weight=None):
     return Plan(
         every=LayerPlan(
-            ProductPlan(activations=operand, weights=operand),
-            ProductPlan(gradients[0], weights=operand),
-            ProductPlan(gradients[1], activations=operand),
+            ProductPlan(activations=(activations,), weights=(weights,)),
+            ProductPlan((for_input,), weights=(weights,)),
+            ProductPlan((for_weight or for_input,), activations=(activations,)),
         )
     )
 
 
 PLANS = {
-    **{name: plan(name) for name in ("int4-full", "int6-full", "int8-full")},
+    **{
+        name: plan(name)
+        for name in ("int4-full", "int6-full", "int8-full", "luq4", "fqt8-ptq", "fqt5-psq", "fqt5-bhq", "prune50+luq4")
+    },
     "per tensor, gradients apart": per_tensor(5),
     "pruned": plan("prune50+int6-full"),
+    "interval, folded": met_by(Interval(4)),
+    "per sample, folded": met_by(StatQuant(6, "psq"), StatQuant(5, "ptq")),
+    "mixed samples, folded": met_by(StatQuant(4, "bhq"), Integers(8, rounding="stochastic")),
+    "formats with statistics": per_tensor(8, Quantize("int6"), Quantize("1-3-0", "2^2", "nearest")),
 }
 
 

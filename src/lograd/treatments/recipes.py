@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import FloatFormat, IntFormat
+from . import full
 from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
-from .integers import Integers
 from .interval import Interval
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
@@ -84,19 +84,6 @@ def _blocks(*names: str | None) -> Treated:
 
 def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
     return gradients((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
-
-
-def _full(bits: str) -> Treated:
-    """All operands of all three products as levels, each coded once for the two products that it enters."""
-    activations = (Integers(int(bits), ranges="hindsight"),)
-    weights = (Integers(int(bits), "channel", symmetric=True),)
-    # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
-    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic"),)
-    return Treated(
-        ProductPlan(activations=activations, weights=weights),
-        ProductPlan(gradient, weights=weights),
-        ProductPlan(gradient, activations=activations),
-    )
 
 
 def saw(percent: str) -> Treated:
@@ -246,7 +233,19 @@ RECIPES: tuple[Recipe, ...] = (
 FULL_RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
-        "fournarakis2021", r"int([2-8])-full", _full,
+        "fournarakis2021", r"int([2-8])-full", full.integers,
+    ),
+    Recipe(
+        "luq4", "luq4", "all three products: INT4 weights and activations, gradients in powers of two, unbiased",
+        "chmiel2023", "luq4", full.luq4,
+    ),
+    *(
+        Recipe(
+            f"fqtN-{method}", f"fqt{bits}-{method}",
+            f"8-bit weights and activations; gradients of N bits {words} for dX, 8 bits for dW", "chen2020",
+            rf"fqt([2-8])-({method})", full.statquant,
+        )
+        for bits, method, words in ((8, "ptq", "per tensor"), (8, "psq", "per sample"), (5, "bhq", "in blocks of rows"))
     ),
 )  # fmt: skip
 """Families of names that treat all three products, that of the output included."""
