@@ -11,7 +11,7 @@ from ..ops.registry import call
 from ..treatments import SYMBOLS
 from .autograd import Engine, Form, Gradients, Need, Saved
 from .backends.choice import Choice
-from .coding import Codes, steps_of
+from .coding import Codes, in_bytes, steps_of
 from .operand import Operand
 from .site import Site
 
@@ -58,7 +58,7 @@ class LayerCoder:
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
-            engine.choices["output"].tensor,
+            engine.choices["output"].tensor, need[1] and sites[0].nibbles,
         )  # fmt: skip
         for place, needed in ((0, need[1]), (3, need[0])):
             if not needed:
@@ -89,6 +89,7 @@ class LayerCoder:
     def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
         x_codes, x_scale, x_zero, weight_codes, weight_scale, weight_zero = saved.tensors
+        x_codes = in_bytes(x_codes, form.geometry.groups * weight_codes.shape[1])
         x, weight = Codes(x_codes, x_scale, x_zero), Codes(weight_codes, weight_scale, weight_zero)
         values = [one.decode() for one in (x, weight)]
         if len(form.geometry.stride) == 1:

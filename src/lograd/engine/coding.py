@@ -168,6 +168,25 @@ def settings_of(
     return settings if fold is None else [*settings[:-1], settings[-1]._replace(fold=fold)]
 
 
+def in_nibbles(codes: Tensor) -> Tensor:
+    """Return codes of at most 4 bits two to a byte, along the channels; (samples, channels, ...) with half of these."""
+    packed: Tensor = call("pack_nibbles", codes if codes.dim() == 2 else codes.permute(0, 2, 3, 1))
+    return packed if codes.dim() == 2 else packed.permute(0, 3, 1, 2)
+
+
+def in_bytes(codes: Tensor, channels: int, needed: bool = True) -> Tensor:
+    """Return codes of so many channels one to a byte, from such codes or from those of `in_nibbles`.
+
+    In the place of codes that are not needed it is a tensor of their shape.
+    """
+    if codes.shape[1] == channels:
+        return codes
+    if not needed:
+        return codes.new_empty(()).expand(codes.shape[0], channels, *codes.shape[2:])
+    whole: Tensor = call("unpack_nibbles", codes if codes.dim() == 2 else codes.permute(0, 2, 3, 1), channels)
+    return whole if codes.dim() == 2 else whole.permute(0, 3, 1, 2)
+
+
 def steps_of(scale: Tensor) -> Tensor:
     """Return the steps of a weight's channels, which a gradient is multiplied by; 1 where one is not finite."""
     return scale.reciprocal().nan_to_num(nan=1.0)

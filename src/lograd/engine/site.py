@@ -44,6 +44,8 @@ class Site:
         """True if each channel comes out with a scale of its own."""
         self.per_sample = last is not None and last.per_sample
         """True if codes of the operand count from the low end of each sample."""
+        self.nibbles = last is not None and 0 < last.level_bits <= 4
+        """True if two codes of the operand fit into a byte."""
         self.can_fold = last is not None and (last.levels or last.per_sample) and last.can_fold
         """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self._asked = (0, 0)

@@ -236,13 +236,13 @@ FULL_RECIPES: tuple[Recipe, ...] = (
         "fournarakis2021", r"int([2-8])-full", full.integers,
     ),
     Recipe(
-        "luq4", "luq4", "all three products: INT4 weights and activations, gradients in powers of two, unbiased",
+        "luq4", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
         "chmiel2023", "luq4", full.luq4,
     ),
     *(
         Recipe(
             f"fqtN-{method}", f"fqt{bits}-{method}",
-            f"8-bit weights and activations; gradients of N bits {words} for dX, 8 bits for dW", "chen2020",
+            f"all three products in integers: 8 bits; for dX gradients of N bits, {words}", "chen2020",
             rf"fqt([2-8])-({method})", full.statquant,
         )
         for bits, method, words in ((8, "ptq", "per tensor"), (8, "psq", "per sample"), (5, "bhq", "in blocks of rows"))

@@ -20,7 +20,7 @@ from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
 from ...ops.registry import register
 from ..clock import BACKWARD
-from ..coding import Codes, Levelled, applied, levelled, parsed, steps_of
+from ..coding import Codes, Levelled, applied, in_bytes, in_nibbles, levelled, parsed, steps_of
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
@@ -49,7 +49,7 @@ def _output(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, x_text: str, x_numbers: Tensor, x_key: Tensor, x_memory: Tensor,
     x_counters: Tensor, weight_text: str, weight_numbers: Tensor, weight_key: Tensor, weight_memory: Tensor,
-    weight_counters: Tensor, choice: Tensor,
+    weight_counters: Tensor, choice: Tensor, packs: bool,
 ) -> Coded:  # fmt: skip
     """Return Y, and codes, scale and zero of the activations and of the weights.
 
@@ -58,6 +58,7 @@ def _output(
         stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
         x_text, ..., weight_counters: the sites of activations and weights.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+        packs: True to give the codes of the activations, which have at most 4 bits, two to a byte.
     """
     geometry = planar(stride, padding, dilation, groups)
     operands = image(x), image(weight)
@@ -87,6 +88,8 @@ def _output(
             y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
     # Scale and zero are views of one tensor, and results of an operator are none.
     saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one[:3])]
+    if packs:
+        saved[0] = in_nibbles(saved[0])
     return (laid(flat(y, stride), turned_output(x, weight)), *saved)
 
 
@@ -142,6 +145,7 @@ def _products(
         folds: True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded.
         need: which of the three are wanted; the others have no elements.
     """
+    x_codes = in_bytes(x_codes, groups * weight_codes.shape[1], need[1])
     gradient = Gradient(
         image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
         planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
@@ -257,7 +261,7 @@ register(
     "coded_output(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups,"
     " str x_treatments, Tensor x_numbers, Tensor(a!) x_key, Tensor(b!) x_memory, Tensor(c!) x_counters,"
     " str weight_treatments, Tensor weight_numbers, Tensor(d!) weight_key, Tensor(e!) weight_memory,"
-    " Tensor(f!) weight_counters, Tensor(g!) choice)"
+    " Tensor(f!) weight_counters, Tensor(g!) choice, bool packs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _output,
     _output,
