@@ -89,13 +89,22 @@ def results(layer, x, plan, backend, steps=3):
         return found, handle.counters(), modes, str(handle.explain())
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("kind", layers())
+BLOCKS = {name: plan(name) for name in ("mxfp4-full", "nvfp4-full")}
+WHOLE = {
+    "linear of whole blocks": (nn.Linear(96, 128), torch.randn(64, 96)),
+    "Conv1D of whole blocks": (Conv1D(64, 160), torch.randn(2, 96, 160).relu()),
+    "column-major, whole blocks": (nn.Linear(72, 64, bias=False), torch.randn(72, 128).t()),
+}
+CASES = [*((kind, name) for kind in layers() for name in PLANS), *((kind, name) for kind in WHOLE for name in BLOCKS)]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_integer_products_are_the_simulated_ones_up_to_rounding(kind, name):
     torch.manual_seed(0)
-    layer, x = layers()[kind]
-    dense, dense_counts, none, simulated = results(layer, x, PLANS[name], "dense")
-    found, counts, modes, words = results(layer, x, PLANS[name], "integer")
+    layer, x = (layers() | WHOLE)[kind]
+    made = (PLANS | BLOCKS)[name]
+    dense, dense_counts, none, simulated = results(layer, x, made, "dense")
+    found, counts, modes, words = results(layer, x, made, "integer")
     assert not none
     assert set(modes) == {INTEGER}
     assert "bits are simulated: dense products asked for" in simulated
@@ -107,21 +116,74 @@ def test_integer_products_are_the_simulated_ones_up_to_rounding(kind, name):
         assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())
 
 
-def test_only_what_is_needed():
+@pytest.mark.parametrize("name", BLOCKS)
+def test_sums_that_are_not_of_whole_blocks_are_dense_where_they_are_transformed(name):
     torch.manual_seed(0)
-    for frozen in ("weight", "input"):
-        layer, x = nn.Linear(96, 33), torch.randn(70, 96, requires_grad=frozen == "weight")
-        layer.weight.requires_grad_(frozen == "input")
-        found = {}
-        for backend in ("dense", "integer"):
-            with lograd.attach(layer, plan("int6-full"), seed=3, backend=backend):
-                layer.zero_grad()
-                x.grad = None
-                layer(x).square().sum().backward()
-                found[backend] = [one.grad for one in (x, layer.weight, layer.bias) if one.grad is not None]
-        assert len(found["dense"]) == len(found["integer"]) == 2
-        for a, b in zip(*found.values(), strict=True):
-            assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+    layer, x = layers()["linear"]
+    dense, dense_counts, _, _ = results(layer, x, BLOCKS[name], "dense")
+    found, counts, _, words = results(layer, x, BLOCKS[name], "integer")
+    assert "dense products, as sums are not of whole blocks of the Hadamard transform" in words
+    assert f"bits are real in Y {'and dX ' if name == 'nvfp4-full' else ''}only" in words
+    assert counts == dense_counts
+    for a, b in zip(dense, found, strict=True):
+        assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())
+
+
+@pytest.mark.parametrize("operand", ["activations", "weights", "gradient"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_that_is_not_finite_makes_its_product_dense_and_is_counted(name, operand):
+    torch.manual_seed(0)
+    layer, x, g = nn.Linear(64, 128), torch.randn(64, 64), torch.randn(64, 128)
+    with torch.no_grad():
+        {"activations": x, "weights": layer.weight, "gradient": g}[operand][3, 5] = float("inf")
+    found = []
+    for backend in ("dense", "integer"):
+        x = x.detach().requires_grad_()
+        layer.zero_grad()
+        with lograd.attach(layer, BLOCKS[name], backend=backend) as handle:
+            y = layer(x)
+            y.backward(g)
+            counts = handle.counters().sites[""]
+        found.append([y.detach(), x.grad, layer.weight.grad, layer.bias.grad])
+    assert all(bool(count.fell_back) == site.endswith(operand) for site, count in counts.items())
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a.isfinite(), b.isfinite())
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_convolutions_of_blocks_are_simulated(name):
+    torch.manual_seed(0)
+    layer, x = layers()["conv2d"]
+    dense, dense_counts, _, _ = results(layer, x, BLOCKS[name], "dense")
+    found, counts, _, words = results(layer, x, BLOCKS[name], "integer")
+    assert "bits are simulated: convolutions of blocks have no integer kernel" in words
+    assert counts == dense_counts
+    assert all(torch.equal(a, b) for a, b in zip(dense, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["int6-full", "int4-full", "fqt5-psq"])
+@pytest.mark.parametrize("frozen", ["weight", "input"])
+@pytest.mark.parametrize("kind", ["linear", "conv2d"])
+def test_only_what_is_needed(kind, frozen, name):
+    torch.manual_seed(0)
+    layer, x = layers()[kind]
+    x.requires_grad_(frozen == "weight")
+    layer.weight.requires_grad_(frozen == "input")
+    found = {}
+    for backend in ("dense", "integer", "integer, then dense"):
+        with lograd.attach(layer, plan(name), seed=3, backend=backend.partition(",")[0]) as handle:
+            layer.zero_grad()
+            x.grad = None
+            y = layer(x)
+            if "then" in backend:
+                for choice in handle.layers[""].choices.values():
+                    choice.tensor[choosing.MODE] = DENSE
+            y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+            found[backend] = [one.grad for one in (x, layer.weight, layer.bias) if one.grad is not None]
+    for one in found.values():
+        assert len(one) == 2
+        for a, b in zip(found["dense"], one, strict=True):
+            assert float((a - b).abs().max()) <= 1e-5 * float(a.abs().max())
 
 
 def saved_bytes(model, x):

@@ -24,6 +24,7 @@ class Layer(Engine, Protocol):
     gradient: Operand
     choices: dict[str, Choice]
     folds: bool
+    aligned: dict[str, bool]
 
     def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
         """Return the sites that the gradient goes through; see `LayerEngine`."""

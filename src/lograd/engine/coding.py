@@ -78,11 +78,11 @@ def parsed(text: str) -> Sentence:
 
 def applied(
     x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None,
+    fold: Tensor | None = None, signs: Tensor | None = None,
 ) -> Counted:  # fmt: skip
     """Return a tensor treated by a sentence, in its own type, with its counts."""
     results: list[Counted] = []
-    settings = settings_of(treatments, numbers, key, memory, contracted, fold)
+    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
     for one, setting in zip(treatments, settings, strict=True):
         current = results[-1].result if results else x
         results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
@@ -100,10 +100,10 @@ def folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
 
 def encoded(
     x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None,
+    fold: Tensor | None = None, signs: Tensor | None = None,
 ) -> Encoded:  # fmt: skip
     """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
-    settings = settings_of(treatments, numbers, key, memory, contracted, fold)
+    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
     current, counts = x, []
     for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
         current, found = one.apply(current, setting)
@@ -154,18 +154,20 @@ def _factors(setting: Setting, x: Tensor) -> Tensor:
 
 def settings_of(
     treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...],
-    fold: Tensor | None,
+    fold: Tensor | None, signs: Tensor | None = None,
 ) -> list[Setting]:  # fmt: skip
     """Return what each treatment of a sentence is given beside the tensor; the last one alone is given the factors.
 
     `numbers` are those of all treatments, in order.
     """
     if len(treatments) == 1 and not treatments[0].number_names:
-        return [Setting({}, key, memory, contracted, fold)]
+        return [Setting({}, key, memory, contracted, fold, signs=signs)]
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     settings = stages(treatments, named, key, memory, contracted)
-    return settings if fold is None else [*settings[:-1], settings[-1]._replace(fold=fold)]
+    if fold is None and signs is None:
+        return settings
+    return [*(one._replace(signs=signs) for one in settings[:-1]), settings[-1]._replace(fold=fold, signs=signs)]
 
 
 def in_nibbles(codes: Tensor) -> Tensor:

@@ -44,20 +44,31 @@ class Site:
         """True if each channel comes out with a scale of its own."""
         self.per_sample = last is not None and last.per_sample
         """True if codes of the operand count from the low end of each sample."""
+        self.block_levels = last is not None and last.block_levels
+        """True if the operand comes out as levels in blocks along the dimension that its product sums over."""
+        self.rotation = None if last is None else last.rotation
+        """The Hadamard transform under which the operand is rounded."""
         self.nibbles = last is not None and 0 < last.level_bits <= 4
         """True if two codes of the operand fit into a byte."""
         self.can_fold = last is not None and (last.levels or last.per_sample) and last.can_fold
         """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self._asked = (0, 0)
 
-    def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
+    def treat(
+        self,
+        x: Tensor,
+        contracted: tuple[int, ...],
+        control: Tensor,
+        fold: Tensor | None = None,
+        signs: Tensor | None = None,
+    ) -> Tensor:
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
 
         Args:
             control: that of the operand (`slots`); until it is ready, the operand passes through.
-            fold: factors of the channels; see `Setting`.
+            fold, signs: factors of the channels, and a key that names random signs; see `Setting`.
         """
-        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold)
+        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold, signs)
         return result
 
     def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +147,7 @@ def _treat(
     memory: Tensor,
     counters: Tensor,
     fold: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> Tensor:
     if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
@@ -143,7 +155,7 @@ def _treat(
     treatments = parsed(text)
     results: list[Counted] = []
     for one, setting in zip(  # as `coding.applied`, with one call less on the way
-        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold), strict=True
+        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs), strict=True
     ):
         current = results[-1].result if results else x
         results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
@@ -180,11 +192,12 @@ SITE = {
     "memory": Takes((torch.float64,)),
     "counters": Takes((torch.int64,), len(COUNTERS)),
     "fold": Takes((torch.float32,)),
+    "signs": Takes((torch.int64,), 2),
 }
 """The tensors of a site, as operators take them."""
 register(
     "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold) -> Tensor",
+    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold, Tensor? signs) -> Tensor",
     _treat,
     _treat,
     lambda x, *rest: torch.empty_like(dense(x)),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..formats import BlockFormat, parse_format
+from .blocks import Blocks
+from .hadamard import Hadamard
 from .integers import Integers
 from .luq import Luq
 from .products import ProductPlan, Treated
+from .quantize import Rounding
 from .sentence import Sentence
 from .statquant import StatQuant
 
@@ -44,6 +48,40 @@ def statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
     """
     operand = (Integers(8),)
     return _shared(operand, operand, (StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
+
+
+def mxfp4() -> Treated:
+    """Return MXFP4 in all products: the output to nearest, the backward as [tseng2025].
+
+    There both operands are rounded stochastically and without bias, under one random Hadamard transform.  (The paper
+    leaves the output in higher precision.)
+    """
+    nearest, unbiased = (_blocks("mxfp4", "nearest"),), (Hadamard(_blocks("mxfp4", "stochastic")),)
+    return Treated(
+        ProductPlan(activations=nearest, weights=nearest),
+        ProductPlan(unbiased, weights=unbiased),
+        ProductPlan(unbiased, activations=unbiased),
+    )
+
+
+def nvfp4() -> Treated:
+    """Return NVFP4 in all products as [nvidia2025]: gradients stochastic, all else to nearest.
+
+    Both operands of dW are under a random Hadamard transform of 16 neighbours.  The paper's scales for squares of
+    weights, which it has in order to use one copy in Y and dX, are not part of it: each product rounds its own.
+    """
+    nearest, stochastic = _blocks("nvfp4", "nearest"), _blocks("nvfp4", "stochastic")
+    return Treated(
+        ProductPlan(activations=(nearest,), weights=(nearest,)),
+        ProductPlan((stochastic,), weights=(nearest,)),
+        ProductPlan((Hadamard(stochastic, 16),), activations=(Hadamard(nearest, 16),)),
+    )
+
+
+def _blocks(name: str, rounding: Rounding) -> Blocks:
+    format = parse_format(name)
+    assert isinstance(format, BlockFormat)
+    return Blocks(format, rounding)
 
 
 def _shared(activations: Sentence, weights: Sentence, for_input: Sentence, for_weight: Sentence) -> Treated:

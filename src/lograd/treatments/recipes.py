@@ -247,6 +247,14 @@ FULL_RECIPES: tuple[Recipe, ...] = (
         )
         for bits, method, words in ((8, "ptq", "per tensor"), (8, "psq", "per sample"), (5, "bhq", "in blocks of rows"))
     ),
+    Recipe(
+        "mxfp4-full", "mxfp4-full", "all three products in MXFP4: Y to nearest, dX and dW unbiased under Hadamard",
+        "tseng2025", "mxfp4-full", full.mxfp4,
+    ),
+    Recipe(
+        "nvfp4-full", "nvfp4-full", "all three products in NVFP4: gradients stochastic, dW under Hadamard",
+        "nvidia2025", "nvfp4-full", full.nvfp4,
+    ),
 )  # fmt: skip
 """Families of names that treat all three products, that of the output included."""
 

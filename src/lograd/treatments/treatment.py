@@ -51,6 +51,9 @@ class Setting(NamedTuple):
     treatment the engine multiplies and divides."""
     fold_dim: int = 1
     """The dimension of these channels."""
+    signs: Tensor | None = None
+    """A key whose seed names random signs in place of the own one: that of the other operand, where both are
+    transformed alike."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,22 @@ class Treatment(ABC):
         The integer product for dX takes such a gradient, as each row of dX belongs to one sample; dW sums over samples.
         """
         return False
+
+    @property
+    def block_levels(self) -> bool:
+        """True if its codes stand for levels in blocks along the dimension that the product sums over.
+
+        Each block has a scale.  Integer products of linear layers take two such operands.
+        """
+        return False
+
+    @property
+    def rotation(self) -> tuple[int, bool] | None:
+        """The blocks of a Hadamard transform around it, and whether their signs are random; None without one.
+
+        Codes are then those of the transformed tensor, which meet an operand that was transformed alike.
+        """
+        return None
 
     @property
     def can_fold(self) -> bool:
