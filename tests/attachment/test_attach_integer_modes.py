@@ -42,16 +42,22 @@ def train(model, handle, steps, call=None, start=0):
     return [value.clone() for value in model.state_dict().values()]
 
 
-def test_a_resumed_run_goes_on_to_the_same_bits():
+def state_sites(state):
+    return [name.removesuffix(".key") for name in state["layers"]["0"] if name.endswith(".key")]
+
+
+@pytest.mark.parametrize("name", ["int4-full", "luq4", "fqt5-bhq", "nvfp4-full"])
+def test_a_resumed_run_goes_on_to_the_same_bits(name):
     model = network()
-    with lograd.attach(model, plan("int4-full"), seed=2, backend="auto") as handle:
+    with lograd.attach(model, plan(name), seed=2, backend="auto") as handle:
         train(model, handle, 3)
         state, weights = handle.state_dict(), {name: one.clone() for name, one in model.state_dict().items()}
         expected = train(model, handle, 3, start=3)
-    assert {"output.choice", "gradient.choice"} <= state["layers"]["0"].keys()
+    choices = {f"{site}.choice" for site in state_sites(state) if site.endswith("gradient")}
+    assert {"output.choice", *choices} <= state["layers"]["0"].keys()
     again = network()
     again.load_state_dict(weights)
-    with lograd.attach(again, plan("int4-full"), backend="auto") as handle:
+    with lograd.attach(again, plan(name), backend="auto") as handle:
         handle.load_state_dict(state)
         found = train(again, handle, 3, start=3)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -69,14 +75,16 @@ def test_a_choice_that_does_not_serve_here_is_timed_again():
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-@pytest.mark.parametrize("start", [0, 2])
-def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(start):
+@pytest.mark.parametrize(
+    ("name", "start"), [("int6-full", 0), ("int6-full", 2), ("luq4", 0), ("fqt5-psq", 0), ("mxfp4-full", 0)]
+)
+def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(name, start):
     found = []
     for compiled in (False, True):
         torch._dynamo.reset()
         model = network()
         call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-        with lograd.attach(model, plan("int6-full"), seed=1, backend="integer", start=start) as handle:
+        with lograd.attach(model, plan(name), seed=1, backend="integer", start=start) as handle:
             train(model, handle, 3, call)
             frames = torch._dynamo.utils.counters["frames"]["ok"]
             for choice in handle.layers["0"].choices.values():
@@ -100,16 +108,17 @@ def test_remove_gives_the_model_back():
     assert not any("lograd" in name for one in model.modules() for name in vars(one))
 
 
-def test_other_types_and_transforms_are_simulated():
+@pytest.mark.parametrize("name", ["int8-full", "fqt8-psq"])
+def test_other_types_and_transforms_are_simulated(name):
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40), torch.randn(30, 96)
-    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+    with lograd.attach(layer, plan(name), backend="integer") as handle:
         with torch.autocast("cpu", torch.bfloat16):
             y = layer(x)
         y.float().sum().backward()
         assert y.dtype == torch.bfloat16
         assert "bits are simulated: the tensors are bfloat16 on cpu" in str(handle.explain())
-    with lograd.attach(layer, plan("int8-full"), backend="integer"):
+    with lograd.attach(layer, plan(name), backend="integer"):
         found = torch.func.grad(lambda one: layer(one).square().sum())(x)
         plain = torch.func.grad(lambda one: (one @ layer.weight.t() + layer.bias).square().sum())(x)
         assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), 0) > 0.999
@@ -120,10 +129,11 @@ def test_other_types_and_transforms_are_simulated():
             torch.autograd.grad(layer(needed).square().sum(), needed, create_graph=True)
 
 
-def test_gradient_checkpointing_and_empty_batches():
+@pytest.mark.parametrize("name", ["int8-full", "luq4", "fqt5-bhq"])
+def test_gradient_checkpointing_and_empty_batches(name):
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40), torch.randn(30, 96, requires_grad=True)
-    with lograd.attach(layer, plan("int8-full"), backend="integer") as handle:
+    with lograd.attach(layer, plan(name), backend="integer") as handle:
         torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).square().sum().backward()
         assert x.grad.isfinite().all()
         assert handle.counters().sites[""]["activations"].treated == 2
@@ -148,8 +158,9 @@ def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
     assert first["key"][0] != second["key"][0]
 
 
-def test_the_operators_keep_the_rules_of_torch_library():
-    engine = lograd.engine.layer.LayerEngine(LayerPlan.of(recipe("int6-full")), torch.device("cpu"), None)
+@pytest.mark.parametrize("name", ["int6-full", "luq4"])
+def test_the_operators_keep_the_rules_of_torch_library(name):
+    engine = lograd.engine.layer.LayerEngine(LayerPlan.of(recipe(name)), torch.device("cpu"), None)
     x_site, weight_site, site = (engine.sites[name] for name in ("activations", "weights", "gradient"))
     cases = {
         (): (torch.randn(6, 72), torch.randn(9, 72), torch.randn(6, 9)),
@@ -161,7 +172,7 @@ def test_the_operators_keep_the_rules_of_torch_library():
         for mode in (DENSE, INTEGER):
             choice = torch.tensor([mode, 0, 0, 0, 0])
             sites = [part for one in (x_site, weight_site) for part in (one.text, one.numbers, *one.changing)]
-            arguments = (x, weight, torch.randn(9), *geometry, *sites, choice)
+            arguments = (x, weight, torch.randn(9), *geometry, *sites, choice, x_site.nibbles)
             torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
             codes = torch.ops.lograd.coded_output.default(*arguments)[1:]
             arguments = (

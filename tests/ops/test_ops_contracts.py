@@ -22,7 +22,7 @@ from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
 from lograd.ops.histogram import SLOTS
 from lograd.ops.registry import operators as contracts
-from lograd.treatments import Integers, Learned, Prune, to_json
+from lograd.treatments import Blocks, Integers, Learned, Prune, Treatment, to_json
 
 SOURCE = Path(lograd.__file__).parent
 
@@ -31,7 +31,7 @@ def long(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def site_of(treatment: Integers) -> tuple[Any, ...]:
+def site_of(treatment: Treatment) -> tuple[Any, ...]:
     """The sentence, numbers, key, memory and counters of a site."""
     text = json.dumps(to_json((treatment,)))
     return text, torch.zeros(0), KEY.clone(), torch.zeros(0, dtype=torch.float64), long(len(COUNTERS))
@@ -42,7 +42,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
     if name.removesuffix("_out") in EXAMPLES:
         return example_arguments(name, torch.randn(4, 64))
     x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
-    counters, site = long(len(COUNTERS)), site_of(Integers(4))
+    counters, site, blocks = long(len(COUNTERS)), site_of(Integers(4)), site_of(Blocks("mxfp4"))
     learned = json.dumps(to_json((Learned(4),)))
     attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
@@ -50,12 +50,16 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            counters, torch.ones(64),
+            counters, torch.ones(64), KEY.clone(),
         ),
         "treat_channels": (x, *site[:2], torch.tensor([1, 0]), *site[2:]),
         "coded_output": (
             x, torch.randn(16, 64), torch.randn(16), [], [], [], 1, *site, *site_of(Integers(4, "channel")),
-            torch.tensor([3, 0, 0, 0, 0]),
+            torch.tensor([3, 0, 0, 0, 0]), True,
+        ),
+        "block_product": (
+            x, torch.randn(16, 64), torch.randn(16), 1, 1, *blocks[:2], torch.tensor([1, 0]), *blocks[2:],
+            *site_of(Blocks("nvfp4")), torch.tensor([3, 0, 0, 0, 0]), False, True,
         ),
         "coded_products": (
             torch.randn(4, 16), codes_of(x), torch.ones(1), torch.ones(1), codes_of(torch.randn(16, 64)),
@@ -201,6 +205,9 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "levels of a wide format": ("code_levels", 1, "1-4-3"),
     "levels of other rows": ("dequantize_levels", 2, torch.ones(3)),
     "numbers of other treatments": ("treat", 3, torch.ones(2)),
+    "a product of other lengths": ("block_product", 1, torch.randn(16, 60)),
+    "sums over rows and columns": ("block_product", 3, 0),
+    "operands without blocks": ("block_product", 5, json.dumps(to_json((Integers(4),)))),
     "a dimension that is not there": ("treat", 2, [5]),
 }
 

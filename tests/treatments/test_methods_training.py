@@ -34,7 +34,12 @@ def start(kind, name):
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scale = 1.0 if name == "fp4-dynamic" else None
-    return model, optimizer, lograd.attach(model, Plan.uniform(name), seed=5, loss_scale=scale), make_batches(6)
+    return (
+        model,
+        optimizer,
+        lograd.attach(model, Plan.uniform(name, keep=()), seed=5, loss_scale=scale),
+        make_batches(6),
+    )
 
 
 def weights(model):

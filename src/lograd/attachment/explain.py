@@ -161,13 +161,14 @@ def _bits(layer: LayerEngine) -> list[str]:
     if not any(one.element_bits is not None for site in layer.sites.values() for one in site.treatments):
         return []
     if not layer.coded:
-        levels = any(site.levels for site in layer.sites.values())
+        levels = any(site.levels or site.per_sample or site.block_levels for site in layer.sites.values())
         return [f"bits are simulated: {layer.why_simulated}" if levels else "bits are simulated"]
     real = [name for name, choice in layer.choices.items() if choice.in_force == INTEGER]
     if len(real) == len(layer.choices):
         return ["bits are real"]
     other = f": {layer.why_simulated}" if layer.why_simulated else ""
-    return [f"bits are real in {' and '.join(['what is saved', *(_product(name) for name in real)])} only{other}"]
+    parts = [*(["what is saved"] if layer.saves_codes else []), *(_product(name) for name in real)]
+    return [f"bits are real in {' and '.join(parts)} only{other}" if parts else f"bits are simulated{other}"]
 
 
 def _product(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine.backends.choice import FORMER_SLOTS, INTEGER, MODE, SLOTS, SPARSE, TOO_SMALL, ZEROS
+from ..engine.backends.choice import FORMER_SLOTS, INTEGER, MODE, RAGGED, SLOTS, SPARSE, TOO_SMALL, ZEROS
 from ..engine.layer import LayerEngine
 from ..engine.slots import COUNTERS, CPU, READY, all_counters, zeros
 from ..errors import InvalidValue, nearest_name, sentence
@@ -96,7 +96,7 @@ RANGES = {
     "memory": Range(torch.finfo(torch.float64).min, torch.finfo(torch.float64).max),
     "learned": Range(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max),
     "counters": Range(),
-    "choice": Range(low=(0, 0, 0, TOO_SMALL, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
+    "choice": Range(low=(0, 0, 0, RAGGED, 0), high=(INTEGER, LONGEST, LONGEST, 10**6, LONGEST)),
 }
 """By the last part of a tensor's name.  Thresholds and scales are not negative; memories are finite."""
 FORMER_CHOICE = Range(low=(0, 0, 0, TOO_SMALL), high=(SPARSE, LONGEST, LONGEST, 10**6))

@@ -11,7 +11,7 @@ from ..ops.registry import call
 from ..treatments import SYMBOLS
 from .autograd import Engine, Form, Gradients, Need, Saved
 from .backends.choice import Choice
-from .coding import Codes, steps_of
+from .coding import Codes, in_bytes, steps_of
 from .operand import Operand
 from .site import Site
 
@@ -24,6 +24,7 @@ class Layer(Engine, Protocol):
     gradient: Operand
     choices: dict[str, Choice]
     folds: bool
+    aligned: dict[str, bool]
 
     def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
         """Return the sites that the gradient goes through; see `LayerEngine`."""
@@ -58,7 +59,7 @@ class LayerCoder:
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
-            engine.choices["output"].tensor,
+            engine.choices["output"].tensor, need[1] and sites[0].nibbles,
         )  # fmt: skip
         for place, needed in ((0, need[1]), (3, need[0])):
             if not needed:
@@ -88,7 +89,9 @@ class LayerCoder:
 
     def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
-        x, weight = Codes(*saved.tensors[:3]), Codes(*saved.tensors[3:])
+        x_codes, x_scale, x_zero, weight_codes, weight_scale, weight_zero = saved.tensors
+        x_codes = in_bytes(x_codes, form.geometry.groups * weight_codes.shape[1])
+        x, weight = Codes(x_codes, x_scale, x_zero), Codes(weight_codes, weight_scale, weight_zero)
         values = [one.decode() for one in (x, weight)]
         if len(form.geometry.stride) == 1:
             values = [one.squeeze(2) for one in values]
@@ -119,8 +122,15 @@ def reason_not_integer(engine: Layer, name: str) -> str | None:
     """
     if name == "output":
         return None
-    site, products = engine.gradient.sites[name], name.rpartition(".")[0]
-    where = f" in {SYMBOLS[products]}" if products else ""
-    if not site.levels:
+    site, product = engine.gradient.sites[name], name.rpartition(".")[0]
+    where = f" in {SYMBOLS[product]}" if product else ""
+    if site.per_sample and product != "input_gradient":
+        return f"the gradient{where} has a range for each sample, and dW sums over samples"
+    if not (site.levels or site.per_sample):
         return f"the gradient{where} is not rounded to levels"
-    return f"the gradient{where} has a scale for each sample" if site.per_channel else None
+    if site.per_channel:
+        return f"the gradient{where} has a scale for each sample"
+    weights = engine.weights.at["input_gradient"]
+    if product != "weight_gradient" and not site.can_fold and weights is not None and weights.per_channel:
+        return f"dX sums over the scales of the weights, which the gradient{where} cannot be multiplied by"
+    return None

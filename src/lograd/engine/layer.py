@@ -17,6 +17,7 @@ from ..plan import LayerPlan
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, Backend
 from .autograd import Form, Gradients, Need, Treated
 from .backends.choice import INTEGER, SPARSE, Choice
+from .block_coder import BlockCoder, reason_not_blocks
 from .coder import LayerCoder, reason_not_coded, reason_not_integer
 from .learning import learning
 from .operand import Operand
@@ -52,9 +53,11 @@ class LayerEngine:
         self.why_dense = ""
         """The reason why products of pruned gradients are dense; empty if they need not be."""
         self._why_simulated = "dense products asked for"
-        self._coder: LayerCoder | None = None
+        self._coder: LayerCoder | BlockCoder | None = None
+        self.aligned = {product: self._is_aligned(product) for product in PRODUCTS}
+        """By product, True if both operands are under one Hadamard transform, so that they have the same signs."""
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
-        self.folds = all(site is not None and site.levels for site in at) and bool(at[1] and at[1].per_channel)
+        self.folds = bool(at[0] and at[0].can_fold) and bool(at[1] and at[1].per_channel)
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
         self._learns = bool(self.learned)
         self.begin()
@@ -63,6 +66,15 @@ class LayerEngine:
     def _operand(name: str, plan: LayerPlan, device: torch.device) -> Operand:
         sentences = {product: plan.site(product, name) for product in PRODUCTS if name in OPERANDS[product]}
         return Operand(name, sentences, plan.shares(name), device)
+
+    def _is_aligned(self, product: str) -> bool:
+        first, second = (self.operands[name].at[product] for name in OPERANDS[product])
+        return bool(first and second and first.rotation is not None and first.rotation == second.rotation)
+
+    def _signs(self, product: str) -> Tensor | None:
+        """Return the key that names the signs of the second operand of a product; None for its own."""
+        first = self.operands[OPERANDS[product][0]].at[product]
+        return first.key if first is not None and self.aligned[product] else None
 
     @property
     def sites(self) -> dict[str, Site]:
@@ -104,9 +116,14 @@ class LayerEngine:
             for name, products in groups.items()
         }
         reasons = {name: reason_not_integer(self, name) for name in groups}
-        reason = why_not_integer or reason_not_coded(self)
+        in_blocks = any(site.block_levels for site in self.sites.values())
+        reason = why_not_integer or (reason_not_blocks(self) if in_blocks else reason_not_coded(self))
         tried = [name for name in groups if reasons[name] is None and wanted[name] in ("auto", "integer")]
-        if reason is None and tried:
+        if reason is None and in_blocks and any(one in ("auto", "integer") for one in wanted.values()):
+            self._coder, self._why_simulated = BlockCoder(self), ""
+            self.choices = {name: Choice(_serving(one, (INTEGER,)), (INTEGER,)) for name, one in wanted.items()}
+            return
+        if reason is None and tried and not in_blocks:
             self._coder = LayerCoder(self)
         for name in groups:
             serving = (INTEGER,) if self._coder is not None and reasons[name] is None else ()
@@ -118,7 +135,7 @@ class LayerEngine:
             if serving or self._coder is not None:
                 self.choices[name] = Choice(_serving(wanted[name], serving), serving)
         if reason is not None or tried:
-            self._why_simulated = reason or next(filter(None, reasons.values()), "")
+            self._why_simulated = reason or "; ".join(dict.fromkeys(filter(None, reasons.values())))
 
     def reconsider(self) -> None:
         """Time the products again where the share of zeros has changed since."""
@@ -128,8 +145,13 @@ class LayerEngine:
 
     @property
     def coded(self) -> bool:
-        """True if activations and weights are kept as codes, as far as the tensors that came allow it."""
+        """True if operands are coded for integer products, as far as the tensors that came allow it."""
         return self._coder is not None and not self._coder.refused
+
+    @property
+    def saves_codes(self) -> bool:
+        """True if activations and weights are kept as codes for the backward."""
+        return isinstance(self._coder, LayerCoder) and self.coded
 
     @property
     def why_simulated(self) -> str:
@@ -154,7 +176,7 @@ class LayerEngine:
             found.append(learning(tensor, site) if site is not None and learns else tensor)
         return found[0], found[1]
 
-    def coder(self, x: Tensor, weight: Tensor) -> LayerCoder | None:
+    def coder(self, x: Tensor, weight: Tensor) -> LayerCoder | BlockCoder | None:
         """Return what computes the layer from codes of these operands; None where they stay tensors."""
         coder = self._coder
         if coder is None or not coder.serves(x, weight):
@@ -171,20 +193,22 @@ class LayerEngine:
             return None, None, None
         site = self.weights.at["output"]
         if site is None or not site.per_channel:
-            treated, steps = self._for_output(self.weights, weight, form.summed("output")), None
+            treated, steps = self._for_output(self.weights, weight, form.summed("output"), self._signs("output")), None
         else:
             treated, steps = self._by_channel(site, weight.detach(), form)
         shared = self.folds and self.weights.shared and not form.transposed
         return self._for_output(self.activations, x, (1,)), treated, steps if shared else None
 
     @staticmethod
-    def _for_output(operand: Operand, x: Tensor, contracted: tuple[int, ...]) -> Tensor | None:
+    def _for_output(
+        operand: Operand, x: Tensor, contracted: tuple[int, ...], signs: Tensor | None = None
+    ) -> Tensor | None:
         if operand.at["output"] is None:
             return None
         x = x.detach()
         if operand.has_statistics and torch.is_grad_enabled():
             operand.observe(x)
-        return operand.treated(x, "output", contracted)
+        return operand.treated(x, "output", contracted, signs)
 
     def _by_channel(self, site: Site, weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         """Return weights with a scale for each output, as a product takes them, and the step of each output."""
@@ -225,7 +249,7 @@ class LayerEngine:
             if site is not None and (choice is None or threshold is None):
                 factors = None if name == "weight_gradient.gradient" else fold
                 treated = call(
-                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors
+                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors, None
                 )
             if site is None or choice is None or SPARSE not in choice.serving:
                 results = form.products(treated, x, weight, wanted)
@@ -252,14 +276,13 @@ class LayerEngine:
         ]
         return [side for side in sides if any(side[3])]
 
-    @staticmethod
-    def _met(operand: Operand, x: Tensor, product: str, contracted: tuple[int, ...]) -> Tensor:
+    def _met(self, operand: Operand, x: Tensor, product: str, contracted: tuple[int, ...]) -> Tensor:
         """Return the operand that the gradient meets in a product; a copy shared with the output is there already."""
         if operand.shared or operand.at[product] is None:
             return x
         if operand.has_statistics and operand.at["output"] is None:
             operand.observe(x)
-        return operand.treated(x, product, contracted)
+        return operand.treated(x, product, contracted, self._signs(product))
 
     # -- tensors --
 

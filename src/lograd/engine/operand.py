@@ -77,10 +77,14 @@ class Operand:
         """Count the tensor, and take its histogram if one is due."""
         call("observe", x, self.control, self.histogram, self.seen)
 
-    def treated(self, x: Tensor, product: str, contracted: tuple[int, ...]) -> Tensor:
-        """Return the operand as a product takes it; one that both take sums over no dimension in particular."""
+    def treated(self, x: Tensor, product: str, contracted: tuple[int, ...], signs: Tensor | None = None) -> Tensor:
+        """Return the operand as a product takes it; one that both take sums over no dimension in particular.
+
+        Args:
+            signs: a key that names random signs; see `Setting`.
+        """
         site = self.at[product]
-        return x if site is None else site.treat(x, () if self.shared else contracted, self.control)
+        return x if site is None else site.treat(x, () if self.shared else contracted, self.control, None, signs)
 
     def move_to(self, device: torch.device) -> None:
         """Move all tensors but those that stay on the CPU."""

@@ -19,7 +19,7 @@ from ..ops.layouts import dense
 from ..ops.registry import call, register
 from ..treatments import Numbers, Sentence, describe, memories, settled, to_json
 from .clock import BACKWARD
-from .coding import check_sentence, encoded, parsed, settings_of, steps_of
+from .coding import check_sentence, encoded, folded, parsed, settings_of, steps_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
@@ -36,6 +36,22 @@ class Site:
         self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
         """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
+        last = treatments[-1] if treatments else None
+        # Not properties: torch.compile would follow them into the tables of formats.
+        self.levels = last is not None and last.levels
+        """True if the operand comes out as levels, which integer products take."""
+        self.per_channel = last is not None and last.levels and last.per_channel
+        """True if each channel comes out with a scale of its own."""
+        self.per_sample = last is not None and last.per_sample
+        """True if codes of the operand count from the low end of each sample."""
+        self.block_levels = last is not None and last.block_levels
+        """True if the operand comes out as levels in blocks along the dimension that its product sums over."""
+        self.rotation = None if last is None else last.rotation
+        """The Hadamard transform under which the operand is rounded."""
+        self.nibbles = last is not None and 0 < last.level_bits <= 4
+        """True if two codes of the operand fit into a byte."""
+        self.can_fold = last is not None and (last.levels or last.per_sample) and last.can_fold
+        """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self.learned = self._parameter(device)
         """The parameter of a treatment that learns, from 0 on; None without one."""
         self._asked = (0, 0)
@@ -47,14 +63,21 @@ class Site:
         with torch.inference_mode(False):
             return torch.nn.Parameter(zeros(1, torch.float32, device)) if count else None
 
-    def treat(self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None) -> Tensor:
+    def treat(
+        self,
+        x: Tensor,
+        contracted: tuple[int, ...],
+        control: Tensor,
+        fold: Tensor | None = None,
+        signs: Tensor | None = None,
+    ) -> Tensor:
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
 
         Args:
             control: that of the operand (`slots`); until it is ready, the operand passes through.
-            fold: factors of the channels; see `Setting`.
+            fold, signs: factors of the channels, and a key that names random signs; see `Setting`.
         """
-        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold)
+        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold, signs)
         return result
 
     def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,16 +94,6 @@ class Site:
     def threshold(self) -> Tensor | None:
         """The number of a single pruning that sparse kernels do on the way; None for any other sentence."""
         return self.numbers if len(self.treatments) == 1 and self.treatments[0].fuses else None
-
-    @property
-    def levels(self) -> bool:
-        """True if the operand comes out as levels, which integer products take."""
-        return bool(self.treatments) and self.treatments[-1].levels
-
-    @property
-    def per_channel(self) -> bool:
-        """True if each channel comes out with a scale of its own."""
-        return self.levels and self.treatments[-1].per_channel
 
     @property
     def makes_zeros(self) -> bool:
@@ -146,16 +159,18 @@ def _treat(
     memory: Tensor,
     counters: Tensor,
     fold: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> Tensor:
     if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone()
     treatments = parsed(text)
     results: list[Counted] = []
-    for one, setting in zip(
-        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold), strict=True
+    for one, setting in zip(  # as `coding.applied`, with one call less on the way
+        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs), strict=True
     ):
-        results.append(one.apply(results[-1].result if results else x, setting))
+        current = results[-1].result if results else x
+        results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
     BACKWARD.done()
@@ -189,11 +204,12 @@ SITE = {
     "memory": Takes((torch.float64,)),
     "counters": Takes((torch.int64,), len(COUNTERS)),
     "fold": Takes((torch.float32,)),
+    "signs": Takes((torch.int64,), 2),
 }
 """The tensors of a site, as operators take them."""
 register(
     "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold) -> Tensor",
+    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold, Tensor? signs) -> Tensor",
     _treat,
     _treat,
     lambda x, *rest: torch.empty_like(dense(x)),

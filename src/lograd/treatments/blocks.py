@@ -12,6 +12,7 @@ from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
 from ..ops.codings import why_biased
 from ..ops.layouts import dense
+from ..ops.levels import reason_without_levels
 from .quantize import Rounding
 from .tensors import contracted_last
 from .treatment import Setting, Treatment
@@ -64,6 +65,10 @@ class Blocks(Treatment):
     @property
     def can_encode(self) -> bool:
         return True
+
+    @property
+    def block_levels(self) -> bool:
+        return reason_without_levels(str(self.format)) is None
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         """Return codes and counts; zeros are counted before a product of scales that underflows makes more of them."""

@@ -25,8 +25,9 @@ class Hadamard(Treatment):
     """H^-1 T(H g), block by block along the dimension that the product sums over [tseng2025].
 
     On hardware both operands of the product are transformed and neither is transformed back, as H is orthogonal:
-    (H g)^T (H x) = g^T x.  To transform one of them there and back gives the same product.  It is what is simulated, to
-    the rounding of float32.  Zeros are counted at the end, saturated elements inside.
+    (H g)^T (H x) = g^T x.  To transform each of them there and back gives the same product.  It is what is simulated,
+    to the rounding of float32.  Zeros are counted at the end, saturated elements inside.  Where both operands of a
+    product are under such a transform, both have the same signs, and integer products meet their codes as they are.
 
     Args:
         inner: the treatment T; one that looks at the tensor itself.
@@ -83,6 +84,14 @@ class Hadamard(Treatment):
         """True if the inner treatment can encode; its codes are those of the transformed tensor."""
         return self.inner.can_encode
 
+    @property
+    def block_levels(self) -> bool:
+        return self.inner.block_levels
+
+    @property
+    def rotation(self) -> tuple[int, bool]:
+        return self.block, self.random
+
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         """Return the codes of the transformed tensor; zeros are counted in the decoded one, as `apply` does."""
         layout = Layout.summed_last(dense(g), setting.contracted)
@@ -95,7 +104,7 @@ class Hadamard(Treatment):
     def _spread(self, matrix: Tensor, setting: Setting) -> tuple[Tensor, Tensor | None]:
         """Return the transformed rows, filled up to whole blocks with zeros, and the seed of the signs."""
         padded = torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % self.block))
-        seed = setting.key[:1] if self.random else None
+        seed = (setting.key if setting.signs is None else setting.signs)[:1] if self.random else None
         return ops.hadamard(padded, self.block, seed), seed
 
     def memory_words(self, memory: list[float]) -> Numbers:

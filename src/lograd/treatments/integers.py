@@ -62,6 +62,7 @@ class Integers(Treatment):
     rounding: Rounding = "nearest"
     ranges: Ranges = "current"
     kind: ClassVar[str] = "integers"
+    reads_fold: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_width("bits", self.bits, 2, 8)
@@ -99,8 +100,8 @@ class Integers(Treatment):
         return True
 
     @property
-    def levels(self) -> bool:
-        return True
+    def level_bits(self) -> int:
+        return self.bits
 
     @property
     def per_channel(self) -> bool:

@@ -77,6 +77,10 @@ class Interval(Treatment):
     def can_encode(self) -> bool:
         return True
 
+    @property
+    def level_bits(self) -> int:
+        return self.bits
+
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         gamma = float(setting.memory[0]) or self._search(g)
         clipped = ops.pack_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)

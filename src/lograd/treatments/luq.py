@@ -10,7 +10,7 @@ from ..coded import Encoded
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
-from .quantize import Rounding, rounded
+from .quantize import Rounding, level_bits, rounded
 from .statistics import Statistics
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
@@ -60,6 +60,11 @@ class Luq(Treatment):
     @property
     def can_encode(self) -> bool:
         return True
+
+    @property
+    def level_bits(self) -> int:
+        """8 for up to 4 bits, whose magnitudes are at most 64 times the smallest; the powers of more are too many."""
+        return level_bits(self._format)
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         return cast(Encoded, ops.pack_luq(g, self.bits, setting.key, rounding=self.rounding, counted=True))

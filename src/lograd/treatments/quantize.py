@@ -17,6 +17,7 @@ from ..laws import LogNormal
 from ..laws.law import Values
 from ..ops.arguments import scalar
 from ..ops.grid import arguments_of, grid_of
+from ..ops.levels import levels_of, reason_without_levels
 from ..ops.registry import call
 from ..theory.clipping import CRITERIA
 from .fields import check_choice
@@ -128,6 +129,10 @@ class Quantize(Treatment):
         """True unless `overflow` is "infinity", for which few formats have a code."""
         return self.overflow == "saturate"
 
+    @property
+    def level_bits(self) -> int:
+        return level_bits(self.format) if self.can_encode else 0
+
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         if not self.can_encode:
             return super().encode(g, setting)
@@ -156,6 +161,19 @@ class Quantize(Treatment):
     def __str__(self) -> str:
         words = [self.rounding] * (self.rounding == "nearest") + ["overflows"] * (self.overflow == "infinity")
         return ", ".join([f"{self.format} scale {self.scale}", *words])
+
+
+def level_bits(format: Format) -> int:
+    """Return the bits of the whole numbers that the numbers of a format are multiples of; 0 where these are too large.
+
+    >>> level_bits(parse_format("int4")), level_bits(parse_format("1-3-0")), level_bits(parse_format("1-5-2"))
+    (4, 8, 0)
+    """
+    text = str(format)
+    if reason_without_levels(text):
+        return 0
+    found = levels_of(text)
+    return format.bits if found.identity else max(found.table).bit_length()
 
 
 def rounded(x: Values, format: Format, scale: float, rounding: Rounding) -> Outcomes:

@@ -11,19 +11,17 @@ from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import FloatFormat, IntFormat
+from . import full
 from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
-from .integers import Integers
 from .interval import Interval
-from .learned import Learned
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
 from .quantize import Quantize
 from .s2fp8 import S2fp8
-from .sentence import Sentence
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
 from .treatment import Treatment
@@ -86,30 +84,6 @@ def _blocks(*names: str | None) -> Treated:
 
 def _statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
     return gradients((StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
-
-
-def _full(bits: str) -> Treated:
-    """All operands of all three products as levels, each coded once for the two products that it enters."""
-    # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
-    gradient = Integers(int(bits), symmetric=bits == "8", rounding="stochastic")
-    return _weights_and_activations(bits).then(both(gradient))
-
-
-def _forward(activations: Sentence, weights: Sentence) -> Treated:
-    """Return the recipe that treats activations and weights, each alike in the two products that it enters."""
-    return Treated(
-        ProductPlan(activations=activations, weights=weights),
-        ProductPlan(weights=weights),
-        ProductPlan(activations=activations),
-    )
-
-
-def _weights_and_activations(bits: str, method: str | None = None) -> Treated:
-    """Return activations and weights as levels: in hindsight and by channel, or by learned clips."""
-    if method is not None:
-        operand = (Learned(int(bits), "lsq" if method == "lsq" else "clip"),)
-        return _forward(operand, operand)
-    return _forward((Integers(int(bits), ranges="hindsight"),), (Integers(int(bits), "channel", symmetric=True),))
 
 
 def saw(percent: str) -> Treated:
@@ -264,12 +238,37 @@ RECIPES: tuple[Recipe, ...] = (
 FULL_RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
-        "fournarakis2021", r"int([2-8])-full", _full,
+        "fournarakis2021", r"int([2-8])-full", full.integers,
+    ),
+    Recipe(
+        "luq4", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
+        "chmiel2023", "luq4", full.luq4,
+    ),
+    *(
+        Recipe(
+            f"fqtN-{method}", f"fqt{bits}-{method}",
+            f"all three products in integers: 8 bits; for dX gradients of N bits, {words}", "chen2020",
+            rf"fqt([2-8])-({method})", full.statquant,
+        )
+        for bits, method, words in ((8, "ptq", "per tensor"), (8, "psq", "per sample"), (5, "bhq", "in blocks of rows"))
+    ),
+    Recipe(
+        "mxfp4-full", "mxfp4-full", "all three products in MXFP4: Y to nearest, dX and dW unbiased under Hadamard",
+        "tseng2025", "mxfp4-full", full.mxfp4,
+    ),
+    Recipe(
+        "nvfp4-full", "nvfp4-full", "all three products in NVFP4: gradients stochastic, dW under Hadamard",
+        "nvidia2025", "nvfp4-full", full.nvfp4,
+    ),
+    Recipe(
+        "intN-full-interval", "int4-full-interval",
+        "all three products: learned clips of weights and activations, gradients in a clipped interval", "kim2024",
+        r"int([2-8])-full-interval", full.interval,
     ),
     Recipe(
         "intNwa, intNwa-clips, intNwa-lsq", "int4wa",
         "weights and activations as levels, gradients as they are; ranges by channel, or learned", "esser2020",
-        r"int([2-8])wa(?:-(clips|lsq))?", _weights_and_activations,
+        r"int([2-8])wa(?:-(clips|lsq))?", full.weights_and_activations,
     ),
 )  # fmt: skip
 """Families of names that treat all three products, that of the output included."""

@@ -70,6 +70,15 @@ class StatQuant(Treatment):
     def can_encode(self) -> bool:
         return True
 
+    @property
+    def level_bits(self) -> int:
+        """The bits of "ptq", whose codes have a zero; codes of the other methods count from the end of a range."""
+        return self.bits if self.method == "ptq" else 0
+
+    @property
+    def per_sample(self) -> bool:
+        return self.method != "ptq"
+
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         per_row = g.dim() >= 2
         pack = {

@@ -47,9 +47,13 @@ class Setting(NamedTuple):
     """The dimensions of the tensor that the product sums over; empty if the tensor serves both products."""
     fold: Tensor | None = None
     """float32 factors of channels that are folded into the tensor before it is rounded to levels, and divided out again
-    when it is decoded: scales of the other operand that the product sums over.  Only `Integers` reads them."""
+    when it is decoded: scales of the other operand that the product sums over.  `Integers` reads them; around any other
+    treatment the engine multiplies and divides."""
     fold_dim: int = 1
     """The dimension of these channels."""
+    signs: Tensor | None = None
+    """A key whose seed names random signs in place of the own one: that of the other operand, where both are
+    transformed alike."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Treatment(ABC):
     """Fields that `Plan.override` may change."""
     fuses: ClassVar[bool] = False
     """True if sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
+    reads_fold: ClassVar[bool] = False
+    """True if it multiplies by `Setting.fold` and divides by it on its own way, which saves two passes."""
 
     def __init_subclass__(cls) -> None:
         Treatment.registry[cls.kind] = cls
@@ -93,12 +99,18 @@ class Treatment(ABC):
         return False
 
     @property
-    def levels(self) -> bool:
-        """True if its codes are levels that integer products take: whole steps from a zero point.
+    def level_bits(self) -> int:
+        """Bits of the levels that its codes stand for, 0 where they stand for none.
 
-        There is one scale for the tensor, or one for each channel (`per_channel`).
+        Levels are whole steps from a zero point, which integer products take.  There is one scale for the tensor, or
+        one for each channel (`per_channel`).
         """
-        return False
+        return 0
+
+    @property
+    def levels(self) -> bool:
+        """True if its codes stand for levels, which integer products take in any place."""
+        return self.level_bits > 0
 
     @property
     def per_channel(self) -> bool:
@@ -117,6 +129,35 @@ class Treatment(ABC):
     def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of x and of the parameter (float32, one), from that of the treated x."""
         raise InvalidValue(f"{self} has nothing to learn.")
+
+    @property
+    def per_sample(self) -> bool:
+        """True if its codes count whole steps from the lowest element of each sample, the first dimension.
+
+        The integer product for dX takes such a gradient, as each row of dX belongs to one sample; dW sums over samples.
+        """
+        return False
+
+    @property
+    def block_levels(self) -> bool:
+        """True if its codes stand for levels in blocks along the dimension that the product sums over.
+
+        Each block has a scale.  Integer products of linear layers take two such operands.
+        """
+        return False
+
+    @property
+    def rotation(self) -> tuple[int, bool] | None:
+        """The blocks of a Hadamard transform around it, and whether their signs are random; None without one.
+
+        Codes are then those of the transformed tensor, which meet an operand that was transformed alike.
+        """
+        return None
+
+    @property
+    def can_fold(self) -> bool:
+        """True if it serves tensors whose channels were multiplied by factors: it takes no numbers from statistics."""
+        return not self.number_names
 
     @property
     def overflows(self) -> bool:

@@ -24,6 +24,8 @@ SLOTS, FORMER_SLOTS = 5, 4
 """Slots of a choice now, and in states from before there were integer products."""
 TOO_SMALL = -1
 """In the slot ZEROS: marks a layer that is too small to time."""
+RAGGED = -2
+"""In the slot ZEROS: marks a product whose last sum was not of whole blocks of a Hadamard transform."""
 CHANGE = 0.1
 """Backends are timed again when the share of zeros differs by so much from the one at which they were timed."""
 MARGIN = 0.05
@@ -91,6 +93,8 @@ class Choice:
 
         Codes are there before their product is computed, so that small integer products save the decoding.
         """
+        if int(self.tensor[ZEROS]) == RAGGED:
+            return DENSE
         if self.mode == UNDECIDED and int(self.tensor[ZEROS]) == TOO_SMALL:
             return INTEGER if INTEGER in self.serving else DENSE
         return self.mode
@@ -119,6 +123,8 @@ class Choice:
 
     def words(self) -> str:
         """Return the backend in force with the measured times, for people."""
+        if int(self.tensor[ZEROS]) == RAGGED:
+            return "dense products, as sums are not of whole blocks of the Hadamard transform"
         if int(self.tensor[ZEROS]) == TOO_SMALL:
             return f"{NAMES[self.in_force]} products, too small to be timed"
         words = "products not timed yet" if self.mode == UNDECIDED else f"{NAMES[self.mode]} products"

@@ -11,16 +11,16 @@ as it is, and counted.  In the backward activations or weights that were not fin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...ops import Counted
 from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
 from ...ops.registry import register
 from ..clock import BACKWARD
-from ..coding import NAN, Codes, applied, encoded, levels, parsed, steps_of
+from ..coding import Codes, Levelled, applied, in_bytes, in_nibbles, levelled, parsed, steps_of
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
@@ -49,7 +49,7 @@ def _output(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, x_text: str, x_numbers: Tensor, x_key: Tensor, x_memory: Tensor,
     x_counters: Tensor, weight_text: str, weight_numbers: Tensor, weight_key: Tensor, weight_memory: Tensor,
-    weight_counters: Tensor, choice: Tensor,
+    weight_counters: Tensor, choice: Tensor, packs: bool,
 ) -> Coded:  # fmt: skip
     """Return Y, and codes, scale and zero of the activations and of the weights.
 
@@ -58,6 +58,7 @@ def _output(
         stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
         x_text, ..., weight_counters: the sites of activations and weights.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+        packs: True to give the codes of the activations, which have at most 4 bits, two to a byte.
     """
     geometry = planar(stride, padding, dilation, groups)
     operands = image(x), image(weight)
@@ -70,9 +71,9 @@ def _output(
     if mode == UNDECIDED:
         before = [site[3].clone() for site in sites]
     for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
-        found = encoded(operand, parsed(text), numbers, key, memory)
-        codes.append(levels(found))
-        if int(found.counts[NAN]):
+        found = levelled(operand, parsed(text), numbers, key, memory)
+        codes.append(found.codes)
+        if not found.finite:
             finite = False
             count_fallen_back(counters)
         count_treated(counters, key, found.counts, operand.numel())
@@ -86,7 +87,9 @@ def _output(
         else:
             y = _dense_output(codes[0].decode(), codes[1].decode(), bias, geometry)
     # Scale and zero are views of one tensor, and results of an operator are none.
-    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one)]
+    saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one[:3])]
+    if packs:
+        saved[0] = in_nibbles(saved[0])
     return (laid(flat(y, stride), turned_output(x, weight)), *saved)
 
 
@@ -101,7 +104,7 @@ def _choose_for_output(
 
     def coded() -> tuple[Codes, Codes]:
         x, weight = (
-            levels(encoded(operand, parsed(text), numbers, key, memory.clone()))
+            levelled(operand, parsed(text), numbers, key, memory.clone()).codes
             for operand, (text, numbers, key, _, _), memory in zip(operands, sites, memories, strict=True)
         )
         return x, weight
@@ -142,6 +145,7 @@ def _products(
         folds: True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded.
         need: which of the three are wanted; the others have no elements.
     """
+    x_codes = in_bytes(x_codes, groups * weight_codes.shape[1], need[1])
     gradient = Gradient(
         image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
         planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
@@ -179,10 +183,10 @@ class Gradient:
     def by(self, mode: int) -> Coded:
         """Return dX, dW and dbias by a backend, and count."""
         if mode == INTEGER and (self.x.finite or not self.need[1]) and (self.weight.finite or not self.need[0]):
-            found = self._encoded(self.memory)
+            found = self._levelled(self.memory)
             count_treated(self.counters, self.key, found.counts, self.g.numel())
-            if not int(found.counts[NAN]):
-                return integer.products(levels(found), self.fold, self.x, self.weight, self.geometry, self.need)
+            if found.finite:
+                return integer.products(found.codes, self.fold, self.x, self.weight, self.geometry, self.need)
             count_fallen_back(self.counters)
             return self.by_dense(self.g)
         result, total = self._applied(self.memory)
@@ -200,7 +204,7 @@ class Gradient:
             DENSE: lambda: self.by_dense(self._applied(self.memory.clone()).result),
             SPARSE: lambda: self.by_lists(self._applied(self.memory.clone()).result),
             INTEGER: lambda: integer.products(
-                levels(self._encoded(self.memory.clone())), self.fold, self.x, self.weight, self.geometry, self.need
+                self._levelled(self.memory.clone()).codes, self.fold, self.x, self.weight, self.geometry, self.need
             ),
         }
         times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
@@ -225,10 +229,10 @@ class Gradient:
         )
         return x, weight
 
-    def _encoded(self, memory: Tensor) -> Any:
-        return encoded(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+    def _levelled(self, memory: Tensor) -> Levelled:
+        return levelled(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
 
-    def _applied(self, memory: Tensor) -> Any:
+    def _applied(self, memory: Tensor) -> Counted:
         return applied(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
 
 
@@ -257,7 +261,7 @@ register(
     "coded_output(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups,"
     " str x_treatments, Tensor x_numbers, Tensor(a!) x_key, Tensor(b!) x_memory, Tensor(c!) x_counters,"
     " str weight_treatments, Tensor weight_numbers, Tensor(d!) weight_key, Tensor(e!) weight_memory,"
-    " Tensor(f!) weight_counters, Tensor(g!) choice)"
+    " Tensor(f!) weight_counters, Tensor(g!) choice, bool packs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _output,
     _output,

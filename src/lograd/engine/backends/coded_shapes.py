@@ -59,9 +59,11 @@ def empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
 # -------------------------------------------------------------------------------------------------- results and checks
 
 
-def _fake_codes(x: Tensor, text: str) -> Coded:
+def _fake_codes(x: Tensor, text: str, packs: bool) -> Coded:
     """Return codes, scale and zero without elements."""
-    shape = image(x).shape
+    shape = list(image(x).shape)
+    if packs:
+        shape[1] = (shape[1] + 1) // 2
     memory = torch.channels_last if len(shape) == 4 else torch.contiguous_format
     rows = x.shape[0] if parsed(text)[-1].per_channel else 1
     return (
@@ -81,7 +83,7 @@ def fake_output(
         for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
     y = empty(x, (x.shape[0], weight.shape[0], *sizes), turned_output(x, weight))
-    return (y, *_fake_codes(x, x_text), *_fake_codes(weight, rest[4]))
+    return (y, *_fake_codes(x, x_text, rest[-1]), *_fake_codes(weight, rest[4], False))
 
 
 def fake_products(
@@ -89,14 +91,15 @@ def fake_products(
     weight_zero_point: Tensor, stride: Sequence[int], *rest: Any,
 ) -> Coded:  # fmt: skip
     """Return dX, dW and dbias without elements."""
-    x_turned, weight_turned = rest[3:5]
+    groups, x_turned, weight_turned = rest[2:5]
     need_x, need_weight, need_bias = rest[-3:]
 
-    def shape(codes: Tensor) -> Sequence[Any]:
-        return (*codes.shape[:2], *codes.shape[3:]) if len(stride) == 1 else codes.shape
+    def shape(codes: Tensor, channels: int | None = None) -> Sequence[Any]:
+        first = codes.shape[:2] if channels is None else (codes.shape[0], channels)
+        return (*first, *codes.shape[3 if len(stride) == 1 else 2 :])
 
     return (
-        empty(g, shape(x_codes), x_turned) if need_x else g.new_empty(0),
+        empty(g, shape(x_codes, groups * weight_codes.shape[1]), x_turned) if need_x else g.new_empty(0),
         empty(g, shape(weight_codes), weight_turned) if need_weight else g.new_empty(0),
         g.new_empty(weight_codes.shape[0]) if need_bias else g.new_empty(0),
     )
@@ -125,7 +128,10 @@ def check_products(
     key: Tensor, memory: Tensor, *rest: object,
 ) -> None:  # fmt: skip
     """Refuse a gradient and codes that make no layer."""
-    shape = _shape_of_output(x_codes, weight_codes, *planar(stride, padding, dilation, groups))
+    x = x_codes
+    if x.dim() > 1 < weight_codes.dim() and x.shape[1] == (groups * weight_codes.shape[1] + 1) // 2:  # two to a byte
+        x = x.new_empty(()).expand(x.shape[0], groups * weight_codes.shape[1], *x.shape[2:])
+    shape = _shape_of_output(x, weight_codes, *planar(stride, padding, dilation, groups))
     if tuple(image(g).shape) != shape:
         raise InvalidValue(f"g must have the shape of the layer's output, {shape}; got {tuple(g.shape)}.")
     check_numbers("x_scale", x_scale, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...ops.geometry import Geometry
 from ...ops.registry import call
 from ..coding import Codes
-from . import served
+from . import by_sample, served
 
 SHORTEST_SUM = 64
 """Products of an output element: below, writing the output takes most of the time, and dense products do that too."""
@@ -38,8 +38,11 @@ def products(
     Args:
         g: the gradient, its channels multiplied by `fold` before it was coded.
         fold: the steps of a weight that has one for each output, over which dX sums; None where it has one for all.
+        need: which of the three are needed; of a gradient whose codes count from the low end of each sample dX alone.
     """
     d_x = d_weight = d_bias = g.scale.new_empty(0)
+    if g.low is not None:
+        return by_sample.input_gradient(g, g.low, fold, weight, geometry, tuple(x.codes.shape)), d_weight, d_bias
     of_x = g.step if fold is not None else g.step * weight.step
     of_weight = g.step * x.step if fold is None else g.step * x.step / fold
     sides = g.offset, weight.offset if need[0] else 0, x.offset if need[1] else 0
