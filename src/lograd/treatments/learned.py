@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Method = Literal["clip", "lsq"]
 CLIP, SIGNED, INITIAL = range(3)
-SMALLEST = 1e-12
-"""A clip that an optimizer moved below it is taken as this."""
+SMALLEST, LARGEST = 1e-12, 1e38
+"""A clip that an optimizer moved beyond one of these is taken as it."""
 
 
 @final
@@ -83,7 +83,7 @@ class Learned(Treatment):
         _, signed, initial = memory.tolist()
         if not initial:
             signed, initial = self._start(x)
-        clip = max(initial + learned, SMALLEST) if initial else 0.0
+        clip = min(max(initial + learned, SMALLEST), LARGEST) if initial else 0.0
         memory.copy_(memory.new_tensor([clip, signed, initial]))
 
     def _start(self, x: Tensor) -> tuple[bool, float]:

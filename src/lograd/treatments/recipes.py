@@ -262,7 +262,7 @@ FULL_RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "intN-full-interval", "int4-full-interval",
-        "all three products: learned clips of weights and activations, gradients in a clipped interval", "kim2024",
+        "all three products: weights and activations with learned clips, gradients in an interval", "kim2024",
         r"int([2-8])-full-interval", full.interval,
     ),
     Recipe(
