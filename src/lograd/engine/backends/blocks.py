@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...coded import CodedTensor, Hadamard
+from ...coded import CodedTensor, Hadamard, Layout
 from ...errors import InvalidValue
 from ...ops import Counted
 from ...ops.contracts import Takes
@@ -67,7 +67,7 @@ def _product(
         result = _dense(values, second.counted_values(), first, second, bias)
     sums = a.new_empty(0)
     if need_sums:
-        sums = (coded[0][0].decode() if values is None else values).sum(a_summed)
+        sums = _sums(coded[0][0]) if values is None else values.sum(a_summed)
     BACKWARD.done()
     return result, sums
 
@@ -156,6 +156,19 @@ def _integer(a: CodedTensor, b: CodedTensor, first: Side, second: Side, bias: Te
     result = d_x if first.summed else d_weight
     assert result is not None
     return result
+
+
+def _sums(coded: CodedTensor) -> Tensor:
+    """Return the sums over the dimension that the product sums over, without transforming all elements back.
+
+    The sum of a row is its product with ones, and that of transformed rows is one with transformed ones.
+    """
+    rows = replace(_as_transformed(coded), layout=Layout.of(torch.empty(coded.codes.shape, device="meta"))).decode()
+    ones = rows.new_ones(1, rows.shape[1])
+    for step in coded.transform:
+        if isinstance(step, Hadamard):
+            ones = ops.hadamard(ones, step.block, None if step.key is None else step.key[:1])
+    return rows.mv(ones[0])
 
 
 def _as_transformed(coded: CodedTensor) -> CodedTensor:
