@@ -110,7 +110,11 @@ def test_integer_products_are_the_simulated_ones_up_to_rounding(kind, name):
     assert "bits are simulated: dense products asked for" in simulated
     assert "bits are real" in words
     assert "simulated" not in words
-    assert counts == dense_counts
+    if name in PLANS:
+        assert counts == dense_counts
+    for site, count in counts.sites[""].items():  # zeros of blocks under a Hadamard transform are those of its codes
+        other = dense_counts.sites[""][site]
+        assert (count.treated, count.elements, count.clipped) == (other.treated, other.elements, other.clipped)
     for a, b in zip(dense, found, strict=True):
         assert a.stride() == b.stride()
         assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())

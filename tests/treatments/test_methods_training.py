@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import Plan
 from lograd.plan import LayerPlan
-from lograd.treatments import Interval, Quantize, apply, recipe
+from lograd.treatments import OPERANDS, PRODUCTS, Interval, Quantize, apply, recipe
 
 MODELS = {"conv": (conv_net, image_batches), "linear": (mlp, vector_batches)}
 
@@ -62,9 +62,12 @@ def test_training_acts_is_counted_and_resumes_to_the_same_bits(name, kind, tmp_p
     last = list(sites.values())[-1]  # the first layer needs no dX, and so no weights
     assert [name for name in last if "gradient" not in name.partition(".")[2] and "." in name] == (
         # Where the output's product has the same treatment, one site serves both products, and has the operand's name.
-        ["input_gradient.weights", "weight_gradient.activations"]
-        if plan.input_gradient.weights and not plan.output.weights
-        else []
+        [
+            f"{product}.{operand}"
+            for operand in ("weights", "activations")
+            for product in PRODUCTS
+            if operand in OPERANDS[product] and plan.site(product, operand) and not plan.shares(operand)
+        ]
     )
     assert all(one.treated > 0 for one in last.values())
     assert str(handle.explain())

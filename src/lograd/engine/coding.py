@@ -20,6 +20,7 @@ from ..ops import Counted
 from ..ops.levels import levels_of
 from ..ops.registry import call
 from ..treatments import Sentence, Setting, Treatment, from_json, settled, stages, total_counts
+from ..treatments.tensors import is_finite
 
 
 class Codes(NamedTuple):
@@ -126,7 +127,7 @@ def levelled(
     _, nan, saturated, *_ = counts.tolist()
     finite = not nan
     if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
-        finite = not bool(x.isinf().any())
+        finite = is_finite(x)
     return Levelled(_levels(coded, finite, treatments[-1].per_sample), counts, finite)
 
 

@@ -302,7 +302,7 @@ def _encoded(coded: CodedTensor, counts: Tensor, counted: bool, zero: Tensor | N
     if not counted:
         return coded
     same = coded.codes == zero.to(torch.uint8) if zero is not None else coded.decode(torch.float32) == 0
-    return Encoded(coded, torch.stack([same.sum(), counts[1], counts[2]]))
+    return Encoded(coded, torch.stack([torch.count_nonzero(same), counts[1], counts[2]]))
 
 
 def _quantize(

@@ -22,6 +22,7 @@ from ..treatments import (
     both,
     describe,
     from_json,
+    meet_as_levels,
     predict,
     to_json,
 )
@@ -101,8 +102,8 @@ class LayerPlan:
 
     def has_levels(self, product: str) -> bool:
         """Return True if both operands of a product end up as levels, which integer products take."""
-        sentences = (self.site(product, operand) for operand in OPERANDS[product])
-        return all(found and found[-1].levels for found in sentences)
+        first, second = (self.site(product, operand) for operand in OPERANDS[product])
+        return meet_as_levels(product, first, second)
 
     def prediction(self, product: str) -> Prediction | None:
         """Return the prediction for the gradient in a product of the backward; None where there is none."""

@@ -25,6 +25,7 @@ from .products import (
     Treated,
     both,
     gradients,
+    meet_as_levels,
 )
 from .prune import Prune
 from .quantize import Quantize
@@ -55,7 +56,7 @@ __all__ = [
     "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
     "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
-    "gradients",
+    "gradients", "meet_as_levels",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
     "total_counts",

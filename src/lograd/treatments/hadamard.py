@@ -93,17 +93,21 @@ class Hadamard(Treatment):
         return self.block, self.random
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """Return the codes of the transformed tensor; zeros are counted in the decoded one, as `apply` does."""
+        """Return the codes of the transformed tensor.
+
+        Zeros are counted in the decoded one, as `apply` does, and among codes where a product takes these as they are.
+        """
         layout = Layout.summed_last(dense(g), setting.contracted)
         spread, seed = self._spread(layout.matrix(g), setting)
         inner, counts = self.inner.encode(spread, setting._replace(contracted=(1,)))
         key = None if seed is None else torch.cat([seed, torch.zeros_like(seed)])
         coded = replace(inner, layout=layout, transform=(*inner.transform, coding.Hadamard(self.block, key)))
-        return Encoded(coded, counted(coded.decode(), counts[2]).counts)
+        return Encoded(coded, counts if self.block_levels else counted(coded.decode(), counts[2]).counts)
 
     def _spread(self, matrix: Tensor, setting: Setting) -> tuple[Tensor, Tensor | None]:
         """Return the transformed rows, filled up to whole blocks with zeros, and the seed of the signs."""
-        padded = torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % self.block))
+        missing = -matrix.shape[1] % self.block
+        padded = torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix
         seed = (setting.key if setting.signs is None else setting.signs)[:1] if self.random else None
         return ops.hadamard(padded, self.block, seed), seed
 

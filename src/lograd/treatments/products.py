@@ -135,6 +135,27 @@ def both(*treatments: Treatment) -> Treated:
     return gradients(treatments, treatments)
 
 
+def meet_as_levels(product: str, first: Sentence, second: Sentence) -> bool:
+    """Return True if the operands of a product come out as codes that integer products take.
+
+    >>> from lograd.treatments import recipe
+    >>> [meet_as_levels("input_gradient", one.gradient, one.weights) for one in recipe("fqt5-psq")[1:]]
+    [True, False]
+
+    Args:
+        product: its name, as in `PRODUCTS`.
+        first, second: the sentences of its operands, in the order of `OPERANDS`.
+    """
+    if not (first and second):
+        return False
+    one, other = first[-1], second[-1]
+    if one.block_levels and other.block_levels:  # in linear layers
+        return one.rotation == other.rotation
+    if not other.levels or not (one.levels or (one.per_sample and product == "input_gradient")):
+        return False
+    return product != "input_gradient" or one.can_fold or not other.per_channel
+
+
 _FORMER = {"input": "input_gradient", "weight": "weight_gradient"}
 
 

@@ -15,6 +15,7 @@ from .. import ops
 from ..errors import InvalidValue, sentence
 from ..laws import Empirical
 from .statistics import Prediction, Statistics
+from .tensors import zeros_of
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 Sentence = tuple[Treatment, ...]
@@ -81,8 +82,8 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
     rounds, the zeros that pruning has made are a fifth.
     """
     if not results:
-        before = (g == 0).sum()
-        return ops.Counted(g, torch.stack([before, g.isnan().sum(), torch.zeros_like(before), before]))
+        before = zeros_of(g)
+        return ops.Counted(g, torch.stack([before, torch.count_nonzero(g.isnan()), torch.zeros_like(before), before]))
     total = total_counts(treatments, g, [one.counts for one in results])
     result = results[-1].result
     if int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
@@ -90,14 +91,14 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
         if bool(swallowed.any()):
             result = result.masked_scatter(swallowed, g[swallowed])
     if g.dtype != torch.float32:  # operators count in float32, and a small number may become zero in 16 bits
-        total = torch.cat([(result == 0).sum().reshape(1), total[1:]])
+        total = torch.cat([zeros_of(result).reshape(1), total[1:]])
     return ops.Counted(result, total)
 
 
 def total_counts(treatments: Sequence[Treatment], g: Tensor, counts: Sequence[Tensor]) -> Tensor:
     """Return the counts of a sentence, as `settled` gives them, from the counts of each of its treatments in turn."""
     first = counts[0]
-    total = first if first.numel() == 4 else torch.cat([first, (g == 0).sum().reshape(1)])
+    total = first if first.numel() == 4 else torch.cat([first, zeros_of(g).reshape(1)])
     if len(counts) == 1:
         return total
     zeros = [total[3], first[0]]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...coded import CodedTensor, Hadamard
+from ...coded import CodedTensor, Hadamard, Layout
 from ...errors import InvalidValue
 from ...ops import Counted
 from ...ops.contracts import Takes
@@ -33,7 +33,7 @@ NAN = 1
 
 def _product(
     a: Tensor, b: Tensor, bias: Tensor | None, a_summed: int, b_summed: int, a_treatments: str, a_numbers: Tensor,
-    a_control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
+    control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
     b_key: Tensor, b_memory: Tensor, b_counters: Tensor, choice: Tensor, aligned: bool, need_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the product of two treated matrices, plus a bias, and the sums of the first over its summed dimension.
@@ -41,7 +41,7 @@ def _product(
     Args:
         a, b: float32; a is that operand which comes to the product last: activations, or the gradient.
         a_summed, b_summed: the dimension of each that the product sums over.
-        a_treatments, ..., b_counters: their sites; until `a_control` is ready, a is taken as it is.
+        a_treatments, ..., b_counters: their sites; until `control` is ready, a is taken as it is.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
         aligned: True if both are under a Hadamard transform, whose signs are named by the key of a.
         need_sums: True if the sums are wanted; they have no elements otherwise.
@@ -49,7 +49,7 @@ def _product(
     first = Side(a, a_summed, a_treatments, a_numbers, a_key, a_memory, a_counters, None)
     # The key moves on when a is counted, which leaves the seed and so the signs.
     second = Side(b, b_summed, b_treatments, b_numbers, b_key, b_memory, b_counters, a_key if aligned else None)
-    ready, whole = bool(a_control.tolist()[READY]), not aligned or first.whole
+    ready, whole = bool(control.tolist()[READY]), not aligned or first.whole
     if not whole or choice.tolist()[ZEROS] == RAGGED:
         choice[ZEROS] = 0 if whole else RAGGED
     mode = choice.tolist()[MODE] if ready and whole else DENSE
@@ -67,7 +67,7 @@ def _product(
         result = _dense(values, second.counted_values(), first, second, bias)
     sums = a.new_empty(0)
     if need_sums:
-        sums = (coded[0][0].decode() if values is None else values).sum(a_summed)
+        sums = _sums(coded[0][0]) if values is None else values.sum(a_summed)
     BACKWARD.done()
     return result, sums
 
@@ -158,6 +158,19 @@ def _integer(a: CodedTensor, b: CodedTensor, first: Side, second: Side, bias: Te
     return result
 
 
+def _sums(coded: CodedTensor) -> Tensor:
+    """Return the sums over the dimension that the product sums over, without transforming all elements back.
+
+    The sum of a row is its product with ones, and that of transformed rows is one with transformed ones.
+    """
+    rows = replace(_as_transformed(coded), layout=Layout.of(torch.empty(coded.codes.shape, device="meta"))).decode()
+    ones = rows.new_ones(1, rows.shape[1])
+    for step in coded.transform:
+        if isinstance(step, Hadamard):
+            ones = ops.hadamard(ones, step.block, None if step.key is None else step.key[:1])
+    return rows.mv(ones[0])
+
+
 def _as_transformed(coded: CodedTensor) -> CodedTensor:
     """Return the coded tensor of the transformed operand, which is not transformed back."""
     return replace(coded, transform=tuple(step for step in coded.transform if not isinstance(step, Hadamard)))
@@ -165,7 +178,7 @@ def _as_transformed(coded: CodedTensor) -> CodedTensor:
 
 def _check(
     a: Tensor, b: Tensor, bias: Tensor | None, a_summed: int, b_summed: int, a_treatments: str, a_numbers: Tensor,
-    a_control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
+    control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
     b_key: Tensor, b_memory: Tensor, *rest: object,
 ) -> None:  # fmt: skip
     if not (a_summed in (0, 1) and b_summed in (0, 1) and a_summed >= b_summed):
@@ -199,7 +212,7 @@ _SITE = {
 }
 register(
     "block_product(Tensor a, Tensor b, Tensor? bias, int a_summed, int b_summed, str a_treatments, Tensor a_numbers,"
-    " Tensor a_control, Tensor(a!) a_key, Tensor(b!) a_memory, Tensor(c!) a_counters, str b_treatments,"
+    " Tensor control, Tensor(a!) a_key, Tensor(b!) a_memory, Tensor(c!) a_counters, str b_treatments,"
     " Tensor b_numbers, Tensor(d!) b_key, Tensor(e!) b_memory, Tensor(f!) b_counters, Tensor(g!) choice, bool aligned,"
     " bool need_sums) -> (Tensor, Tensor)",
     _product,
@@ -208,7 +221,7 @@ register(
     _check,
     {
         **dict.fromkeys(("a", "b", "bias"), Takes((torch.float32,))),
-        "a_control": Takes((torch.int64,), 2, anywhere=True),
+        "control": Takes((torch.int64,), 2, anywhere=True),
         "choice": Takes((torch.int64,), SLOTS, anywhere=True),
         **{f"{side}_{name}": takes for side in ("a", "b") for name, takes in _SITE.items()},
     },
