@@ -19,8 +19,8 @@ typedef double D4 __attribute__((vector_size(32)));
 
 // Rows r with equal r % 4 have a sum of their own, of each channel.
 constexpr std::size_t kSums = 4;
-// Rows that stay in the L1 cache while all their channels are summed, a few at a time.
-constexpr std::size_t kElementsTogether = 4096;
+// Rows of about so many elements stay in the L1 cache while all their channels are summed, a few at a time.
+constexpr std::size_t kElementsTogether = 1024;
 
 // The bits of a mask from this one on; the lowest 25 are right.
 LOGRAD_INLINE std::uint32_t bits_at(const std::uint8_t* mask, std::size_t bit) {
@@ -45,9 +45,14 @@ LOGRAD_INLINE std::uint32_t word_of(I mask) {
     return word;
 #endif
 }
-LOGRAD_INLINE void put(BitWriter& out, std::uint32_t word, unsigned count) {
+LOGRAD_INLINE void put(BitWriter& out, std::uint32_t word, std::size_t count) {
+    if (out.held == 0 && count == W) {  // whole bytes
+        std::memcpy(out.to, &word, W / 8);
+        out.to += W / 8;
+        return;
+    }
     out.word |= std::uint64_t{word} << out.held;
-    for (out.held += count; out.held >= 8; out.held -= 8, out.word >>= 8)
+    for (out.held += static_cast<unsigned>(count); out.held >= 8; out.held -= 8, out.word >>= 8)
         *out.to++ = static_cast<std::uint8_t>(out.word);
 }
 
@@ -65,10 +70,10 @@ template <bool Masked, bool Keeps> LOGRAD_INLINE float counted_one(const Product
     return a;
 }
 
-// Adds rows from `row` on to the lanes, of a few channels.
-template <bool Masked, bool Keeps>
+// Adds rows from `row` on to the lanes, of a few channels, and asks for the elements `ahead`.
+template <bool Masked, bool Keeps, bool Squares>
 LOGRAD_INLINE void add_rows(const ProductSums& p, std::size_t row, std::size_t rows, std::size_t channels,
-                            std::size_t channel, double* lanes) {
+                            std::size_t channel, std::size_t ahead, double* lanes) {
     D first[kSums], second[kSums];
     LOGRAD_UNROLL
     for (std::size_t j = 0; j < kSums; ++j) {
@@ -76,9 +81,10 @@ LOGRAD_INLINE void add_rows(const ProductSums& p, std::size_t row, std::size_t r
         second[j] = load<D>(lanes + (2 * j + 1) * channels + channel);
     }
     const auto add = [&](std::size_t at, D& one, D& two) __attribute__((always_inline)) {
+        __builtin_prefetch(p.a + at + ahead);
+        if (!Squares) __builtin_prefetch(p.b + at + ahead);
         const D a = __builtin_convertvector((counted<Fh, Ih, Masked, Keeps>(p, at)), D);
-        const D b = __builtin_convertvector(load<Fh>(p.b + at), D);
-        one += a, two += a * b;
+        one += a, two += a * (Squares ? a : __builtin_convertvector(load<Fh>(p.b + at), D));
     };
     std::size_t r = row;
     for (; r + kSums <= row + rows; r += kSums) {
@@ -95,7 +101,7 @@ LOGRAD_INLINE void add_rows(const ProductSums& p, std::size_t row, std::size_t r
     }
 }
 
-template <bool Masked, bool Keeps>
+template <bool Masked, bool Keeps, bool Squares>
 inline void row_sums_of(const ProductSums& p, std::size_t rows, std::size_t channels, double* lanes, double* sums) {
     for (std::size_t k = 0; k < 2 * kSums * channels; ++k) lanes[k] = 0.0;
     const std::size_t whole = channels / kDoubles * kDoubles;
@@ -103,7 +109,8 @@ inline void row_sums_of(const ProductSums& p, std::size_t rows, std::size_t chan
     const std::size_t together = few > kSums ? few : kSums;
     for (std::size_t row = 0; row < rows; row += together) {
         const std::size_t now = rows - row < together ? rows - row : together;
-        for (std::size_t c = 0; c < whole; c += kDoubles) add_rows<Masked, Keeps>(p, row, now, channels, c, lanes);
+        for (std::size_t c = 0; c < whole; c += kDoubles)
+            add_rows<Masked, Keeps, Squares>(p, row, now, channels, c, together * channels, lanes);
         for (std::size_t r = row; r < row + now; ++r) {
             double* lane = lanes + 2 * (r % kSums) * channels;
             for (std::size_t c = whole; c < channels; ++c) {
@@ -133,9 +140,10 @@ template <bool Masked, bool Keeps> inline void plane_sums_of(const ProductSums& 
 }
 
 inline void row_sums(const ProductSums& p, std::size_t rows, std::size_t channels, double* lanes, double* sums) {
-    if (p.mask == nullptr) row_sums_of<false, false>(p, rows, channels, lanes, sums);
-    else if (p.masked == nullptr) row_sums_of<true, false>(p, rows, channels, lanes, sums);
-    else row_sums_of<true, true>(p, rows, channels, lanes, sums);
+    if (p.a == p.b) row_sums_of<false, false, true>(p, rows, channels, lanes, sums);
+    else if (p.mask == nullptr) row_sums_of<false, false, false>(p, rows, channels, lanes, sums);
+    else if (p.masked == nullptr) row_sums_of<true, false, false>(p, rows, channels, lanes, sums);
+    else row_sums_of<true, true, false>(p, rows, channels, lanes, sums);
 }
 inline void plane_sums(const ProductSums& p, std::size_t places, double* sums) {
     if (p.mask == nullptr) plane_sums_of<false, false>(p, places, sums);
@@ -180,7 +188,7 @@ inline void normalize_all(const ChannelTables& t, const float* x, const float* r
         if (Adds) v = v + some_of(residual + k, n);
         if (Rectifies) {
             const I stopped = v <= 0.0f;  // a NaN passes, as in PyTorch
-            put(out, ~word_of(stopped) & ((1u << n) - 1u), static_cast<unsigned>(n));
+            put(out, ~word_of(stopped) & ((1u << n) - 1u), n);
             v = bits<F>(bits<I>(v) & ~stopped);
         }
         put_some(y + k, v, n);
