@@ -21,6 +21,7 @@ from ..ops.registry import call
 aten: Any = torch.ops.aten
 _C: Any = torch._C
 _make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]  # PyTorch does not declare it
+_opaque: Any = torch.compiler.disable  # a compiled part of a model is not to follow what happens here
 
 
 class Layer(Protocol):
@@ -56,6 +57,7 @@ class Waiting(Tensor):
         return self.value
 
     @classmethod
+    @_opaque
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         with _C.DisableTorchFunctionSubclass():
@@ -66,6 +68,7 @@ class Waiting(Tensor):
             return func(*args, **options)
 
     @classmethod
+    @_opaque
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in SUMS and (taken := _sum(func is SUMS[1], *args, **(kwargs or {}))) is not None:
             return taken
@@ -229,7 +232,7 @@ def _masked(context: Any, g: Tensor) -> Tensor:
 
 
 class Normalize(torch.autograd.Function):
-    """A BatchNorm in training; its result waits for a ReLU if the layer's results do."""
+    """A BatchNorm in training; with `waits` its result waits for a ReLU."""
 
     @staticmethod
     def forward(
@@ -242,12 +245,13 @@ class Normalize(torch.autograd.Function):
         epsilon: float,
         layer: Layer,
         strides: Sequence[int],
+        waits: bool,
     ) -> Tensor:
         """Return the result."""
         context.save_for_backward(x, mean, inverse, weight)
         context.epsilon = epsilon
         source = Source(x, mean, inverse, weight, bias)
-        if layer.waits and any(context.needs_input_grad):
+        if waits and any(context.needs_input_grad):
             return Normalized(x, strides, source, layer)
         return source.result(None, relu=False)[0]
 
@@ -255,11 +259,12 @@ class Normalize(torch.autograd.Function):
     def backward(context: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
         x, mean, inverse, weight = context.saved_tensors
+        needs = context.needs_input_grad
         if torch.is_grad_enabled():  # to be differentiated again: PyTorch knows how
             d_x, d_weight, d_bias = aten.native_batch_norm_backward(
-                g, x, weight, None, None, mean, inverse, True, context.epsilon, [True, weight is not None, True]
+                g, x, weight, None, None, mean, inverse, True, context.epsilon, [needs[0], needs[3], needs[4]]
             )
-            return d_x, None, None, d_weight, d_bias, None, None, None
+            return d_x, None, None, d_weight, d_bias, None, None, None, None
         if isinstance(g, Masked) and g.value is None and g.stride() == x.stride():
             d_x, d_weight, d_bias, masked = call(
                 "batch_normalize_backward", g.g, x, mean, inverse, weight, g.mask, g.shared
@@ -268,7 +273,7 @@ class Normalize(torch.autograd.Function):
         else:
             g = g.plain() if isinstance(g, Waiting) else g
             d_x, d_weight, d_bias, _ = call("batch_normalize_backward", g, x, mean, inverse, weight, None, False)
-        return d_x, None, None, d_weight if weight is not None else None, d_bias, None, None, None
+        return d_x, None, None, d_weight if needs[3] else None, d_bias if needs[4] else None, None, None, None, None
 
 
 RELU = {F.relu: False, torch.relu: False, Tensor.relu: False, torch.relu_: True, Tensor.relu_: True}

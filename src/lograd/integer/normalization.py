@@ -135,7 +135,8 @@ class _Answers(TorchFunctionMode):
             for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
                 if running is not None:
                     running.mul_(1 - momentum).add_(found, alpha=momentum)
-        result: Tensor = Normalize.apply(x, mean, inverse, weight, bias, eps, self, x_in_memory.stride())
+        waits = self.waits and torch.is_grad_enabled()
+        result: Tensor = Normalize.apply(x, mean, inverse, weight, bias, eps, self, x_in_memory.stride(), waits)
         return result
 
 
