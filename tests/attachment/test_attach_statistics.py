@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_statistics_that_decide_nothing_are_taken_seldom():
     # Where a histogram is due anyhow, at least 100 steps after the one before.
     assert taken[0] == 0
     assert len(taken) == 3
-    assert all(100 <= late - early < 110 for early, late in zip(taken, taken[1:], strict=False))
+    assert all(100 <= late - early < 110 for early, late in pairwise(taken))
     assert f"statistics of step {taken[-1]}" in str(handle.explain())
 
 

@@ -1,4 +1,4 @@
-"""lograd.integer.normalization: BatchNorm and the ReLU behind it in one pass, as PyTorch computes them, and its undo."""
+"""lograd.integer.normalization: BatchNorm and the ReLU behind it in one pass, against PyTorch, and its undo."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class Normalize(torch.autograd.Function):
 
 
 RELU = {F.relu: False, torch.relu: False, Tensor.relu: False, torch.relu_: True, Tensor.relu_: True}
-"""Functions that a result may wait for; True for those that write over it.  F.relu takes that as its second argument."""
+"""Functions that a result may wait for; True for those that write over it, which F.relu takes as an argument."""
 SUMS = (aten.add.Tensor, aten.add_.Tensor)
 OF_MEMORY = {
     getattr(Tensor, name)

@@ -1,4 +1,4 @@
-"""BatchNorm with its ReLU in one pass inside a model: `normalization(model)` answers the BatchNorm layers of a training.
+"""BatchNorm and its ReLU in one pass inside a model: `normalization(model)` answers for its BatchNorm layers.
 
 A mode of PyTorch's functions is open while a BatchNorm layer runs, and answers batch_norm by the native operators.  The
 result waits for what the model does with it: a ReLU, of it or of the sum of it and another tensor, is computed in the

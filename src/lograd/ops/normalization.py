@@ -3,8 +3,8 @@
     y = max((x - mean) inverse weight + bias + residual, 0)
 
 Each takes two passes over memory at most.  Sums are taken in float64 and in a fixed order, so no result depends on
-threads, instruction set or layout.  The gradient passes the ReLU where its bit of a mask says so: the mask has a bit for
-each element, in the order of memory.
+threads, instruction set or layout.  The gradient passes the ReLU where its bit of a mask says so: the mask has a bit
+for each element, in the order of memory.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ from .table import plan_table
 from .work import StepWork
 
 VERSION = 2
-FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization")
+FIELDS = (
+    "every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization",
+)  # fmt: skip
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"

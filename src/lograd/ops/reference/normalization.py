@@ -1,7 +1,7 @@
 """BatchNorm in training as it is defined: statistics of channels, normalising with a sum and a ReLU, and the backward.
 
-Sums over the places of a channel are taken in float64 and in a fixed order, which no thread or layout changes: pieces of
-1024 places of an image, in each of these four sums of the places p with equal p % 4, and then pieces in turn.
+Sums over the places of a channel are taken in float64 and in a fixed order, which no thread or layout changes: pieces
+of 1024 places of an image, in each of these four sums of the places p with equal p % 4, and then pieces in turn.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def check_backward(
 
 
 _FLOAT32 = Takes((torch.float32,))
-_TAKES = {name: _FLOAT32 for name in ("x", "g", "mean", "inverse", "weight", "bias", "residual")}
+_TAKES = dict.fromkeys(("x", "g", "mean", "inverse", "weight", "bias", "residual"), _FLOAT32)
 
 register(
     "batch_statistics(Tensor x, float epsilon) -> (Tensor, Tensor, Tensor)",
