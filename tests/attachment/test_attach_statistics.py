@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -41,6 +42,23 @@ def test_nobody_calls_step_and_is_told():
 
 def thresholds(handle):
     return [layer.gradient.sites["gradient"].numbers.item() for layer in handle.layers.values()]
+
+
+def test_statistics_that_decide_nothing_are_taken_seldom():
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 32), torch.randn(256, 64)
+    handle = lograd.attach(model, Plan.uniform("int8-full", keep=()))
+    taken = []
+    for step in range(230):
+        before = handle.cost.refreshes
+        model(x).square().mean().backward()
+        handle.step()
+        taken += [step] * (handle.cost.refreshes > before)
+    # Where a histogram is due anyhow, at least 100 steps after the one before.
+    assert taken[0] == 0
+    assert len(taken) == 3
+    assert all(100 <= late - early < 110 for early, late in pairwise(taken))
+    assert f"statistics of step {taken[-1]}" in str(handle.explain())
 
 
 def test_statistics_are_taken_every_so_many_steps():

@@ -98,6 +98,16 @@ def block_product(x: Tensor, lay: Lay) -> tuple[Any, ...]:
 G_CODES, X_CODES, W_CODES = (4, 12, 6, 6), (4, 8, 6, 6), (12, 8, 3, 3)
 
 
+def channels(x: Tensor, low: float = 0.5) -> Tensor:
+    """A number for each channel."""
+    return torch.linspace(low, 2.0, x.shape[1])
+
+
+def bits_for(x: Tensor) -> Tensor:
+    """A mask of the elements of x."""
+    return in_bytes(((x.numel() + 7) // 8 + 3,))
+
+
 def quantizer(*before: Any) -> tuple[Example, ...]:
     """Rounded and as codes; to nearest with 8 bits, stochastically with 4."""
     return tuple(
@@ -160,6 +170,21 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "dequantize_levels": (
         lambda x, lay: (lay(codes_of(x, 255)), torch.tensor([3.5]), torch.tensor([17.0]), x.dtype),
         lambda x, lay: (lay(codes_of(x)), *parameters(x)[::2], x.dtype),
+    ),
+    "batch_statistics": (lambda x, lay: (lay(x.float()), 1e-5), lambda x, lay: (lay(x.float()[:, :, :1, :1]), 0.1)),
+    "batch_normalize": (
+        lambda x, lay: (
+            lay(x.float()), channels(x), channels(x), channels(x, -1.0), channels(x, -2.0), lay(x.float().roll(1)), True
+        ),
+        lambda x, lay: (lay(x.float()), channels(x), channels(x), None, None, None, True),
+        lambda x, lay: (lay(x.float()), channels(x), channels(x), channels(x), None, x.float().roll(2), False),
+    ),
+    "batch_normalize_backward": (
+        lambda x, lay: (
+            lay(x.float().roll(3)), lay(x.float()), channels(x), channels(x), channels(x, -1.0), bits_for(x), True
+        ),
+        lambda x, lay: (lay(x.float().roll(3)), lay(x.float()), channels(x), channels(x), None, bits_for(x), False),
+        lambda x, lay: (x.float().roll(1), lay(x.float()), channels(x), channels(x), channels(x), None, True),
     ),
     "quantize_per_tensor": quantizer(),
     "quantize_per_sample": quantizer(),

@@ -27,7 +27,14 @@ from ..engine.layers import (
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
-from ..integer import AttentionHandle, SavedHandle, attention, saved_activations
+from ..integer import (
+    AttentionHandle,
+    NormalizationHandle,
+    SavedHandle,
+    attention,
+    normalization,
+    saved_activations,
+)
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
@@ -158,12 +165,14 @@ class Handle:
             swap(module, self.layers[name])
         self._beside = self._carried_out_beside()
 
-    def _carried_out_beside(self) -> dict[str, AttentionHandle | SavedHandle]:
+    def _carried_out_beside(self) -> dict[str, AttentionHandle | NormalizationHandle | SavedHandle]:
         """Return what the plan asks for beside layers, in force from now on; it goes with the handle."""
         model, plan = unwrapped(self.model), self.plan
-        found: dict[str, AttentionHandle | SavedHandle] = {}
+        found: dict[str, AttentionHandle | NormalizationHandle | SavedHandle] = {}
         if plan.attention is not None:
             found["scaled_dot_product_attention"] = attention(model, plan.attention)
+        if plan.normalization:
+            found["BatchNorm and ReLU"] = normalization(model)
         if plan.saved is not None:
             found["kept for the backward"] = saved_activations(model, plan.saved, self.seed)
         return found
@@ -259,7 +268,7 @@ class Handle:
             return
         self._last_collected = self.steps
         for _, statistics in self._all_statistics():
-            if not statistics.collecting:
+            if not statistics.collecting and statistics.wanted(self.steps):
                 statistics.collect(sample)
 
     @property

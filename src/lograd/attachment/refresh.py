@@ -24,6 +24,8 @@ from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
+SELDOM = 100
+"""Steps between histograms that decide nothing, and are there to be read in `explain`."""
 LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
 """The least and the most sparsity that one layer gets where several share a target."""
 SMALLEST_SAMPLE = 4096
@@ -139,6 +141,15 @@ class OperandStatistics:
         """The sparsities that treatments of this operand share with other layers."""
         treatments = (one for site in self.operand.sites.values() for one in site.treatments)
         return {one: one.shared_sparsity for one in treatments if one.shared_sparsity is not None}
+
+    @property
+    def decides(self) -> bool:
+        """True if something follows from statistics: numbers, a share of zeros, or the guard against noise."""
+        return self.operand.has_statistics or any(site.makes_zeros for site in self.operand.sites.values())
+
+    def wanted(self, step: int) -> bool:
+        """Return True if a histogram that is due in this step is to be taken."""
+        return self.table is None or self.decides or step - self.step >= SELDOM
 
     @property
     def collecting(self) -> bool:

@@ -36,6 +36,14 @@ from .integer_products import (
     reason_not_integer,
 )
 from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
+from .normalization import (
+    BatchNormalized,
+    BatchNormGradients,
+    BatchStatistics,
+    batch_normalize,
+    batch_normalize_backward,
+    batch_statistics,
+)
 from .registry import library
 from .rows import (
     Clipped,
@@ -55,6 +63,8 @@ from .select import kth_magnitude
 from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 
 __all__ = [
+    "BatchNormGradients", "BatchNormalized", "BatchStatistics", "batch_normalize", "batch_normalize_backward",
+    "batch_statistics",
     "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic", "Ranged", "RangedCodes",
     "dither", "dither_", "luq", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune",
     "threshold_prune_", "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",

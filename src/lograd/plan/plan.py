@@ -33,7 +33,9 @@ from .table import plan_table
 from .work import StepWork
 
 VERSION = 2
-FIELDS = ("every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved")
+FIELDS = (
+    "every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization",
+)  # fmt: skip
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
@@ -59,6 +61,8 @@ class Plan:
         attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
         saved: bits of what layers that are not treated keep for the backward, such as BatchNorm and ReLU; None keeps it
             as it is.
+        normalization: compute BatchNorm in training and the ReLU behind it in one pass; results are PyTorch's within
+            float32 rounding.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -72,11 +76,14 @@ class Plan:
     keep: tuple[str, ...] = ()
     attention: int | None = None
     saved: int | None = None
+    normalization: bool = False
 
     def __post_init__(self) -> None:
         for name, bits in (("attention", self.attention), ("saved", self.saved)):
             if bits is not None:
                 check_width(f"{name} of a plan", bits, 2, 8)
+        if not isinstance(self.normalization, bool):
+            raise InvalidType(sentence("normalization of a plan", self.normalization, "True or False"))
         if not set(self.keep) <= set(KEEP):
             raise InvalidValue(sentence("keep of a plan", list(self.keep), "'first', 'last' or both"))
         for name in self.layers:
@@ -115,6 +122,7 @@ class Plan:
             **({} if self.growth is None else {"growth": self.growth.to_json()}),
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
             **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
+            **({"normalization": True} if self.normalization else {}),
         }
 
     @classmethod
@@ -148,6 +156,7 @@ class Plan:
             },
             attention=data.get("attention"),
             saved=data.get("saved"),
+            normalization=data.get("normalization", False),
         )
 
     @property

@@ -57,5 +57,6 @@ void bind_blocks(Functions&);
 void bind_sparse(Functions&);
 void bind_integer(Functions&);
 void bind_levels(Functions&);
+void bind_normalization(Functions&);
 
 }  // namespace lograd

@@ -26,4 +26,5 @@ NB_MODULE(_native, m) {
     lograd::bind_sparse(functions);
     lograd::bind_integer(functions);
     lograd::bind_levels(functions);
+    lograd::bind_normalization(functions);
 }

@@ -10,6 +10,7 @@
 #include "kernels/hadamard/hadamard.isa.h"
 #include "kernels/integer/integer.isa.h"
 #include "kernels/levels/levels.isa.h"
+#include "kernels/normalization/normalization.isa.h"
 #include "kernels/rows/rows.isa.h"
 #include "kernels/sparse/sparse.isa.h"
 
@@ -21,7 +22,8 @@ namespace LOGRAD_ISA {
 
 const Kernels& table() {
     static constexpr Kernels kernels{
-        LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels};
+        LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels,
+        kNormalization};
     return kernels;
 }
 

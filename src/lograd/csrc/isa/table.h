@@ -8,6 +8,7 @@
 #include "kernels/hadamard/hadamard.h"
 #include "kernels/integer/tile.h"
 #include "kernels/levels/levels.h"
+#include "kernels/normalization/normalization.h"
 #include "kernels/rows/rows.h"
 #include "kernels/sparse/lists.h"
 
@@ -23,6 +24,7 @@ struct Kernels {
     SparseKernels sparse;
     IntegerKernels integer;
     LevelKernels levels;
+    NormalizationKernels normalization;
 };
 
 // One of these for each instruction set; isa/fill.isa.h is what they consist of.

@@ -3,8 +3,20 @@
 from ... import native
 
 if native.status().available:
-    from . import blocks, codes, elementwise, hadamard, integer_products, integers, levels, rows, statistics
+    from . import (
+        blocks,
+        codes,
+        elementwise,
+        hadamard,
+        integer_products,
+        integers,
+        levels,
+        normalization,
+        rows,
+        statistics,
+    )
 
     __all__ = [
-        "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "rows", "statistics",
+        "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "normalization",
+        "rows", "statistics",
     ]  # fmt: skip

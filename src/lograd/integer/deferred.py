@@ -1,0 +1,289 @@
+"""Tensors that wait: the result of a BatchNorm for its ReLU, and the gradient of that ReLU for BatchNorm's backward.
+
+Each stands for a tensor that is computed as soon as any operator of PyTorch looks at it.  What it waits for takes it as
+it is: a ReLU computes BatchNorm, sum and ReLU in one pass, and BatchNorm's backward takes the gradient before the ReLU
+together with its mask.  Autograd's graph has the nodes that it would have without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..ops.reference.normalization import laid_as, where_passes
+from ..ops.registry import call
+
+aten: Any = torch.ops.aten
+_C: Any = torch._C
+_make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]  # PyTorch does not declare it
+_opaque: Any = torch.compiler.disable  # a compiled part of a model is not to follow what happens here
+
+
+class Layer(Protocol):
+    """What is known of a BatchNorm from call to call."""
+
+    waits: bool
+    """True if its result waits for a ReLU."""
+
+    def fused(self) -> None:
+        """Count a result that a ReLU took."""
+
+
+class Waiting(Tensor):
+    """A tensor that is computed when it is looked at."""
+
+    value: Tensor | None
+    """The tensor, once it is computed."""
+
+    @staticmethod
+    def __new__(cls, like: Tensor, strides: Sequence[int], *rest: Any) -> Waiting:
+        made: Waiting = _make(cls, like.shape, strides=strides, dtype=like.dtype, device=like.device)
+        made.value = None
+        return made
+
+    def compute(self) -> Tensor:
+        """Return the tensor that this one stands for."""
+        raise NotImplementedError
+
+    def plain(self) -> Tensor:
+        """Return the tensor, computed at the first call."""
+        if self.value is None:
+            self.value = self.compute()
+        return self.value
+
+    @classmethod
+    @_opaque
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        with _C.DisableTorchFunctionSubclass():
+            if func in RELU and args and isinstance(args[0], Normalized) and args[0].value is None:
+                return rectified(args[0], in_place=RELU[func] or bool((*args[1:], *options.values(), False)[0]))
+            if func in OF_MEMORY:
+                args, options = tree_map(_aliased, args), tree_map(_aliased, options)
+            return func(*args, **options)
+
+    @classmethod
+    @_opaque
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SUMS and (taken := _sum(func is SUMS[1], *args, **(kwargs or {}))) is not None:
+            return taken
+        owners: dict[int, Waiting] = {}
+
+        def plain(one: Any) -> Any:
+            if not isinstance(one, Waiting):
+                return one
+            value = one.plain()
+            owners[id(value)] = one
+            return value
+
+        args, kwargs = tree_map(plain, args), tree_map(plain, kwargs or {})
+        # What an operator in place returns is the tensor that it was given.
+        return tree_map(lambda one: owners.get(id(one), one), func(*args, **kwargs))
+
+
+class Source:
+    """All that BatchNorm's result follows from, which must not change until it is computed."""
+
+    def __init__(self, *arguments: Tensor | None) -> None:
+        self.arguments = tuple(None if one is None else one.detach() for one in arguments)
+        """x, mean, inverse, weight and bias."""
+        self.versions = self._versions()
+
+    def result(self, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
+        """Return the result, and the mask of the ReLU."""
+        if self._versions() != self.versions:
+            raise _changed("the input or a parameter of a BatchNorm")
+        y, mask = call("batch_normalize", *self.arguments, residual, relu)
+        return y, mask
+
+    def _versions(self) -> list[int]:
+        return [0 if one is None else one._version for one in self.arguments]
+
+
+class Normalized(Waiting):
+    """The result of a BatchNorm, or the sum of it and another tensor, which waits for a ReLU."""
+
+    def __init__(self, like: Tensor, strides: Sequence[int], source: Source, layer: Layer) -> None:
+        self.source, self.layer = source, layer
+        self.residual: Tensor | None = None
+        self.version = 0
+
+    def compute(self) -> Tensor:
+        """Return the result without a ReLU; the layer's next one does not wait."""
+        self.layer.waits = False
+        return self._result(relu=False)[0]
+
+    def rectified(self) -> tuple[Tensor, Tensor]:
+        """Return the result behind a ReLU, and where a gradient passes it."""
+        self.layer.fused()
+        return self._result(relu=True)
+
+    def add(self, residual: Tensor) -> Normalized:
+        """Stand for the sum from now on."""
+        self.residual, self.version = residual, residual._version
+        return self
+
+    def _result(self, relu: bool) -> tuple[Tensor, Tensor]:
+        if self.residual is not None and self.residual._version != self.version:
+            raise _changed("a tensor that was added to the result of a BatchNorm")
+        return self.source.result(self.residual, relu)
+
+
+class Masked(Waiting):
+    """The gradient behind a ReLU, which waits for the backward of the BatchNorm."""
+
+    def __init__(self, g: Tensor, strides: Sequence[int], mask: Tensor, shared: bool) -> None:
+        self.g, self.mask = g, mask
+        self.shared = shared
+        """True if it is the gradient of another tensor, too."""
+
+    def compute(self) -> Tensor:
+        """Return the gradient where it passes, else 0."""
+        layout = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
+        return torch.where(where_passes(self.mask, layout), laid_as(layout, self.g), 0)
+
+
+def _changed(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} has been modified by an inplace operation before that result was used; modify a copy of it, or remove "
+        "lograd.integer.normalization."
+    )
+
+
+def _joins(x: Any) -> bool:
+    return isinstance(x, Normalized) and x.value is None and x.residual is None
+
+
+def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None:
+    """A sum that still waits; None where it cannot."""
+    if not in_place and not _joins(x):
+        x, other = other, x
+    if not _joins(x) or not isinstance(other, Tensor) or other is x or alpha != 1:
+        return None
+    if other.shape != x.shape or other.dtype != x.dtype or other.device != x.device:
+        return None
+    residual = other.plain() if isinstance(other, Waiting) else other
+    if type(residual) not in (Tensor, torch.nn.Parameter):
+        return None
+    made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
+    return made.add(residual)
+
+
+def rectified(y: Normalized, in_place: bool) -> Tensor:
+    """Return the ReLU of a result that waits, in one pass."""
+    if in_place:  # y and what is returned are the same memory; what follows gets a plain tensor
+        return _aliased(_RectifyInPlace.apply(y))
+    result: Tensor = _Rectify.apply(y)
+    return result
+
+
+def _aliased(one: Any) -> Any:
+    """A plain tensor with the memory and the history of one that waits; anything else as it is."""
+    return aten.alias.default(one) if isinstance(one, Waiting) else one
+
+
+def without_waiting(results: Any) -> Any:
+    """Return results, in whatever lists or dictionaries, with plain tensors in the place of those that wait."""
+    return tree_map(_aliased, results)
+
+
+class _Rectify(torch.autograd.Function):
+    """BatchNorm, sum and ReLU in one pass."""
+
+    @staticmethod
+    def forward(context: Any, y: Normalized) -> Tensor:
+        result, mask = y.rectified()
+        context.save_for_backward(mask)
+        context.strides, context.shared = y.stride(), y.residual is not None
+        return result
+
+    @staticmethod
+    def backward(context: Any, g: Tensor) -> Tensor:
+        return _masked(context, g)
+
+
+class _RectifyInPlace(torch.autograd.Function):
+    """The same, written over BatchNorm's result."""
+
+    @staticmethod
+    def forward(context: Any, y: Normalized) -> Tensor:
+        y.value, mask = y.rectified()
+        context.save_for_backward(mask)
+        context.mark_dirty(y)
+        context.strides, context.shared = y.stride(), y.residual is not None
+        return y
+
+    @staticmethod
+    def backward(context: Any, g: Tensor) -> Tensor:
+        return _masked(context, g)
+
+
+def _masked(context: Any, g: Tensor) -> Tensor:
+    (mask,) = context.saved_tensors
+    if torch.is_grad_enabled():  # to be differentiated again
+        like = torch.empty_strided(g.shape, context.strides, dtype=g.dtype, device=g.device)
+        return g * where_passes(mask, like)
+    return Masked(g.plain() if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
+
+
+class Normalize(torch.autograd.Function):
+    """A BatchNorm in training; with `waits` its result waits for a ReLU."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        x: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        layer: Layer,
+        strides: Sequence[int],
+        waits: bool,
+    ) -> Tensor:
+        """Return the result."""
+        context.save_for_backward(x, mean, inverse, weight)
+        context.epsilon = epsilon
+        source = Source(x, mean, inverse, weight, bias)
+        if waits and any(context.needs_input_grad):
+            return Normalized(x, strides, source, layer)
+        return source.result(None, relu=False)[0]
+
+    @staticmethod
+    def backward(context: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, mean, inverse, weight = context.saved_tensors
+        needs = context.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated again: PyTorch knows how
+            d_x, d_weight, d_bias = aten.native_batch_norm_backward(
+                g, x, weight, None, None, mean, inverse, True, context.epsilon, [needs[0], needs[3], needs[4]]
+            )
+            return d_x, None, None, d_weight, d_bias, None, None, None, None
+        if isinstance(g, Masked) and g.value is None and g.stride() == x.stride():
+            d_x, d_weight, d_bias, masked = call(
+                "batch_normalize_backward", g.g, x, mean, inverse, weight, g.mask, g.shared
+            )
+            g.value = masked if g.shared else None
+        else:
+            g = g.plain() if isinstance(g, Waiting) else g
+            d_x, d_weight, d_bias, _ = call("batch_normalize_backward", g, x, mean, inverse, weight, None, False)
+        return d_x, None, None, d_weight if needs[3] else None, d_bias if needs[4] else None, None, None, None, None
+
+
+RELU = {F.relu: False, torch.relu: False, Tensor.relu: False, torch.relu_: True, Tensor.relu_: True}
+"""Functions that a result may wait for; True for those that write over it, which F.relu takes as an argument."""
+SUMS = (aten.add.Tensor, aten.add_.Tensor)
+OF_MEMORY = {
+    getattr(Tensor, name)
+    for name in (
+        "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "__repr__", "data_ptr", "numpy", "storage",
+        "tolist", "untyped_storage",
+    )
+}  # fmt: skip
+"""Methods that see the memory itself."""

@@ -1,0 +1,373 @@
+"""lograd.integer.normalization: BatchNorm and the ReLU behind it in one pass, against PyTorch, and its undo."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import lograd
+from lograd.errors import InvalidType
+from lograd.models import CifarResNet
+
+
+class Block(nn.Module):
+    """Two convolutions with BatchNorm beside a shortcut, as torchvision writes them: in place."""
+
+    def __init__(self, channels: int = 8, inplace: bool = True) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.bn1, self.bn2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn1(self.conv1(x))
+        out = self.relu(out)
+        out = self.bn2(self.conv2(out))
+        out += x
+        result: Tensor = self.relu(out)
+        return result
+
+
+class Applied(nn.Module):
+    """A BatchNorm whose result goes through a function."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm, self.then = norm or nn.BatchNorm2d(4), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.norm(x))
+
+
+def images(channels: int = 4, last: bool = True, seed: int = 0) -> Tensor:
+    x = torch.randn(3, channels, 5, 7, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+def trained(net: nn.Module, x: Tensor, steps: int = 2) -> list[Tensor]:
+    """Output, gradients and buffers after a few passes."""
+    net.zero_grad()
+    for _ in range(steps):
+        given = x.clone().requires_grad_()
+        y = net(given)
+        (y * torch.linspace(-1, 2, y.numel()).view(y.shape)).sum().backward()
+    gradients = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    return [y.detach().clone(), given.grad, *gradients, *(b.clone().double() for b in net.buffers())]
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 2e-5) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).norm() <= tolerance * other.norm() + 1e-6, (one, other)
+
+
+def compare(net: nn.Module, x: Tensor) -> lograd.integer.NormalizationHandle:
+    """Both ways; the model is the same bytes after."""
+    plain = copy.deepcopy(net)
+    expected = trained(plain, x)
+    plain.zero_grad(set_to_none=True)
+    with lograd.integer.normalization(net) as handle:
+        assert_near(trained(net, x), expected)
+    net.zero_grad(set_to_none=True)
+    assert net.state_dict().keys() == plain.state_dict().keys()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    return handle
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "NCHW"])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_residual_blocks(inplace: bool, last: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 8, 1), Block(8, inplace), Block(8, inplace))
+    handle = compare(net, images(last=last))
+    assert (handle.calls, handle.fused) == (8, 8)
+    assert repr(handle) == "NormalizationHandle(8 calls, 8 with a ReLU)"
+
+
+def test_a_whole_network() -> None:
+    torch.manual_seed(0)
+    handle = compare(CifarResNet(8, classes=5), torch.randn(4, 3, 16, 16))
+    assert (handle.calls, handle.fused) == (18, 14)  # the BatchNorms of two shortcuts have no ReLU of their own
+
+
+def test_a_removed_handle_leaves_the_model_as_it_was() -> None:
+    net = CifarResNet(8)
+    before = pickle.dumps(net)
+    handle = lograd.integer.normalization(net)
+    assert net.state_dict().keys() == pickle.loads(before).state_dict().keys()
+    handle.remove()
+    assert pickle.dumps(net) == before
+
+
+def changed_by_a_view(y: Tensor) -> Tensor:
+    y[:, 0] = 0.5
+    return y.relu()
+
+
+def changed_behind_autograd(y: Tensor) -> Tensor:
+    y.detach().mul_(2)
+    return y.relu()
+
+
+def overwritten_by_name(y: Tensor) -> Tensor:
+    F.relu(y, inplace=True)
+    return y * y
+
+
+def summed_in_place(y: Tensor) -> Tensor:
+    y += y.mean((2, 3), keepdim=True).expand_as(y) * 0.5
+    return torch.relu_(y)
+
+
+FUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "F.relu": F.relu,
+    "torch.relu": torch.relu,
+    "Tensor.relu": lambda y: y.relu(),
+    "in place": lambda y: y.relu_(),
+    "in place by name": overwritten_by_name,
+    "nn.ReLU": nn.ReLU(),
+    "nn.ReLU in place": nn.ReLU(inplace=True),
+    "of a sum": lambda y: F.relu(y + images(seed=2)),
+    "of a sum turned round": lambda y: F.relu(images(seed=2, last=False) + y),
+    "in other calls": lambda y: F.relu(y) + F.relu(y),
+}
+OTHER: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda y: y,
+    "gelu": F.gelu,
+    "relu6": F.relu6,
+    "product": lambda y: y * 2,
+    "relu after another use": lambda y: y.mean() + F.relu(y),
+    "relu before another use": lambda y: F.relu(y) * y,
+    "sum without relu": lambda y: (y + images(seed=2)) * 3,
+    "sum of broadcast": lambda y: F.relu(y + torch.ones(1, 4, 1, 1)),
+    "sum with a number": lambda y: F.relu(y + 1),
+    "sum with a factor": lambda y: F.relu(torch.add(y, images(seed=2), alpha=2)),
+    "sum with itself": lambda y: F.relu(y + y),
+    "sum of three": lambda y: F.relu(y + images(seed=2) + images(seed=3)),
+    "view": lambda y: y.permute(0, 2, 3, 1).flatten(1).relu(),
+    "slices": lambda y: torch.cat([y[:, :2].relu(), y[:, 2:]], 1),
+    "changed in place": lambda y: y.mul_(0.5).relu(),
+    "changed by a view": changed_by_a_view,
+    "changed behind autograd": changed_behind_autograd,
+    "summed in place": summed_in_place,
+    "numpy": lambda y: y * float(y.detach().numpy().mean()),
+    "a branch on values": lambda y: y.relu() if bool((y > 0).any()) else y,
+}
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "NCHW"])
+@pytest.mark.parametrize("name", [*FUSED, *OTHER])
+def test_whatever_follows_is_what_it_would_be(name: str, last: bool) -> None:
+    torch.manual_seed(0)
+    net = Applied((FUSED | OTHER)[name])
+    with torch.no_grad():
+        net.norm.bias.normal_()  # type: ignore[operator, union-attr]
+    handle = compare(net, images(last=last))
+    assert handle.calls == 2
+    if name in FUSED:
+        assert handle.fused >= 2
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "no momentum": (lambda: nn.BatchNorm2d(4, momentum=None), (3, 4, 5, 5)),
+    "no running statistics": (lambda: nn.BatchNorm2d(4, track_running_stats=False), (3, 4, 5, 5)),
+    "no weight": (lambda: nn.BatchNorm2d(4, affine=False), (3, 4, 5, 5)),
+    "another epsilon": (lambda: nn.BatchNorm2d(4, eps=0.5, momentum=0.7), (3, 4, 5, 5)),
+    "rows": (lambda: nn.BatchNorm1d(4), (9, 4)),
+    "sequences": (lambda: nn.BatchNorm1d(4), (3, 4, 6)),
+    "volumes": (lambda: nn.BatchNorm3d(4), (2, 4, 3, 2, 5)),
+    "across processes": (lambda: nn.SyncBatchNorm(4), (3, 4, 5, 5)),
+    "lazy": (lambda: nn.LazyBatchNorm2d(), (3, 4, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_kind_of_batch_norm(name: str) -> None:
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    net, x = Applied(F.relu, make()), torch.randn(shape) + 0.5
+    if name == "lazy":
+        net(x)
+    handle = compare(net, x)
+    assert (handle.calls, handle.fused) == (2, 2)
+
+
+def test_what_is_not_served_is_left_to_torch_and_counted() -> None:
+    net, x = Applied(F.relu).eval(), images()
+    expected = net(x)
+    with lograd.integer.normalization(net) as handle:
+        assert torch.equal(net(x), expected)
+        net.train()
+        net.double()(x.double())
+        net.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            net(x.bfloat16())
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            net(torch.randn(1, 4, 1, 1))
+    assert handle.calls == 0
+    assert sorted(handle.left_alone.values()) == [1, 1, 1, 1]
+    assert "1 call left to PyTorch: the layer is in evaluation mode" in handle.words()
+    assert repr(handle) == "NormalizationHandle(0 calls, 0 with a ReLU, 4 calls left alone)"
+
+
+def test_transforms_and_dispatch_modes_see_what_torch_computes() -> None:
+    net, x = Applied(F.relu, nn.BatchNorm2d(4, track_running_stats=False)), images()
+    expected = torch.func.grad(lambda x: net(x).square().sum())(x)
+    with lograd.integer.normalization(net) as handle:
+        assert torch.equal(torch.func.grad(lambda x: net(x).square().sum())(x), expected)
+        torch.func.vmap(net)(x[None])
+        with FlopCounterMode(display=False):
+            net(x)
+    assert handle.calls == 0
+    assert list(handle.left_alone.values()) == [2, 1]
+
+
+def test_statistics_alone_without_gradients() -> None:
+    net, plain, x = Applied(F.relu), Applied(F.relu), images()
+    with lograd.integer.normalization(net) as handle, torch.no_grad():
+        found, expected = net(x), plain(x)
+    assert type(found) is Tensor
+    assert_near([found, *net.double().buffers()][:3], [expected, *plain.double().buffers()][:3])
+    assert (handle.calls, handle.fused) == (1, 0)
+
+
+@pytest.mark.parametrize("then", [lambda y: y, F.relu, lambda y: F.relu(y + images(seed=1))], ids=["", "relu", "sum"])
+def test_gradients_of_gradients(then: Callable[[Tensor], Tensor]) -> None:
+    def second(net: nn.Module) -> list[Tensor]:
+        x = images().requires_grad_()
+        (first,) = torch.autograd.grad((net(x) ** 3 * images(seed=5)).sum(), x, create_graph=True)
+        found = torch.autograd.grad((first * images(seed=6)).sum(), [x, *net.parameters()], allow_unused=True)
+        return [one for one in found if one is not None]
+
+    net = Applied(then)
+    expected = second(copy.deepcopy(net))
+    with lograd.integer.normalization(net):
+        assert_near(second(net), expected, 1e-4)
+
+
+def test_an_input_that_changes_before_it_is_used_is_an_error() -> None:
+    class Changing(nn.Module):
+        def __init__(self, what: str) -> None:
+            super().__init__()
+            self.norm, self.what = nn.BatchNorm2d(4), what
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, other = x * 1, x * 2
+            y = self.norm(x) + other
+            (x if self.what == "input" else other).mul_(2)
+            return F.relu(y)
+
+    for what, words in (("input", "the input or a parameter of a BatchNorm"), ("sum", "a tensor that was added to")):
+        with (
+            lograd.integer.normalization(net := Changing(what)),
+            pytest.raises(RuntimeError, match=f"{words}.* has been modified by an inplace operation"),
+        ):
+            net(images())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.blocks = nn.Sequential(Block(4), Block(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.blocks, x, use_reentrant=reentrant)
+            return result
+
+    handle = compare(Checkpointed(), images())
+    assert handle.calls == 16
+    assert handle.fused >= 8
+
+
+def test_hooks_see_plain_numbers() -> None:
+    def seen(net: Applied) -> list[Tensor]:
+        found: list[Tensor] = []
+        net.norm.register_full_backward_hook(lambda _, inputs, outputs: found.extend([*inputs, *outputs]))
+        net.norm.register_forward_hook(lambda _, inputs, y: found.append(y.detach().clone()))
+        x = images().requires_grad_()
+        net(x).sum().backward()
+        return found
+
+    def gradients(net: Applied) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def then(y: Tensor) -> Tensor:
+            y.register_hook(lambda g: found.append(g * 1))
+            return F.relu(y)
+
+        net.then = then
+        net(images().requires_grad_()).sum().backward()
+        return found
+
+    for what in (seen, gradients):
+        net = Applied(F.relu)
+        expected = what(copy.deepcopy(net))
+        with lograd.integer.normalization(net):
+            assert_near(what(net), expected)
+
+
+def test_what_leaves_the_model_is_a_plain_tensor() -> None:
+    net = Applied(lambda y: {"a": [y, y + images(seed=1)], "b": F.relu(y)})  # type: ignore[arg-type, return-value]
+    x = images().requires_grad_()
+    with lograd.integer.normalization(net):
+        found = net(x)
+    for one in (*found["a"], found["b"]):
+        assert type(one) is Tensor
+        assert one.requires_grad
+    (gradient,) = torch.autograd.grad(found["b"].sum() + found["a"][1].sum(), x)
+    assert type(gradient) is Tensor
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile, by itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a graph that it breaks, by itself
+@pytest.mark.parametrize("what", ["model", "part"])
+def test_compiled_models(what: str) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.BatchNorm2d(4), Block(4)), images()
+    expected = trained(copy.deepcopy(net), x)
+    with lograd.integer.normalization(net):
+        if what == "part":
+            net[1].forward = torch.compile(net[1].forward, backend="aot_eager")  # type: ignore[method-assign]
+        run = torch.compile(net, backend="aot_eager") if what == "model" else net
+        assert_near(trained(run, x), expected)  # type: ignore[arg-type]
+
+
+def test_with_a_plan_that_asks_for_it() -> None:
+    torch.manual_seed(0)
+    net, x = CifarResNet(8, width=16), torch.randn(4, 3, 16, 16)
+    plan = replace(lograd.Plan.uniform("int8-full"), normalization=True, saved=8)
+    assert lograd.Plan.from_json(plan.to_json()) == plan
+    with lograd.attach(net, plan) as handle:
+        for _ in range(2):
+            F.cross_entropy(net(x), torch.tensor([1, 2, 3, 4])).backward()
+            handle.step()
+        assert "BatchNorm and ReLU" in handle.explain().layers
+        assert "18 calls, 14 with a ReLU in the same pass" in str(handle.explain())
+    assert not any(module._forward_hooks for module in net.modules())
+    with pytest.raises(InvalidType, match="normalization of a plan must be True or False"):
+        replace(plan, normalization=1)
+
+
+def test_copies_of_a_model_are_served_as_well() -> None:
+    net = Applied(F.relu)
+    with lograd.integer.normalization(net) as handle:
+        copy.deepcopy(net)(images()).sum().backward()
+    assert handle.calls == 1
+
+
+def test_only_modules_are_taken() -> None:
+    with pytest.raises(InvalidType, match=r"model must be a torch.nn.Module; got an object of type int"):
+        lograd.integer.normalization(3)  # type: ignore[arg-type]
