@@ -205,3 +205,20 @@ def test_a_plan_says_whether_its_bits_are_real():
     assert "Bits are real in Y and dX and dW of layers that integer products serve" in str(Plan.uniform("int4-full"))
     assert "Bits are simulated: rounding saves neither time nor memory" in str(Plan.uniform("fp6"))
     assert "Bits are" not in str(Plan.uniform("prune85"))
+
+
+@pytest.mark.parametrize("backend", ["dense", "integer"])
+@pytest.mark.parametrize("recipe", ["int4-full", "luq4", "mxfp4-full"])
+def test_an_evaluation_changes_nothing(recipe: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    handle = lograd.attach(model, lograd.Plan.uniform(recipe, keep=()), backend=backend)  # type: ignore[arg-type]
+    for _ in range(2):
+        model(torch.randn(16, 32)).square().mean().backward()
+        handle.step()
+    before = {name: tensor.clone() for engine in handle.layers.values() for name, tensor in engine.tensors().items()}
+    with torch.no_grad():
+        outputs = [model(100 * torch.randn(16, 32, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
+    after = {name: tensor for engine in handle.layers.values() for name, tensor in engine.tensors().items()}
+    assert torch.equal(*outputs)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

@@ -5,9 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
-
 from ..errors import InvalidValue, LogradWarning
 from ..plan import Plan
 from ..treatments import BACKWARD, Backend
@@ -32,23 +29,6 @@ def renamed(products: Backend, backend: Backend) -> Backend:
         stacklevel=3,
     )
     return products
-
-
-def kept_by_place(plan: Plan, modules: Mapping[str, nn.Module]) -> dict[int, str]:
-    """Return the layers that a plan keeps for their place in the model, by identity, with the reason.
-
-    The order is that of `model.modules()`.  None is kept where the plan would have no other layer to treat.
-    """
-    layers = list({id(module): module for module in modules.values()}.values())
-    named = {id(modules[name]) for name in plan.layers}
-    found = {}
-    if "first" in plan.keep and layers and isinstance(layers[0], _ConvNd):
-        found[id(layers[0])] = "the first convolution"
-    linear = [module for module in layers if not isinstance(module, _ConvNd)]
-    if "last" in plan.keep and linear:
-        found[id(linear[-1])] = "the last linear layer"
-    found = {key: reason for key, reason in found.items() if key not in named}
-    return found if len(found) < len(layers) else {}
 
 
 def warn_of_useless_formats(plan: Plan, loss_scale: float | None) -> None:

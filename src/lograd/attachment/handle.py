@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, final
 
@@ -20,31 +20,26 @@ from ..engine.layers import (
     candidates,
     reason_dense,
     reason_not_integer,
-    reason_not_supported,
     unwrapped,
     work_of_element,
 )
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
 from ..formats.values import check_width
-from ..integer import (
-    AttentionHandle,
-    NormalizationHandle,
-    SavedHandle,
-    attention,
-    normalization,
-    saved_activations,
-)
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
-from ..plan import LayerPlan, Plan
+from ..plan import Plan
 from ..treatments import PRODUCTS, Backend
 from ..treatments.products import check_backend
 from . import explain as explaining
+from . import exporting
 from . import state as states
-from .advice import kept_by_place, renamed, warn_of_skipped_layers, warn_of_useless_formats
+from .advice import renamed, warn_of_skipped_layers, warn_of_useless_formats
+from .beside import carried_out_beside
+from .choosing import chosen_layers
 from .counters import Counters, read_counters
 from .explain import Explanation
+from .exporting import Evaluation, Exported, Result
 from .guard import Growth, exploded
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
@@ -133,8 +128,6 @@ class Handle:
         self.steps = 0
         """Steps that `step` has counted."""
         self.cost = Cost()
-        self.skipped: dict[str, str] = {}
-        """Layers that are left alone, and why."""
         self.layers: dict[str, LayerEngine] = {}
         self._modules: dict[str, nn.Module] = {}
         self._statistics: dict[str, dict[str, OperandStatistics]] = {}
@@ -145,7 +138,10 @@ class Handle:
         self._clock = StepClock()
         self._growth: Growth | None = None
         """The growth of noise that was warned of."""
-        for name, module, layer in self._chosen(modules):
+        chosen, skipped = chosen_layers(plan, modules)
+        self.skipped = skipped
+        """Layers that are left alone, and why."""
+        for name, module, layer in chosen:
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             engine = self.layers[name] = LayerEngine(layer, device, self)
             self._modules[name] = module
@@ -163,42 +159,7 @@ class Handle:
         set_keys(self.layers.values(), self.seed, self.steps)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
-        self._beside = self._carried_out_beside()
-
-    def _carried_out_beside(self) -> dict[str, AttentionHandle | NormalizationHandle | SavedHandle]:
-        """Return what the plan asks for beside layers, in force from now on; it goes with the handle."""
-        model, plan = unwrapped(self.model), self.plan
-        found: dict[str, AttentionHandle | NormalizationHandle | SavedHandle] = {}
-        if plan.attention is not None:
-            found["scaled_dot_product_attention"] = attention(model, plan.attention)
-        if plan.normalization:
-            found["BatchNorm and ReLU"] = normalization(model)
-        if plan.saved is not None:
-            found["kept for the backward"] = saved_activations(model, plan.saved, self.seed)
-        return found
-
-    def _chosen(self, modules: dict[str, nn.Module]) -> list[tuple[str, nn.Module, LayerPlan]]:
-        """Return the layers to swap; the rest go to `skipped` with the reason."""
-        planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}
-        kept = kept_by_place(self.plan, modules) | {
-            id(modules[name]): reason for name, reason in self.plan.kept.items()
-        }
-        names: dict[int, str] = {}
-        for name, module in modules.items():
-            names.setdefault(id(module), name)  # a module that is used twice has several names and one entry
-        chosen = []
-        for key, name in names.items():
-            module, layer = modules[name], planned.get(key, self.plan.every)
-            reason = reason_not_supported(module)
-            if key in kept:
-                self.skipped[name] = f"kept: {kept[key]}"
-            elif layer is None:
-                self.skipped[name] = "not in the plan"
-            elif reason is not None:
-                self.skipped[name] = f"not supported: {reason}"
-            else:
-                chosen.append((name, module, layer))
-        return chosen
+        self._beside = carried_out_beside(unwrapped(model), plan, seed)
 
     def __repr__(self) -> str:
         what = f"{plural(len(self.layers), 'layer')} of {type(unwrapped(self.model)).__name__}"
@@ -233,6 +194,8 @@ class Handle:
             self._say_what_explodes()
         if any(layer.choices for layer in self.layers.values()):
             release_workspace()  # the next forward needs the memory more
+        for layer in self.layers.values():
+            layer.follow()
         self._loss_scale = loss_scale or self._loss_scale
         self.steps += 1
         if self.steps == self.start:
@@ -307,6 +270,26 @@ class Handle:
             self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
             {name: one.words() for name, one in self._beside.items()},
         )  # fmt: skip
+
+    # -- what it leaves behind --
+
+    def export(self) -> Exported:
+        """Return a plain copy of the model with the rounded weights written in, and their codes and ranges.
+
+        Layers whose forward the plan does not treat are as they are.
+        """
+        said, self._copy_was_said = self._copy_was_said, True
+        try:
+            return exporting.export(self.model, self.layers)
+        finally:
+            self._copy_was_said = said
+
+    def evaluate(self, function: Callable[[nn.Module], Result]) -> Evaluation[Result]:
+        """Return function(model) with the forward of the plan, and with plain layers; ranges and counters stay.
+
+        handle.evaluate(accuracy)    # Evaluation(treated=0.61, plain=0.63)
+        """
+        return exporting.evaluate(self.model, self.layers, function)
 
     # -- saving and undoing --
 

@@ -81,6 +81,9 @@ class Form(Protocol):
 class Engine(Protocol):
     """The object that treats the operands of one layer and computes its products."""
 
+    def hold(self, held: bool) -> None:
+        """Let operands of the output change nothing, or let them again; where they are not treated, do nothing."""
+
     def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands, with the ranges that are learned in front of the layer."""
 
@@ -129,6 +132,16 @@ def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, e
     and goes to x and weight as they came.  Only a range that is learned cuts it (`learning`), which torch.func's
     transforms do without.
     """
+    if torch.is_grad_enabled():
+        return _output(x, weight, bias, form, engine)
+    engine.hold(True)  # an evaluation leaves ranges and counters as they are
+    try:
+        return _output(x, weight, bias, form, engine)
+    finally:
+        engine.hold(False)
+
+
+def _output(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, engine: Engine) -> Tensor:
     transformed = _transformed()
     if not transformed:
         x, weight = engine.learning(x, weight)

@@ -160,10 +160,21 @@ class LayerEngine:
 
     # -- the three products --
 
+    def hold(self, held: bool) -> None:
+        """Let operands of the output change nothing, or let them again."""
+        for operand in (self.activations, self.weights):
+            if (site := operand.at["output"]) is not None:
+                site.held = held
+
     @property
     def learned(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are learned, by site."""
         return {name: site.learned for name, site in self.sites.items() if site.learned is not None}
+
+    def follow(self) -> None:
+        """Bring all that is learned up to its parameters, which an optimizer has moved."""
+        for site in self.sites.values():
+            site.follow()
 
     def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands, with the ranges that are learned in front of the layer."""

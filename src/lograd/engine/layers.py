@@ -78,11 +78,16 @@ def _unserved(module: nn.Module, backend: Any) -> str | None:
     if like is None:
         return "it has no parameters"
     shape, groups = weight_shape(module), getattr(module, "groups", 1)
-    if shape and not isinstance(module, _ConvNd | nn.Linear):  # the Conv1D of transformers
+    if works_transposed(module):
         shape = shape[::-1]
     reason: str | None = backend.unserved(shape, groups, isinstance(module, _ConvTransposeNd))
     # A layer on meta has its device still to come; the operator that multiplies serves any.
     return reason or backend.unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
+
+
+def works_transposed(module: nn.Module) -> bool:
+    """Return True if a layer's weight is (inputs, outputs): that of the Conv1D of transformers."""
+    return not isinstance(module, _ConvNd | nn.Linear)
 
 
 def weight_shape(module: nn.Module) -> tuple[int, ...]:

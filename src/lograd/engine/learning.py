@@ -22,8 +22,8 @@ from .site import Site
 
 def learning(x: Tensor, site: Site) -> Tensor:
     """Return an operand as it is; its gradient goes to the parameter of the site as well."""
-    assert site.learned is not None
-    call("follow_learned", x.detach(), site.text, site.learned.detach(), site.memory)
+    if not site.held:
+        site.follow(x.detach())
     result: Tensor = _Learning.apply(x, site.learned, site)  # type: ignore[no-untyped-call]
     return result
 

@@ -54,6 +54,8 @@ class Site:
         """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self.learned = self._parameter(device)
         """The parameter of a treatment that learns, from 0 on; None without one."""
+        self.held = False
+        """True while tensors pass that shall change nothing: those of an evaluation."""
         self._asked = (0, 0)
 
     def _parameter(self, device: torch.device) -> torch.nn.Parameter | None:
@@ -87,7 +89,9 @@ class Site:
 
     @property
     def changing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors that the operator changes: key, memory and counters."""
+        """The tensors that the operator changes, key, memory and counters; copies of them where `held`."""
+        if self.held:
+            return self.key.clone(), self.memory.clone(), self.counters.clone()
         return self.key, self.memory, self.counters
 
     @property
@@ -107,6 +111,12 @@ class Site:
         return (found - before[0]) / (elements - before[1]) if elements > before[1] else None
 
     # -- numbers and memory --
+
+    def follow(self, x: Tensor | None = None) -> None:
+        """Bring what is learned up to its parameter; a tensor gives it its initial value if it has none."""
+        if self.learned is not None:
+            learned = self.learned.detach()
+            call("follow_learned", learned[:0] if x is None else x, self.text, learned, self.memory)
 
     def set_numbers(self, numbers: list[Numbers]) -> None:
         """Write the numbers of each treatment."""

@@ -34,6 +34,9 @@ class Pruning(NamedTuple):
     passes: Tensor | None = None
     """Gradients that came by; None where the threshold is given."""
 
+    def hold(self, held: bool) -> None:
+        """Do nothing: the operands of the output are not treated."""
+
     def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands as they are: nothing is learned."""
         return x, weight

@@ -1,0 +1,95 @@
+"""What a trained plan leaves behind: a plain model with rounded weights, and results with and without rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from ..coded import CodedTensor
+from ..engine.coding import applied, encoded
+from ..engine.layer import LayerEngine
+from ..engine.layers import unwrapped, works_transposed
+
+Result = TypeVar("Result")
+
+
+class Exported(NamedTuple):
+    """A plain model whose weights are those that its trained forward multiplied, with the codes and ranges of them."""
+
+    model: nn.Module
+    """A copy of the model, in eval mode, without a plan."""
+    weights: dict[str, CodedTensor]
+    """By layer, codes, scale and zero of each weight that was rounded to levels; decode() is the model's weight, as
+    (outputs, inputs, ...)."""
+    activations: dict[str, dict[str, float]]
+    """By layer, the numbers by which its input was rounded, such as low and high, or a clip."""
+    left_alone: dict[str, str]
+    """Layers with a rounded forward whose weight could not be written, and why."""
+
+
+class Evaluation(NamedTuple, Generic[Result]):
+    """What a function makes of a model in both its forms."""
+
+    treated: Result
+    """With activations and weights as the plan has them in the forward."""
+    plain: Result
+    """With layers as they are without a plan."""
+
+
+def export(model: nn.Module, layers: Mapping[str, LayerEngine]) -> Exported:
+    """Return a plain copy of a model with its rounded weights, and the codes and ranges."""
+    plain = copy.deepcopy(unwrapped(model)).eval()
+    found = Exported(plain, {}, {}, {})
+    for name, layer in layers.items():
+        if (site := layer.activations.at["output"]) is not None:
+            numbers = site.numbers_and_memory()
+            found.activations[name] = {key: value for one in numbers for key, value in one.items()}
+        if layer.weights.at["output"] is not None:
+            _write(found, name, layer)
+    return found
+
+
+def _write(found: Exported, name: str, layer: LayerEngine) -> None:
+    """Round the weight of a layer as its forward does, and change nothing else."""
+    module, site = found.model.get_submodule(name), layer.weights.at["output"]
+    assert site is not None
+    weight = module._parameters.get("weight")
+    if weight is None:
+        found.left_alone[name] = "its weight is computed from other parameters"
+        return
+    if not layer.weights.ready:
+        found.left_alone[name] = "its weight was not treated yet"
+        return
+    turned = works_transposed(module)
+    oriented = weight.detach().t() if turned else weight.detach()
+    given = (oriented, site.treatments, site.numbers, site.key.clone(), site.memory.clone())
+    if site.levels:
+        coded = encoded(*given).coded
+        found.weights[name], values = coded, coded.decode()
+    else:
+        inputs = 0 if isinstance(module, _ConvTransposeNd) else 1
+        values = applied(*given, () if layer.weights.shared else (inputs,)).result
+    with torch.no_grad():
+        weight.copy_(values.t() if turned else values)
+
+
+def evaluate(
+    model: nn.Module, layers: Mapping[str, LayerEngine], function: Callable[[nn.Module], Result]
+) -> Evaluation[Result]:
+    """Return function(model), with gradients off, as the plan has the forward and with plain layers."""
+    with torch.no_grad():
+        treated = function(model)
+        ready = {operand: operand.ready for layer in layers.values() for operand in layer.operands.values()}
+        try:
+            for operand in ready:
+                operand.set_ready(False)
+            plain = function(model)
+        finally:
+            for operand, was in ready.items():
+                operand.set_ready(was)
+    return Evaluation(treated, plain)

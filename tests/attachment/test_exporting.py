@@ -1,0 +1,117 @@
+"""Exported models and evaluations of both forms."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lograd
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3, padding=1)
+        self.turned = nn.ConvTranspose2d(16, 8, 2, 2)
+        self.fc = nn.Linear(8 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc(self.turned(self.conv(x).relu()).flatten(1))
+        return result
+
+
+def trained(recipe: str, model: nn.Module | None = None, backend: str = "dense") -> tuple[lograd.Handle, nn.Module]:
+    torch.manual_seed(0)
+    model = model or Net()
+    handle = lograd.attach(model, lograd.Plan.uniform(recipe, keep=()), backend=backend)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([*model.parameters(), *handle.parameters()], lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, 4, 4)).square().mean().backward()
+        optimizer.step()
+        handle.step()
+    return handle, model
+
+
+@pytest.mark.parametrize("recipe", ["int4-full", "int8-full", "int4wa-clips", "int4wa-lsq+prune85", "mxfp4-full"])
+def test_an_exported_model_multiplies_the_weights_that_training_did(recipe: str) -> None:
+    handle, model = trained(recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = handle.export()
+    assert type(found.model.conv) is nn.Conv2d
+    assert not found.left_alone
+    assert not found.model.training
+    assert found.model.state_dict().keys() == model.state_dict().keys()
+    # The forward of the plan with activations as they are: only the weights are rounded.
+    for layer in handle.layers.values():
+        layer.activations.set_ready(False)
+    x = torch.randn(2, 8, 4, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(x), model(x))
+    for name, coded in found.weights.items():
+        assert torch.equal(coded.decode(), found.model.get_submodule(name).weight)  # type: ignore[arg-type]
+    for layer in handle.layers.values():
+        layer.activations.set_ready(True)
+
+
+def test_ranges_of_activations_are_told() -> None:
+    assert trained("int4-full")[0].export().activations["fc"].keys() == {"low", "high"}
+    assert trained("int4wa-clips")[0].export().activations["conv"].keys() == {"clip"}
+
+
+def test_a_plan_of_the_backward_exports_the_model_as_it_is() -> None:
+    handle, model = trained("prune85+fp6")
+    found = handle.export()
+    assert found.weights == {} == found.activations
+    assert all(torch.equal(one, two) for one, two in zip(found.model.parameters(), model.parameters(), strict=True))
+
+
+def test_nothing_changes_by_an_export() -> None:
+    handle, model = trained("int4-full")
+    before, state = copy.deepcopy(handle.state_dict()), {k: v.clone() for k, v in model.state_dict().items()}
+    handle.export()
+    assert handle.state_dict()["checksums"] == before["checksums"]
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_computed_weights_are_left_alone_with_the_reason() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+    handle = lograd.attach(model, lograd.Plan.uniform("int4-full", keep=()))
+    model(torch.randn(4, 8)).sum().backward()
+    assert handle.export().left_alone == {"0": "its weight is computed from other parameters"}
+
+
+@pytest.mark.parametrize("recipe", ["int2-full", "int4wa-clips"])
+def test_both_forms_in_one_call(recipe: str) -> None:
+    handle, model = trained(recipe)
+    x = torch.randn(2, 8, 4, 4)
+    before = handle.state_dict()["checksums"]
+    treated, plain = handle.evaluate(lambda model: model(x))
+    assert handle.state_dict()["checksums"] == before
+    assert not treated.requires_grad
+    with torch.no_grad():
+        assert torch.equal(model(x), treated)
+    handle.remove()
+    assert torch.equal(model(x), plain)
+    assert not torch.equal(treated, plain)
+
+
+def test_an_error_leaves_the_forward_as_it_was() -> None:
+    handle, model = trained("int2-full")
+    x = torch.randn(2, 8, 4, 4)
+    calls = []
+
+    def fails(model: nn.Module) -> None:
+        calls.append(model(x))
+        if len(calls) == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        handle.evaluate(fails)
+    with torch.no_grad():
+        assert torch.equal(model(x), calls[0])
