@@ -6,9 +6,11 @@ import pytest
 import training_files as files
 from typer.testing import CliRunner
 
+from lograd import Plan
 from lograd.cli import app
 from lograd.errors import InvalidValue
 from lograd.papers import EXPERIMENTS, THEORY, experiment_of
+from lograd.papers.bits import WAYS
 from lograd.papers.cells import CellFolder
 from lograd.papers.experiment import carry_out
 from lograd.papers.learning import CASES, TIMED
@@ -85,6 +87,22 @@ def test_learning(tmp_path):
     with pytest.raises(InvalidValue, match="'densse' is not one of dense"):
         carry_out(experiment_of("learning").make({"only": "densse", "data": data}), cells)
     assert len(CASES) == 16
+
+
+def test_bits(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    cells, (table,) = finished("bits", tmp_path / "cells", data=data)
+    assert cells.names == ["fp32-0", "fqt5-bhq-0", "int4-full-0", "times"]
+    assert set(cells.found("times")) == {"fp32", "fqt5-bhq", "int4-full"}
+    base, statquant, whole = table.rows
+    assert base[0] == "float32"
+    assert base[3:] == [None, None, "1.00"]
+    assert statquant[3] is not None
+    assert float(whole[5]) > 0
+    with pytest.raises(InvalidValue, match="'fp23' is not one of fp32"):
+        carry_out(experiment_of("bits").make({"only": "fp23", "data": data}), cells)
+    for way in WAYS.values():  # names that somebody knows
+        assert way.recipe is None or Plan.uniform(way.recipe)
 
 
 def test_explosion(tmp_path):

@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "sparsity": "Sparsity",
     "noise": "Noise",
     "learning": "Learning",
+    "bits": "Bits",
     "explosion": "Explosion",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""

@@ -13,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any, ClassVar, final
 
 import torch.nn.functional as F
 
 from .. import InvalidValue, Plan, Profile, profile
 from ..errors import nearest_name
-from ..training import Config, Session, in_turns, load_data
+from ..training import Config, load_data
 from ..training.folder import make_folder
-from ..training.work import BuiltIn
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
 from .pruned import Maker, Predicted, begun, cosine, ends_kept, everything, noise, split, two_copies, uniform
 from .result import Result
+from .runs import finished, speeds, timed_in_turns
 
 DENSE, TIMES = "dense", "times"
 
@@ -113,7 +113,7 @@ class Learning(Experiment):
                 yield Trained(f"{name}-{seed}", self._config(folder, name, case, seed))
         given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns}
         yield Measured(TIMES, given, partial(self._time, folder), threads=1)
-        speeds = _speeds(folder.found(TIMES))
+        faster = speeds(folder.found(TIMES), DENSE)
         base = self._base()
         steps = base.total_steps(load_data(base).steps_per_epoch)
         for seed in range(self.seeds):
@@ -121,7 +121,7 @@ class Learning(Experiment):
                 if case.again:
                     late = self.start * case.late
                     config = self._config(folder, name, case, seed)
-                    longer = replace(config, epochs=None, steps=round(late + (steps - late) * speeds[name]))
+                    longer = replace(config, epochs=None, steps=round(late + (steps - late) * faster[name]))
                     yield Trained(f"{name}-{seed}-equal-time", longer)
         for name, case in chosen.items():
             if case.late:
@@ -185,16 +185,8 @@ class Learning(Experiment):
 
     def _time(self, folder: CellFolder) -> Found:
         """Seconds of single steps of each case, taken in turns, or they could not be compared."""
-        data = load_data(self._base())
-        sessions = {}
-        for name, case in TIMED.items():
-            config = replace(self._config(folder, name, case, 0), start=0)
-            sessions[name] = Session(BuiltIn(config, data), config.load_plan())
-        taken: dict[str, list[float]] = {name: [] for name in TIMED}
-        for turn in in_turns(sessions, self.turns):
-            if turn.step > self.turns - max(self.turns // 3, 1):
-                taken[turn.name].append(turn.session.times.batch + turn.session.times.step)
-        return taken
+        configs = {name: replace(self._config(folder, name, case, 0), start=0) for name, case in TIMED.items()}
+        return timed_in_turns({name: (config, config.load_plan()) for name, config in configs.items()}, self.turns)
 
     def _predict(self, folder: CellFolder, name: str) -> Found:
         plan = Plan.load(folder.path / f"{name}.json")
@@ -205,12 +197,12 @@ class Learning(Experiment):
     def _rows(self, folder: CellFolder) -> Iterator[list[object]]:
         """A row for each case with a finished run: means over the seeds, and differences to the dense runs of them."""
         seeds = range(self.seeds)
-        dense = {seed: found for seed in seeds if (found := _finished(folder, f"{DENSE}-{seed}"))}
-        speeds = _speeds(folder.found(TIMES))
+        dense = {seed: found for seed in seeds if (found := finished(folder, f"{DENSE}-{seed}"))}
+        faster = speeds(folder.found(TIMES), DENSE)
         for name, case in CASES.items():
             predicted = folder.found(f"{name}-noise")
             for kind, ending in (("equal steps", ""), ("equal time", "-equal-time")):
-                runs = {seed: found for seed in seeds if (found := _finished(folder, f"{name}-{seed}{ending}"))}
+                runs = {seed: found for seed in seeds if (found := finished(folder, f"{name}-{seed}{ending}"))}
                 if not runs:
                     continue
                 others = {} if name == DENSE else dense
@@ -221,23 +213,10 @@ class Learning(Experiment):
                     f"{mean(map(_accuracy, runs.values())):.2f} %",
                     f"{mean(differences):+.2f}" if differences else None,
                     f"{stdev(differences):.2f}" if len(differences) > 1 else None,
-                    f"{speeds[name]:.2f}" if name in speeds else None,
+                    f"{faster[name]:.2f}" if name in faster else None,
                     None if predicted is None else f"{predicted['noise']:.2f}",
                 ]  # fmt: skip
 
 
-def _finished(folder: CellFolder, name: str) -> Found | None:
-    """The summary of a run that reached its end; a diverged one has no accuracy to compare."""
-    found = folder.found(name)
-    return found if found is not None and found["status"] == "finished" else None
-
-
 def _accuracy(run: Found) -> float:
     return 100 * float(run["final"]["accuracy"])
-
-
-def _speeds(taken: Found | None) -> dict[str, float]:
-    """How many steps of each case take as long as one dense step: ratios of medians."""
-    if taken is None:
-        return {}
-    return {name: median(taken[DENSE]) / median(seconds) for name, seconds in taken.items()}

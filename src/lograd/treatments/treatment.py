@@ -123,7 +123,7 @@ class Treatment(ABC):
         return False
 
     def follow(self, x: Tensor, learned: float, memory: Tensor) -> None:
-        """Set what is learned to its initial value, which the first tensor that is not empty gives, plus its parameter."""
+        """Set what is learned to its initial value, from the first tensor that is not empty, plus its parameter."""
         raise InvalidValue(f"{self} has nothing to learn.")
 
     def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
