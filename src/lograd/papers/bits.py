@@ -128,7 +128,7 @@ class Bits(Experiment):
     def _config(self, name: str) -> Config:
         return Config(
             self.model, str(self._data()), recipe=WAYS[name].recipe, width=self.width, epochs=self.epochs,
-            batch=self.batch, threads=1, backend="auto", evaluate_every=10**6, checkpoint_every=200,
+            batch=self.batch, threads=1, backend="auto" if WAYS[name].recipe else "dense", evaluate_every=10**6, checkpoint_every=200,
         )  # fmt: skip
 
     def _time(self, names: list[str]) -> Found:
