@@ -53,7 +53,9 @@ def predicted(layers: Sequence[str], sites: Sequence[SiteVariance], factors: Fac
     if factors is None or not {one.layer for one in sites} <= set(factors.layers):
         return unknown
     noise_input, noise_weight = ([ratios[name].get(layer, 0.0) for layer in factors.layers] for name in ("dX", "dW"))
-    own, passed = (dict(zip(factors.layers, column, strict=True)) for column in (factors.factors.own, factors.factors.passed))
+    own, passed = (
+        dict(zip(factors.layers, column, strict=True)) for column in (factors.factors.own, factors.factors.passed)
+    )
     treated = {one.layer for one in sites}
     by_layer = [
         ratios["dW"].get(layer, 0.0) * own[layer] + ratios["dX"].get(layer, 0.0) * passed[layer]

@@ -76,9 +76,7 @@ class Bench:
         seed: of the random numbers of treatments.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: Plan, loss_fn: LossFunction | None, seed: int
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, loss_fn: LossFunction | None, seed: int) -> None:
         self.model, self.plan, self.loss_fn, self.seed = model, plan, loss_fn, seed
         self.advance: Callable[[], None] = lambda: None
         """Called after each pass."""

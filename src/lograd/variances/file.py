@@ -50,9 +50,7 @@ def dump(found: Variance) -> bytes:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: [value.mean, value.error] if isinstance(value, Measured) else value for name, value in fields.items()
-    }
+    return {name: [value.mean, value.error] if isinstance(value, Measured) else value for name, value in fields.items()}
 
 
 def _tensor_to_json(one: TensorVariance) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..plan import Plan
 from ..profiles.loss import LossFunction
+from ..profiles.noise import Contributions as Factors
 from ..profiles.noise import check_plain
 from ..profiles.profiler import check_kinds, restored
 from ..report.progress import progress as steps_shown
@@ -46,9 +47,9 @@ def variance(
 
     The unit of noise is V, the variance of the gradient over minibatches, which training lives with anyway.  W is the
     variance that the plan adds: E|g_q - g|^2 over its random numbers, with g the exact gradient of the same minibatch.
-    A step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient is the derivative
-    of the plan's own forward, so a quantized forward does not count as noise of the backward; its change of the gradient
-    is reported apart.
+    A step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient is the
+    derivative of the plan's own forward, so a quantized forward does not count as noise of the backward; its change of
+    the gradient is reported apart.
 
     There is no optimizer step.  Model, `.grad`, buffers, modes and the random state are restored bit for bit, also when
     `loss_fn` raises or Ctrl-C ends it.  Treatments that take their numbers from statistics take them in a few passes of
@@ -128,7 +129,7 @@ class _Measurement:
         self.single: dict[str, list[tuple[Values, Values]]] = {}
         """Noise and its error in each treated batch with one layer treated, by layer."""
         self.sites: list[SiteVariance] = []
-        self.factors: arrivals.Factors | None = None
+        self.factors: Factors | None = None
 
     def run(self, batches: Iterator[Any], count: int) -> None:
         """Run all passes of all batches, of which there are `count` or less."""
@@ -163,9 +164,7 @@ class _Measurement:
         bench, groups = self.bench, self.groups
         if bench.treats_forward:
             plain = bench.plain(batch)
-            self.plain.append(
-                np.array([groups.products(exact, plain), groups.energies(exact), groups.energies(plain)])
-            )
+            self.plain.append(np.array([groups.products(exact, plain), groups.energies(exact), groups.energies(plain)]))
         self.draws.append(Draws.of(groups.gram(list(bench.draws(batch, plan, self.repeats, exact)))))
         for name, single in singles.items():
             samples = [groups.energies(one) for one in bench.draws(batch, single, self.repeats, exact)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from ..errors import InvalidValue, LogradError, nearest_name, plural
 from ..files.atomic import check_folder, read_file, replace_file
 from ..files.strict_json import LARGEST
 from ..report import TextTable
-from . import file, table
+from . import file, page, table
 from .values import Contributions, SiteVariance, TensorVariance
 
 
@@ -76,8 +76,11 @@ class Variance:
     def to_html(self, path: str | os.PathLike[str], title: str = "Variance of the gradients") -> Path:
         """Write a self-contained HTML page: rho of each tensor, where noise comes from, bounds and predictions."""
         check_folder(path)  # fails before the page is computed
-        from . import page
         return page.build(self, title).save(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as they stand in the file."""
+        return file.to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON with a checksum, of which `load` is the exact inverse; return its path."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,17 +19,27 @@ from ..profiles.layers import countable, on_gradient
 from ..treatments import BACKWARD, SYMBOLS, Statistics, describe, predict
 from .bench import Bench
 from .bounds import bound_of
-from .estimates import Measured, mean_of
+from .estimates import Measured, Values, mean_of
 from .values import SiteVariance
 
 DRAWS = 16
 """Random numbers for each gradient."""
+DX = "input_gradient"
 
 
-def arriving(bench: Bench, batch: Any) -> dict[str, list[Tensor]]:
-    """Return the exact gradients that arrive at each treated layer, one for each time that it runs."""
+class Arrived:
+    """The exact gradients that arrive at one layer, one for each time that it runs."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+        self.passed_on = False
+        """True if the layer computes dX: its input needs a gradient."""
+
+
+def arriving(bench: Bench, batch: Any) -> dict[str, Arrived]:
+    """Return the exact gradients that arrive at each treated layer."""
     modules = candidates(bench.model)
-    found: dict[str, list[Tensor]] = {name: [] for name in bench.layers}
+    found = {name: Arrived() for name in bench.layers}
     hooks = [modules[name].register_forward_hook(partial(_layer_ran, found[name])) for name in found]
     try:
         bench.exact(batch)
@@ -39,9 +49,11 @@ def arriving(bench: Bench, batch: Any) -> dict[str, list[Tensor]]:
     return found
 
 
-def _layer_ran(kept: list[Tensor], module: nn.Module, args: Any, output: Any) -> None:
+def _layer_ran(arrived: Arrived, module: nn.Module, args: Any, output: Any) -> None:
+    """Put a hook on the gradient of the layer's output; a forward hook."""
+    arrived.passed_on |= any(isinstance(one, Tensor) and one.requires_grad for one in args)
     if isinstance(output, Tensor) and output.requires_grad:
-        on_gradient(output, lambda gradient: kept.append(_as_treated(module, countable(gradient))))
+        on_gradient(output, lambda gradient: arrived.gradients.append(_as_treated(module, countable(gradient))))
 
 
 def _as_treated(module: nn.Module, g: Tensor) -> Tensor:
@@ -52,58 +64,64 @@ def _as_treated(module: nn.Module, g: Tensor) -> Tensor:
     return (g if batched else g.unsqueeze(0)).clone()
 
 
-def measure(bench: Bench, handle: Handle, gradients: Mapping[str, list[Tensor]]) -> list[SiteVariance]:
+def measure(bench: Bench, handle: Handle, arrived: Mapping[str, Arrived]) -> list[SiteVariance]:
     """Return the noise that each site adds to the gradients that arrive at it.
 
     Args:
         handle: the whole plan, attached.
-        gradients: by layer; a layer at which none arrives is left out.
+        arrived: by layer; a layer at which no gradient arrives is left out.
     """
     modules = candidates(bench.model)
     found = []
-    for name, arrived in gradients.items():
+    for name, own in arrived.items():
         engine = handle.layers[name]
-        if not arrived or not engine.gradient.ready or not any(bool(g.any()) for g in arrived):
+        if not engine.gradient.ready or not any(bool(g.any()) for g in own.gradients):
             continue
         fold = _fold(engine, modules[name])
         for site in engine.gradient.sites.values():
-            products = [product for product in BACKWARD if engine.gradient.at[product] is site]
-            factors = fold if "input_gradient" in products else None
-            symbols = ", ".join(SYMBOLS[product] for product in products)
-            found.append(_site(bench, handle, engine, site, arrived, factors, name, symbols))
+            products = [one for one in BACKWARD if engine.gradient.at[one] is site and (own.passed_on or one != DX)]
+            if not products:
+                continue
+            treated = _Treated(engine, site, own.gradients, tuple(products), fold if DX in products else None)
+            samples = np.array([treated.noise(partial(bench.draw, handle)) for _ in range(DRAWS)])
+            bench.draw(handle)  # memories as they were, for the prediction
+            found.append(treated.result(name, samples))
     return found
 
 
-def _site(
-    bench: Bench,
-    handle: Handle,
-    engine: LayerEngine,
-    site: Site,
-    arrived: list[Tensor],
-    fold: Tensor | None,
-    layer: str,
-    products: str,
-) -> SiteVariance:
-    """Return the noise of one site, summed over the gradients that arrive at its layer."""
-    samples = np.zeros(DRAWS)
-    for draw in range(DRAWS):
-        bench.draw(handle)
-        for g in arrived:
-            summed = () if engine.gradient.shared else (1,) if products == "dX" else (0, *range(2, g.dim()))
-            samples[draw] += _energy(site.treat(g, summed, engine.gradient.control, fold) - g)
-    mean, error = mean_of(samples)
-    bench.draw(handle)  # memories as they were, for the prediction
-    bounds = [None if fold is not None else bound_of(site.treatments, g) for g in arrived]
-    predictions = [None if fold is not None else _predicted(site, g) for g in arrived]
-    return SiteVariance(
-        layer,
-        products,
-        describe(site.treatments),
-        sum(map(_energy, arrived)),
-        Measured(float(mean), float(error)),
-        _sum(predictions),
-        _sum(bounds),
-    )
+class _Treated(NamedTuple):
+    """One site, and the gradients that it treats."""
+
+    engine: LayerEngine
+    site: Site
+    gradients: list[Tensor]
+    products: tuple[str, ...]
+    fold: Tensor | None
+    """Factors of the gradient's channels."""
+
+    def noise(self, draw: Callable[[], None]) -> float:
+        """Return |Q(g) - g|^2, summed over the gradients, with fresh random numbers."""
+        draw()
+        operand, total = self.engine.gradient, 0.0
+        for g in self.gradients:
+            summed = () if operand.shared else (1,) if DX in self.products else (0, *range(2, g.dim()))
+            total += _energy(self.site.treat(g, summed, operand.control, self.fold) - g)
+        return total
+
+    def result(self, layer: str, samples: Values) -> SiteVariance:
+        """Return all that is known of the site."""
+        mean, error = mean_of(samples)
+        treatments = self.site.treatments
+        plain = self.gradients if self.fold is None else []
+        return SiteVariance(
+            layer,
+            ", ".join(SYMBOLS[product] for product in self.products),
+            describe(treatments),
+            sum(map(_energy, self.gradients)),
+            Measured(float(mean), float(error)),
+            _sum([_predicted(self.site, g) for g in plain]),
+            _sum([bound_of(treatments, g) for g in plain]),
+        )
 
 
 def _fold(engine: LayerEngine, module: Any) -> Tensor | None:
@@ -131,5 +149,6 @@ def _energy(g: Tensor) -> float:
 
 
 def _sum(numbers: list[float | None]) -> float | None:
+    """Return the sum; None where there is no number, or one of them is not known."""
     known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
+    return sum(known) if known and len(known) == len(numbers) else None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 NOISE = ("rho = W/V",)
 COLUMNS = (
-    "weight tensor", "elements", "signal |E g|²", "minibatch V", "noise W", "rho = W/V", "bias² / W", "band / W",
-    "<bias",
+    "weight tensor", "rho = W/V", "<bias", "noise W", "minibatch V", "signal |E g|²", "bias² / W", "band / W",
+    "elements",
 )  # fmt: skip
 FORWARD = ("cosine to float32", "norm to float32")
 SITE_COLUMNS = (
@@ -32,7 +32,7 @@ def tensor_table(found: Variance) -> TextTable:
     rows = [*found.tensors, found.total]
     forward = any(one.forward is not None for one in rows)
     columns = (*COLUMNS, *FORWARD) if forward else COLUMNS
-    notes = [(NOISE, _cost(found.total.rho))] if found.total.rho is not None else []
+    notes: list[tuple[tuple[str, ...], str]] = [(NOISE, _cost(found.total.rho))] if found.total.rho is not None else []
     notes.append((("<bias",), bias_words(found)))
     if forward:
         notes.append(
@@ -78,13 +78,13 @@ def _tensor_row(one: TensorVariance, forward: bool) -> list[str]:
         change = [f"{one.forward.cosine:.4f}", f"{one.forward.norm:.3f}"]
     return [
         one.name,
-        f"{one.elements:,}",
-        number(one.signal),
-        measured(one.minibatch),
-        measured(one.noise),
         measured(one.rho),
-        *share,
         verdict(one),
+        measured(one.noise),
+        measured(one.minibatch),
+        number(one.signal),
+        *share,
+        f"{one.elements:,}",
         *change,
     ]
 
@@ -109,9 +109,10 @@ def site_table(found: Variance) -> TextTable:
         "Noise by layer: the quantizers alone, and what each layer adds to all weight gradients",
         SITE_COLUMNS,
         [*rows, *extra],
-        "Noise / |G|²: E|Q(G) − G|² of the quantizer on the exact gradient of the first minibatch; by the law: predicted "
-        "from the histogram of |G|; bound: of the StatQuant paper. In V: the noise in the whole gradient with this layer "
-        "alone treated, over V. Arrives: the same over |dW|², summed over the layers; predicted: by propagation.",
+        "Noise / |G|²: E|Q(G) − G|² of the quantizer on the exact gradient of the first minibatch; by the law: "
+        "predicted from the histogram of |G|; bound: of the StatQuant paper. In V: the noise in the whole gradient "
+        "with this layer alone treated, over V. Arrives: the same over |dW|², summed over the layers; predicted: by "
+        "propagation.",
         droppable=("<treatment", "|G|²", "by the law", "noise / bound", "bound", "arrives", "predicted"),
         notes=notes,
     )
@@ -144,8 +145,9 @@ def arrival_cells(found: Variance, layer: str) -> list[str]:
     if matrix is None or layer not in matrix.layers:
         return ["–", "–", "–"]
     row = matrix.layers.index(layer)
-    total = Measured(float(matrix.noise[row, -1]), float(matrix.errors[row, -1]))
-    return [measured(total.over(found.total.minibatch)), number(matrix.arrived[row]), number(matrix.predicted[row])]
+    unit = Measured(found.total.minibatch.mean, 0.0)  # the error of the unit is that of all rows, and stands elsewhere
+    added = Measured(float(matrix.noise[row, -1]), float(matrix.errors[row, -1])).over(unit)
+    return [measured(added), number(matrix.arrived[row]), number(matrix.predicted[row])]
 
 
 def sum_words(found: Variance) -> str:
@@ -159,7 +161,9 @@ def sum_words(found: Variance) -> str:
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
     where = f"; they differ by more than 4 sigma in {', '.join(deviating[:4])}" if deviating else " within 4 sigma"
-    return f"Alone the layers add {ratio} the noise that they add together{where}{', ...' if len(deviating) > 4 else ''}."
+    return (
+        f"Alone the layers add {ratio} the noise that they add together{where}{', ...' if len(deviating) > 4 else ''}."
+    )
 
 
 def prediction_words(found: Variance) -> str:

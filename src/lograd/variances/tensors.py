@@ -64,8 +64,8 @@ class Minibatches:
     """The mean gradient of minibatches and its variance, from one after the other.
 
     With m_b the mean of the first b gradients, (b - 1) / b |g_b - m_(b-1)|^2 is an unbiased estimate of the variance,
-    and for normal gradients these estimates are independent (Helmert's contrasts).  So their mean is V, the usual sum of
-    squares over n - 1, and their spread gives its standard error, without a second look at any gradient.
+    and for normal gradients these estimates are independent (Helmert's contrasts).  So their mean is V, the usual sum
+    of squares over n - 1, and their spread gives its standard error, without a second look at any gradient.
     """
 
     def __init__(self, groups: Groups) -> None:
