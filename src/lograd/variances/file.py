@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import InvalidValue, sentence
 from ..files import strict_json
 from ..files.checks import check_number, check_object, check_text, check_whole
 from ..files.seals import checksum_of_json
 from .estimates import LEAST_REPEATS, Measured
-from .values import Contributions, ForwardChange, SiteVariance, TensorVariance
-
-if TYPE_CHECKING:
-    from .result import Variance
+from .values import Contributions, Findings, ForwardChange, SiteVariance, TensorVariance
 
 VERSION = 1
 CHECKSUM = "checksum"
@@ -27,7 +24,7 @@ _MATRIX = (
 PRODUCTS = ("dX", "dW", "dX, dW")
 
 
-def to_json(found: Variance) -> dict[str, Any]:
+def to_json(found: Findings) -> dict[str, Any]:
     """Return plain values, of which `parse` makes the fields of a Variance again."""
     return {
         "lograd_variance": VERSION,
@@ -43,7 +40,7 @@ def to_json(found: Variance) -> dict[str, Any]:
     }
 
 
-def dump(found: Variance) -> bytes:
+def dump(found: Findings) -> bytes:
     """Return the content of the file."""
     data = to_json(found)
     return (json.dumps(data | {CHECKSUM: checksum_of_json(data)}, indent=1, allow_nan=False) + "\n").encode()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..report import Bars, Chart, HeatMap, Line, Mark, Page, Points, Rule, TextTable, Tile
 from . import table
-from .values import TensorVariance
-
-if TYPE_CHECKING:
-    from .result import Variance
+from .values import Findings, TensorVariance
 
 FOOTER = "Made by lograd: Variance.to_html"
 MOST_BARS = 24
 """The most tensors that are drawn as bars; more are drawn as points."""
 
 
-def build(found: Variance, title: str) -> Page:
+def build(found: Findings, title: str) -> Page:
     """Return the page."""
     page = Page(title, found.plan, FOOTER)
     page.metrics(_tiles(found))
@@ -27,7 +22,7 @@ def build(found: Variance, title: str) -> Page:
         "rho = W / V says what that costs: about as much as a batch with 1 / (1 + rho) of the samples."
     )
     page.charts(_rho(found), _bias(found))
-    page.table(*_rows(found.table()), table.caption(found), "lrl" + "r" * 6 + "r" * _extra(found))
+    page.table(*_rows(table.tensor_table(found)), table.caption(found), "lrl" + "r" * 6 + "r" * _extra(found))
     page.note(table.bias_words(found))
     if any(one.forward is not None for one in found.tensors):
         page.note(
@@ -43,11 +38,11 @@ def build(found: Variance, title: str) -> Page:
             "they apply."
         )
         page.charts(_quantizers(found))
-        page.table(*_rows(found.layers_table()), "", "lllrrrrrrrr")
+        page.table(*_rows(table.site_table(found)), "", "lllrrrrrrrr")
     return page
 
 
-def _tiles(found: Variance) -> list[Tile]:
+def _tiles(found: Findings) -> list[Tile]:
     total, rho = found.total, found.total.rho
     tiles = []
     if rho is not None:
@@ -70,7 +65,7 @@ def _tiles(found: Variance) -> list[Tile]:
     return tiles
 
 
-def _rho(found: Variance) -> Chart:
+def _rho(found: Findings) -> Chart:
     known = [(one.name, one.rho.mean) for one in found.tensors if one.rho is not None]
     names, values = [name for name, _ in known], [value for _, value in known]
     marks: list[Mark] = [Rule(1.0, "rho = 1")] if any(value > 0.5 for value in values) else []
@@ -80,7 +75,7 @@ def _rho(found: Variance) -> Chart:
     return Chart("Noise of the plan in each weight gradient", "", "rho = W / V", [line, *marks], x_names=names)
 
 
-def _bias(found: Variance) -> Chart:
+def _bias(found: Findings) -> Chart:
     known: list[TensorVariance] = [one for one in found.tensors if one.noise.mean > 0]
     names = [one.name for one in known] or ["none"]
     places = np.arange(len(known))
@@ -93,7 +88,7 @@ def _bias(found: Variance) -> Chart:
     )  # fmt: skip
 
 
-def _origins(page: Page, found: Variance) -> None:
+def _origins(page: Page, found: Findings) -> None:
     matrix = found.contributions
     if matrix is None:
         return
@@ -126,7 +121,7 @@ def _origins(page: Page, found: Variance) -> None:
     )  # fmt: skip
 
 
-def _agreement(found: Variance, one: TensorVariance) -> str:
+def _agreement(found: Findings, one: TensorVariance) -> str:
     assert found.contributions is not None
     agrees = found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     return "within 4 sigma" if agrees else "no"
@@ -136,7 +131,7 @@ def _share(value: float, over: float) -> str | None:
     return f"{value / over:.3f}" if over > 0 else None
 
 
-def _additive(found: Variance) -> Chart:
+def _additive(found: Findings) -> Chart:
     matrix = found.contributions
     assert matrix is not None
     names = list(matrix.layers)
@@ -147,7 +142,7 @@ def _additive(found: Variance) -> Chart:
     return Chart("What each layer adds to all weight gradients", "treated layer", what, marks)
 
 
-def _quantizers(found: Variance) -> Chart:
+def _quantizers(found: Findings) -> Chart:
     names = [f"{one.layer} {one.product}" for one in found.sites]
     places = np.arange(len(names))
     marks: list[Mark] = [Points(places, [one.noise.mean / one.energy for one in found.sites], "measured")]
@@ -169,5 +164,5 @@ def _rows(made: TextTable) -> tuple[list[str], list[list[object]]]:
     return [name.removeprefix("<") for name in layout.columns], [list(row) for row in layout.rows]
 
 
-def _extra(found: Variance) -> int:
-    return len(found.table().layout.columns) - len(table.COLUMNS)
+def _extra(found: Findings) -> int:
+    return len(table.tensor_table(found).layout.columns) - len(table.COLUMNS)

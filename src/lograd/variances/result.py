@@ -1,4 +1,4 @@
-"""`Variance`, all that was measured: values without tensors, from which table, page and file are made."""
+"""`Variance`, all that was measured, with the table, page and file that are made from it."""
 
 from __future__ import annotations
 
@@ -7,54 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from ..errors import InvalidValue, LogradError, nearest_name, plural
+from ..errors import InvalidValue, LogradError, plural
 from ..files.atomic import check_folder, read_file, replace_file
 from ..files.strict_json import LARGEST
 from ..report import TextTable
 from . import file, page, table
-from .values import Contributions, SiteVariance, TensorVariance
+from .values import Findings
 
 
 @final
 @dataclass(frozen=True, repr=False)
-class Variance:
-    """The variance that a plan adds to the gradients of a model, beside the variance that they have anyway.
+class Variance(Findings):
+    """The variance that a plan adds to the gradients of a model; `lograd.variance` makes one.
 
-    `lograd.variance` makes one.
-
-    Attributes:
-        plan: the plan in words.
-        tensors: each weight tensor that learns; the last entry is all parameters with one dimension together.
-        total: the whole gradient.
-        sites: the treated gradient of each layer and product, the noise of its quantizer alone, predictions and bounds.
-        contributions: the noise that each layer's treatment alone brings to each weight tensor; None if not measured.
-        batches: minibatches from which V was estimated.
-        treated: those of them that were also run with the plan.
-        repeats: draws of random numbers for each of these.
-        seed: of the random numbers.
+    See `Findings` for its numbers.
     """
-
-    plan: str
-    tensors: tuple[TensorVariance, ...]
-    total: TensorVariance
-    sites: tuple[SiteVariance, ...]
-    contributions: Contributions | None
-    batches: int
-    treated: int
-    repeats: int
-    seed: int
-
-    def __getitem__(self, name: str) -> TensorVariance:
-        for one in self.tensors:
-            if one.name == name:
-                return one
-        names = [one.name for one in self.tensors]
-        raise InvalidValue(f"no weight tensor {name!r} was measured.{nearest_name(name, names)}")
-
-    @property
-    def biased(self) -> tuple[str, ...]:
-        """The names of tensors whose bias is outside the band of chance."""
-        return tuple(one.name for one in self.tensors if not one.inside_band)
 
     def table(self) -> TextTable:
         """Return a table for the terminal with one row for each weight tensor."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..errors import plural
 from ..report import TextTable, text_table
 from .estimates import Measured
-from .values import SiteVariance, TensorVariance
+from .values import Findings, SiteVariance, TensorVariance
 from .variants import SAVED
-
-if TYPE_CHECKING:
-    from .result import Variance
 
 NOISE = ("rho = W/V",)
 COLUMNS = (
@@ -27,7 +22,7 @@ SITE_COLUMNS = (
 )  # fmt: skip
 
 
-def tensor_table(found: Variance) -> TextTable:
+def tensor_table(found: Findings) -> TextTable:
     """Return the table of weight tensors, with the whole gradient as the last row."""
     rows = [*found.tensors, found.total]
     forward = any(one.forward is not None for one in rows)
@@ -48,7 +43,7 @@ def tensor_table(found: Variance) -> TextTable:
     )
 
 
-def caption(found: Variance) -> str:
+def caption(found: Findings) -> str:
     """Return sentences on what was measured, and in which unit."""
     return (
         f"V from {found.batches:,} minibatches; W from {found.repeats} draws "
@@ -57,7 +52,7 @@ def caption(found: Variance) -> str:
     )
 
 
-def bias_words(found: Variance) -> str:
+def bias_words(found: Findings) -> str:
     """Return the verdict on the bias in a sentence."""
     if not found.biased:
         return "Bias: every tensor is inside the band, so chance alone explains it (4 sigma)."
@@ -96,7 +91,7 @@ def verdict(one: TensorVariance) -> str:
     return "inside the band" if one.inside_band else "outside"
 
 
-def site_table(found: Variance) -> TextTable:
+def site_table(found: Findings) -> TextTable:
     """Return the table of treated gradients, with what each adds to the weight gradients."""
     rows = [site_row(found, one, first) for one, first in _with_first(found.sites)]
     extra = []
@@ -124,7 +119,7 @@ def _with_first(sites: tuple[SiteVariance, ...]) -> list[tuple[SiteVariance, boo
     return [(one, names.index(one.layer) == place) for place, one in enumerate(sites)]
 
 
-def site_row(found: Variance, one: SiteVariance, first: bool) -> list[str]:
+def site_row(found: Findings, one: SiteVariance, first: bool) -> list[str]:
     """Return the cells of a site; those of its layer stand in the row of its first site."""
     return [
         one.layer if first else "",
@@ -139,7 +134,7 @@ def site_row(found: Variance, one: SiteVariance, first: bool) -> list[str]:
     ]
 
 
-def arrival_cells(found: Variance, layer: str) -> list[str]:
+def arrival_cells(found: Findings, layer: str) -> list[str]:
     """Return what a layer adds: to the whole gradient in units of V, and relative to |dW|^2 with its prediction."""
     matrix = found.contributions
     if matrix is None or layer not in matrix.layers:
@@ -150,7 +145,7 @@ def arrival_cells(found: Variance, layer: str) -> list[str]:
     return [measured(added), number(matrix.arrived[row]), number(matrix.predicted[row])]
 
 
-def sum_words(found: Variance) -> str:
+def sum_words(found: Findings) -> str:
     """Return whether the noises of single layers add up to that of the plan, in a sentence."""
     assert found.contributions is not None
     whole, parts = found.total.noise, found.contributions.sum()
@@ -166,7 +161,7 @@ def sum_words(found: Variance) -> str:
     )
 
 
-def prediction_words(found: Variance) -> str:
+def prediction_words(found: Findings) -> str:
     """Return what propagation expects of the whole plan, in a sentence."""
     matrix = found.contributions
     assert matrix is not None

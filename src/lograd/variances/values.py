@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from ..errors import InvalidValue
+from ..errors import InvalidValue, nearest_name
 from .estimates import Measured, Values
 
 VECTORS = "(vectors)"
@@ -143,3 +143,42 @@ class Contributions:
         """Return the noise of all layers in one tensor, or in the whole gradient, as if noises just added up."""
         column = self.tensors.index(tensor)
         return Measured(float(self.noise[:, column].sum()), float(np.hypot.reduce(self.errors[:, column])))
+
+
+@dataclass(frozen=True, repr=False)
+class Findings:
+    """The variance that a plan adds to the gradients of a model, beside the variance that they have anyway.
+
+    Attributes:
+        plan: the plan in words.
+        tensors: each weight tensor that learns; the last entry is all parameters with one dimension together.
+        total: the whole gradient.
+        sites: the treated gradient of each layer and product, the noise of its quantizer alone, predictions and bounds.
+        contributions: the noise that each layer's treatment alone brings to each weight tensor; None if not measured.
+        batches: minibatches from which V was estimated.
+        treated: those of them that were also run with the plan.
+        repeats: draws of random numbers for each of these.
+        seed: of the random numbers.
+    """
+
+    plan: str
+    tensors: tuple[TensorVariance, ...]
+    total: TensorVariance
+    sites: tuple[SiteVariance, ...]
+    contributions: Contributions | None
+    batches: int
+    treated: int
+    repeats: int
+    seed: int
+
+    def __getitem__(self, name: str) -> TensorVariance:
+        for one in self.tensors:
+            if one.name == name:
+                return one
+        names = [one.name for one in self.tensors]
+        raise InvalidValue(f"no weight tensor {name!r} was measured.{nearest_name(name, names)}")
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """The names of tensors whose bias is outside the band of chance."""
+        return tuple(one.name for one in self.tensors if not one.inside_band)
