@@ -143,7 +143,7 @@ class _Measurement:
         singles = variants.one_at_a_time(bench.plan, bench.layers) if self.with_contributions else {}
         rows = min(self.treated, count)
         total = count + 1 + rows * (self.repeats * (1 + len(singles)) + bench.treats_forward)
-        with steps_shown("measuring variance", total, "pass") as advance:
+        with steps_shown("measuring variance", total, "measurement") as advance:
             bench.advance = lambda: advance(1)
             for step, batch in enumerate(batches):
                 if step:

@@ -151,7 +151,7 @@ def sum_words(found: Findings) -> str:
     whole, parts = found.total.noise, found.contributions.sum()
     deviating = [
         one.name
-        for one in found.tensors
+        for one in (*found.tensors, found.total)
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
