@@ -1,6 +1,7 @@
 """The file of a variance: an exact inverse, and nothing in it is believed."""
 
 import json
+from functools import lru_cache
 
 import pytest
 import torch.nn.functional as F
@@ -11,10 +12,17 @@ from lograd.errors import InvalidValue
 from lograd.files.seals import checksum_of_json
 
 
+@lru_cache(maxsize=4)
+def measured(recipe, contributions=True):
+    return lograd.variance(
+        conv_net(), image_batches(3), lograd.Plan.uniform(recipe), F.cross_entropy, steps=3, treated=1, repeats=4,
+        contributions=contributions,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module", params=["int5-bhq", "int6-full"])
 def found(request):
-    plan = lograd.Plan.uniform(request.param)
-    return lograd.variance(conv_net(), image_batches(3), plan, F.cross_entropy, steps=3, treated=1, repeats=4)
+    return measured(request.param)
 
 
 def test_load_is_the_exact_inverse_of_save(found, tmp_path):
@@ -27,10 +35,7 @@ def test_load_is_the_exact_inverse_of_save(found, tmp_path):
 
 
 def test_without_contributions(tmp_path):
-    plan = lograd.Plan.uniform("int8-ptq")
-    found = lograd.variance(
-        conv_net(), image_batches(3), plan, F.cross_entropy, steps=3, repeats=4, contributions=False
-    )
+    found = measured("int8-ptq", contributions=False)
     assert lograd.Variance.load(found.save(tmp_path / "v.json")) == found
     assert found.contributions is None
 
@@ -68,9 +73,7 @@ def change(data, path, value):
     ],
 )
 def test_a_file_that_lies_is_refused_in_one_sentence(path, value, message, tmp_path):
-    plan = lograd.Plan.uniform("int5-psq")
-    made = lograd.variance(conv_net(), image_batches(3), plan, F.cross_entropy, steps=3, treated=1, repeats=4)
-    data = made.to_json()
+    data = measured("int5-bhq").to_json()
     change(data, path, value)
     (tmp_path / "v.json").write_text(json.dumps(data | {"checksum": checksum_of_json(data)}))
     with pytest.raises(InvalidValue, match="Cannot read the variance") as caught:

@@ -33,9 +33,7 @@ def chain(layers=2):
 
 def pairs(count=3, size=40):
     generator = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(size, 6, generator=generator), torch.randn(size, 6, generator=generator)) for _ in range(count)
-    ]
+    return [tuple(torch.randn(2, size, 6, generator=generator)) for _ in range(count)]
 
 
 def rounding_variance(g, bits=3):
@@ -59,7 +57,7 @@ def test_noise_of_one_linear_layer():
     assert found["0.weight"].noise.error < 0.1 * expected
     assert found.contributions.noise[0].tolist() == pytest.approx([expected] * 2, rel=0.3)
     assert found["0.weight"].inside_band
-    x, g = batches[0]
+    _, g = batches[0]
     site = found.sites[0]
     assert site.noise.agrees(float(rounding_variance(g).sum()))
     assert site.energy == pytest.approx(float(g.square().sum()), rel=1e-6)

@@ -59,7 +59,7 @@ def test_one_line_and_a_lookup(found):
     assert repr(found).startswith("Variance(4 tensors, 3 batches, rho 0.0")
     assert repr(found).endswith(", no bias seen)")
     assert found["3.weight"].name == "3.weight"
-    with pytest.raises(InvalidValue, match="no weight tensor '3.weigth' was measured. Did you mean '3.weight'?"):
+    with pytest.raises(InvalidValue, match=r"no weight tensor '3.weigth' was measured. Did you mean '3.weight'?"):
         found["3.weigth"]
 
 

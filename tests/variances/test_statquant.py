@@ -1,6 +1,7 @@
 """The claims of the StatQuant paper on a network that has learned: which quantizer adds less, unbiased, additive."""
 
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def measured(recipe: str, contributions: bool = False) -> Variance:
 def test_ptq_adds_more_than_psq_and_psq_more_than_bhq(bits):
     """The gradient for dX alone is treated, as the paper's methods differ in nothing else."""
     totals = [measured(f"int{bits}-{method}/identity").total.noise for method in METHODS]
-    for larger, smaller in zip(totals, totals[1:], strict=False):
+    for larger, smaller in pairwise(totals):
         assert larger.mean - smaller.mean > SIGMAS * np.hypot(larger.error, smaller.error)
 
 
