@@ -21,7 +21,7 @@ def bound_of(treatments: Sentence, g: Tensor) -> float | None:
 
     >>> g = torch.tensor([[-1.0, 2.0], [0.5, 0.25]])
     >>> round(bound_of((StatQuant(8, "psq"),), g), 8)  # 2 / (4 * 255^2) * (3^2 + 0.25^2)
-    6.969e-05
+    6.968e-05
     """
     if len(treatments) != 1 or not isinstance(one := treatments[0], StatQuant) or not one.unbiased:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..engine.layers import candidates
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..plan import Plan
 from ..profiles.loss import LossFunction
 from ..profiles.noise import Contributions as Factors
-from ..profiles.noise import check_plain
+from ..profiles.noise import check_plain, learned_weights
 from ..profiles.profiler import check_kinds, restored
 from ..report.progress import progress as steps_shown
 from ..report.progress import shown
@@ -77,14 +79,9 @@ def variance(
     """
     check_kinds(batches, loss_fn, progress)
     _check(model, plan, steps, treated, repeats, contributions)
-    with (
-        shown(progress),
-        restored(model),
-        torch.enable_grad(),
-        torch.compiler.set_stance("force_eager"),  # compiled code would not call the hooks
-    ):
-        bench = Bench(model, plan, loss_fn, seed)
-        found = _Measurement(bench, treated, repeats, contributions)
+    eager = partial(torch.compiler.set_stance, "force_eager")  # compiled code would not call the hooks
+    with shown(progress), restored(model), torch.enable_grad(), eager():
+        found = _Measurement(Bench(model, plan, loss_fn, seed), treated, repeats, contributions)
         found.run(islice(batches, steps), _length(batches, steps))
         if found.minibatches.count < LEAST_BATCHES:
             raise InvalidValue(
@@ -226,7 +223,7 @@ class _Measurement:
         )
         layers = tuple(self.single)
         expected = arrivals.predicted(layers, self.sites, self.factors)
-        weights = [place for place, name in enumerate(names) if _layer_of(name) in self._propagated()]
+        weights = self._weights_of_layers()
         energies = np.mean(self.energies, axis=0)[weights]
         relative = np.where(energies > 0, 1 / np.where(energies > 0, energies, 1.0), 0.0)
         together, _ = noise_of(self.draws)
@@ -235,15 +232,13 @@ class _Measurement:
             float(together[weights] @ relative), expected.together,
         )  # fmt: skip
 
-    def _propagated(self) -> tuple[str, ...]:
-        """Return the layers among whose weights arrivals are counted."""
-        return tuple(self.bench.layers) if self.factors is None else self.factors.layers
-
-
-def _layer_of(parameter: str) -> str | None:
-    """Return the layer of which a parameter is the weight, by its name; None for any other parameter."""
-    layer, _, name = parameter.rpartition(".")
-    return layer if name == "weight" else None
+    def _weights_of_layers(self) -> list[int]:
+        """Return the places of the tensors among which arrivals are counted: the weights of layers."""
+        modules = candidates(self.bench.model)
+        layers = self.bench.layers if self.factors is None else self.factors.layers
+        weights = {id(weight) for layer in layers for weight in learned_weights(modules[layer])}
+        owners = {name for name, one in self.bench.parameters.items() if id(one) in weights}
+        return [place for place, name in enumerate(self.groups.names) if name in owners]
 
 
 def _measured(means: Values, errors: Values) -> list[Measured]:

@@ -8,7 +8,6 @@ from ..errors import plural
 from ..report import TextTable, text_table
 from .estimates import Measured
 from .values import Findings, SiteVariance, TensorVariance
-from .variants import SAVED
 
 NOISE = ("rho = W/V",)
 COLUMNS = (
@@ -94,9 +93,9 @@ def verdict(one: TensorVariance) -> str:
 def site_table(found: Findings) -> TextTable:
     """Return the table of treated gradients, with what each adds to the weight gradients."""
     rows = [site_row(found, one, first) for one, first in _with_first(found.sites)]
-    extra = []
-    if found.contributions is not None and SAVED in found.contributions.layers:
-        extra = [[SAVED, *["–"] * 7, *arrival_cells(found, SAVED)]]
+    known = {one.layer for one in found.sites}
+    others = () if found.contributions is None else found.contributions.layers
+    extra = [[name, *["–"] * 7, *arrival_cells(found, name)] for name in others if name not in known]
     notes = []
     if found.contributions is not None:
         notes = [(("in V",), sum_words(found)), (("predicted",), prediction_words(found))]
