@@ -55,6 +55,12 @@ def test_words_on_bias_forward_and_layers_that_differ():
     assert "Propagation does not tell" in replace(biased, contributions=unknown).layers_table()
 
 
+def test_layers_whose_gradient_is_not_treated_have_a_row_for_what_they_add():
+    """Weights and activations are treated in the backward, and the gradient is not."""
+    text = measured("saw80").layers_table()
+    assert re.search(r"^  3 +– .* ± 0 ", text, re.MULTILINE)
+
+
 def test_one_line_and_a_lookup(found):
     assert repr(found).startswith("Variance(4 tensors, 3 batches, rho 0.0")
     assert repr(found).endswith(", no bias seen)")

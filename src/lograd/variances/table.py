@@ -154,7 +154,9 @@ def sum_words(found: Findings) -> str:
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
-    where = f"; they differ by more than 4 sigma in {', '.join(deviating[:4])}" if deviating else " within 4 sigma"
+    where = (
+        f"; they differ by more than 4 sigma in {', '.join(deviating[:4])}" if deviating else ", equal within 4 sigma"
+    )
     return (
         f"Alone the layers add {ratio} the noise that they add together{where}{', ...' if len(deviating) > 4 else ''}."
     )
