@@ -26,7 +26,7 @@ def build(found: Findings, title: str) -> Page:
     page.note(table.bias_words(found))
     if any(one.forward is not None for one in found.tensors):
         page.note(
-            "The plan also quantizes the forward. That changes the gradient itself: the last columns compare the exact "
+            "The plan also quantizes the forward. That changes the gradient itself: two columns compare the exact "
             "gradient, which is that of the quantized forward, with the gradient in float32."
         )
     _origins(page, found)

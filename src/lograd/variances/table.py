@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import plural
@@ -15,6 +17,8 @@ COLUMNS = (
     "elements",
 )  # fmt: skip
 FORWARD = ("cosine to float32", "norm to float32")
+MOST_NAMES = 4
+"""The most tensors that a sentence names."""
 SITE_COLUMNS = (
     "layer", "<product", "<treatment", "|G|²", "noise / |G|²", "by the law", "bound", "noise / bound", "in V",
     "arrives", "predicted",
@@ -25,7 +29,7 @@ def tensor_table(found: Findings) -> TextTable:
     """Return the table of weight tensors, with the whole gradient as the last row."""
     rows = [*found.tensors, found.total]
     forward = any(one.forward is not None for one in rows)
-    columns = (*COLUMNS, *FORWARD) if forward else COLUMNS
+    columns = (*COLUMNS[:3], *FORWARD, *COLUMNS[3:]) if forward else COLUMNS
     notes: list[tuple[tuple[str, ...], str]] = [(NOISE, _cost(found.total.rho))] if found.total.rho is not None else []
     notes.append((("<bias",), bias_words(found)))
     if forward:
@@ -55,10 +59,7 @@ def bias_words(found: Findings) -> str:
     """Return the verdict on the bias in a sentence."""
     if not found.biased:
         return "Bias: every tensor is inside the band, so chance alone explains it (4 sigma)."
-    return (
-        f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): "
-        f"{', '.join(found.biased[:4])}{', ...' if len(found.biased) > 4 else ''}."
-    )
+    return f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): {_listed(found.biased)}."
 
 
 def _cost(rho: Measured) -> str:
@@ -74,12 +75,12 @@ def _tensor_row(one: TensorVariance, forward: bool) -> list[str]:
         one.name,
         measured(one.rho),
         verdict(one),
+        *change,
         measured(one.noise),
         measured(one.minibatch),
         number(one.signal),
         *share,
         f"{one.elements:,}",
-        *change,
     ]
 
 
@@ -154,12 +155,14 @@ def sum_words(found: Findings) -> str:
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
-    where = (
-        f"; they differ by more than 4 sigma in {', '.join(deviating[:4])}" if deviating else ", equal within 4 sigma"
-    )
-    return (
-        f"Alone the layers add {ratio} the noise that they add together{where}{', ...' if len(deviating) > 4 else ''}."
-    )
+    where = f"; they differ by more than 4 sigma in {_listed(deviating)}" if deviating else ", equal within 4 sigma"
+    return f"Alone the layers add {ratio} the noise that they add together{where}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def prediction_words(found: Findings) -> str:
