@@ -2,7 +2,7 @@
 
 Formats say what a few bits can represent, laws what a gradient looks like, the theory what follows from the two, and
 the operators do it to tensors.  `profile` shows the gradients of a model, a plan says what to do to each layer's, and
-`attach` trains with it.
+`attach` trains with it.  `variance` measures what a plan adds to the variance that gradients have anyway.
 """
 
 import importlib as _importlib
@@ -17,6 +17,7 @@ if _typing.TYPE_CHECKING:
     from .attachment import Handle, attach
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
+    from .variances import Variance, variance
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "MomentDoesNotExist",
     "Plan",
     "Profile",
+    "Variance",
     "__version__",
     "attach",
     "coded",
@@ -46,6 +48,7 @@ __all__ = [
     "sparse",
     "theory",
     "treatments",
+    "variance",
 ]
 
 
@@ -55,9 +58,11 @@ _ON_FIRST_USE = {
     "LayerPlan": "lograd.plan",
     "Plan": "lograd.plan",
     "Profile": "lograd.profiles",
+    "Variance": "lograd.variances",
     "attach": "lograd.attachment",
     "observe": "lograd.profiles",
     "profile": "lograd.profiles",
+    "variance": "lograd.variances",
 }
 
 

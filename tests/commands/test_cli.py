@@ -13,7 +13,9 @@ import lograd
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE
 
-COMMANDS = ["demo", "profile", "plan", "train", "compare", "formats", "recipes", "reproduce", "env", "cite"]
+COMMANDS = [
+    "demo", "profile", "plan", "variance", "train", "compare", "formats", "recipes", "reproduce", "env", "cite",
+]  # fmt: skip
 
 
 def run(*arguments, cwd=None):

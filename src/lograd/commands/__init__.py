@@ -14,8 +14,9 @@ from .profile import profile
 from .recipes import recipes
 from .reproduce import reproduce
 from .train import train
+from .variance import variance
 
-COMMANDS = (demo, profile, plan, train, compare, formats, recipes, reproduce, env, cite)
+COMMANDS = (demo, profile, plan, variance, train, compare, formats, recipes, reproduce, env, cite)
 """In the order in which the help lists them: what one does to a model, and then what one looks up."""
 
 __all__ = ["COMMANDS"]

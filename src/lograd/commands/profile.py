@@ -57,16 +57,13 @@ def profile(
     from ..training.loading import own_words
 
     given = {"data": data, "batch": batch, "width": width, "seed": seed, "after": after}
-    if (make is None) == (model is None):
-        raise InvalidValue("profile needs MODULE:FUNCTION or --model NAME, one of them.")
-    if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
-        raise InvalidValue(f"{', '.join(extra)} belongs to --model; {make} brings its own model and data.")
+    check_model("profile", make, model, given)
     if (output / "profile.npz").exists() and not overwrite:
         raise InvalidValue(
             f"the folder {output} has a profile already; replace it by --overwrite, or give another folder by -o."
         )
     with as_lines(not as_json):
-        network, batches, loss = _own(make) if make is not None else _built_in(str(model), given)
+        network, batches, loss = load_model(make, model, given)
     with as_lines(not as_json), folder_for_results(output) as folder:  # made before the work, not after it
         with warnings_as_sentences(), own_words("a step of the model"):
             found = observe(network, batches, loss, steps, every=every, noise=noise)
@@ -80,6 +77,21 @@ def profile(
         return
     show(found.table())
     out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
+
+
+def check_model(command: str, make: str | None, model: str | None, given: dict[str, Any]) -> None:
+    """Refuse both a function and a built-in model, neither, and options of the latter without it."""
+    from .. import InvalidValue
+
+    if (make is None) == (model is None):
+        raise InvalidValue(f"{command} needs MODULE:FUNCTION or --model NAME, one of them.")
+    if make is not None and (extra := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise InvalidValue(f"{', '.join(extra)} belongs to --model; {make} brings its own model and data.")
+
+
+def load_model(make: str | None, model: str | None, given: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return model, batches and loss of a user's function, or of a built-in model."""
+    return _own(make) if make is not None else _built_in(str(model), given)
 
 
 def _own(target: str) -> tuple[Any, Any, Any]:

@@ -142,7 +142,7 @@ def measure(
     stance = torch.compiler.set_stance("force_eager")  # compiled code would not call the hooks
     try:
         value = loss()
-        owned = {name: _learned(layer.module) for name, layer in layers.items()}
+        owned = {name: learned_weights(layer.module) for name, layer in layers.items()}
         weights = list({id(weight): weight for several in owned.values() for weight in several}.values())
         if not weights:
             return None
@@ -201,7 +201,7 @@ class _Factors:
         return Propagation(self.own * unit, self.passed * unit, relative * unit)
 
 
-def _learned(module: nn.Module) -> list[Tensor]:
+def learned_weights(module: nn.Module) -> list[Tensor]:
     """Return the weight, or the parameters that it is computed from, if they require a gradient."""
     own = weight_of(module)
     parts = [own] if own is not None else [part for name, part in module.named_parameters() if name != "bias"]

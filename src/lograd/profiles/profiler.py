@@ -67,7 +67,7 @@ def profile(
     check_width("steps", steps, 1, 2**31)
     if check_width("noise", noise, 0, 2**31):
         check_plain(model)
-    _check_kinds(batches, loss_fn, progress)
+    check_kinds(batches, loss_fn, progress)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         batch = _run(model, _taken(batches, steps), loss_fn, observer)
@@ -86,7 +86,8 @@ def profile(
     return result
 
 
-def _check_kinds(batches: object, loss_fn: object, progress: object) -> None:
+def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
+    """Refuse arguments of `profile` that are of a wrong type."""
     if progress is not None and not isinstance(progress, bool):
         raise InvalidType(sentence("progress", progress, "True, False or None"))
     if loss_fn is not None and not callable(loss_fn):

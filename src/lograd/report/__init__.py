@@ -5,6 +5,7 @@ Pages need no plotting library, no script and no network.
 
 from ..files.atomic import CannotWrite, check_folder
 from .chart import Chart
+from .heatmap import HeatMap
 from .marks import Band, Bars, Histogram, Line, Mark, Points, Rule
 from .page import Page, Tile
 from .text import TextTable, text_table
@@ -14,6 +15,7 @@ __all__ = [
     "Bars",
     "CannotWrite",
     "Chart",
+    "HeatMap",
     "Histogram",
     "Line",
     "Mark",

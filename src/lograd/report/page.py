@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from ..errors import InvalidValue, sentence
 from ..files.atomic import replace_file
 from .chart import Chart
+from .heatmap import HeatMap
 from .svg import escape, number, text_width
 from .theme import CHART_CSS
 
@@ -176,7 +177,7 @@ class Page:
         blocks = "".join(part._blocks)
         return self._add(f'<details class="card"><summary>{_prose(summary)}</summary>{blocks}</details>')
 
-    def charts(self, *charts: Chart, phone: bool = True) -> Page:
+    def charts(self, *charts: Chart | HeatMap, phone: bool = True) -> Page:
         """Add charts, side by side where the screen has room.
 
         Args:

@@ -1,0 +1,132 @@
+"""Estimates from samples of gradients, with their standard errors: variances, and a bias with the band of chance.
+
+Squared norms of tensors add up, so every number here is computed for several tensors at once: arrays have an entry
+for each tensor in their first dimension.  Nothing here knows models or plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Values = NDArray[np.float64]
+SIGMAS = 4.0
+"""Half the width of a band, in standard deviations of a normal law; chance leaves it once in 30,000 times."""
+LEAST_REPEATS = 4
+"""The fewest draws from which a bias and its band can be estimated."""
+ROUNDING = 1e-6
+"""Relative error of a sum in float32; a smaller bias is not told from it."""
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """A mean and its standard error."""
+
+    mean: float
+    error: float
+
+    def over(self, other: Measured) -> Measured | None:
+        """Return the ratio to another mean that is independent, to first order in both errors; None over zero."""
+        if other.mean <= 0:
+            return None
+        ratio = self.mean / other.mean
+        spread = np.hypot(self.error, ratio * other.error) / other.mean
+        return Measured(float(ratio), float(spread))
+
+    def agrees(self, value: float, error: float = 0.0) -> bool:
+        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean."""
+        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error))
+
+
+def mean_of(samples: Values) -> tuple[Values, Values]:
+    """Return mean and standard error over the last dimension, in which samples are independent."""
+    count = samples.shape[-1]
+    return samples.mean(-1), samples.std(-1, ddof=1) / np.sqrt(count)
+
+
+class Draws(NamedTuple):
+    """Estimates from repeated draws of the differences d_r = g_q - g, an entry for each tensor."""
+
+    noise: Values
+    """W, the mean of |d|^2: variance and squared bias together."""
+    noise_error: Values
+    bias: Values
+    """An unbiased estimate of |E d|^2; by chance it may be negative."""
+    spread: Values
+    """tr S, with S the covariance of d: the variance alone."""
+    spread_squared: Values
+    """tr S^2, which says how many independent directions the noise has: (tr S)^2 / tr S^2."""
+    bent: Values
+    """b^T S b, the variance along the bias b."""
+    repeats: int
+
+    @classmethod
+    def of(cls, gram: Values) -> Draws:
+        """Return the estimates that follow from the inner products of the draws.
+
+        With R draws, <d_r, d_s> for r and s apart is an unbiased estimate of |b|^2, so their mean is one, too.  For S
+        the draws are centred.  Their covariance C overestimates tr S^2; for normal noise
+
+            E tr C^2 = tr S^2 R / (R - 1) + (tr S)^2 / (R - 1),
+
+        which is solved for tr S^2.
+
+        Args:
+            gram: in [i, r, s] the product <d_r, d_s> of tensor i, at least 4 x 4.
+        """
+        count = gram.shape[-1]
+        own = np.diagonal(gram, axis1=1, axis2=2)
+        noise, noise_error = mean_of(own)
+        others = (gram.sum(-1) - own) / (count - 1)
+        centred = gram - gram.mean(1, keepdims=True)
+        centred = centred - centred.mean(2, keepdims=True)
+        spread = np.trace(centred, axis1=1, axis2=2) / (count - 1)
+        raw = (centred**2).sum((1, 2)) / (count - 1) ** 2
+        factor = (count - 1) ** 2 / ((count - 2) * (count + 1))
+        squared = np.clip(factor * (raw - spread**2 / (count - 1)), 0.0, spread**2)
+        bent = np.maximum(others.var(-1, ddof=1) - squared / (count - 1), 0.0)
+        return cls(noise, noise_error, others.mean(-1), spread, squared, bent, count)
+
+
+class Bias(NamedTuple):
+    """The squared norm of a bias with the band that chance explains, an entry for each tensor."""
+
+    squared: Values
+    error: Values
+    """Its standard error."""
+    band: Values
+    """The largest estimate that draws without a bias would give, at 4 sigma."""
+
+
+def bias_of(several: list[Draws], energies: Values) -> Bias:
+    """Return the bias, the mean over batches, from the draws of each of them.
+
+    Without a bias |mean of d|^2 is tr S / R on average.  Its law is close to that of tr S / R times a chi-square over
+    its degrees of freedom, v = (tr S)^2 / tr S^2 (Welch and Satterthwaite).  tr S is estimated from v (R - 1) such
+    squares, so the ratio of the two follows Fisher's F law, whose quantile gives the band.
+
+    Args:
+        energies: |g|^2 of each tensor; a bias below its rounding in float32 is inside the band.
+    """
+    batches, count = len(several), several[0].repeats
+    squared = np.mean([one.bias for one in several], axis=0)
+    spread = np.sum([one.spread for one in several], axis=0)
+    spread_squared = np.sum([one.spread_squared for one in several], axis=0)
+    bent = np.sum([one.bent for one in several], axis=0)
+    error = np.sqrt(2 * spread_squared / (count * (count - 1)) + 4 * bent / count) / batches
+    known = spread_squared > 0
+    freedom = np.where(known, spread**2 / np.where(known, spread_squared, 1.0), 1.0)
+    excess = stats.f.isf(stats.norm.sf(SIGMAS), freedom, freedom * (count - 1)) - 1
+    band = spread / (batches * count) * excess
+    return Bias(squared, error, np.maximum(band, ROUNDING**2 * energies))
+
+
+def noise_of(several: list[Draws]) -> tuple[Values, Values]:
+    """Return W, the mean over batches, and its standard error for these batches."""
+    error = np.sqrt(np.sum([one.noise_error**2 for one in several], axis=0)) / len(several)
+    return np.mean([one.noise for one in several], axis=0), error

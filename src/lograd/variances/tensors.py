@@ -1,0 +1,97 @@
+"""Squared norms of gradients, by weight tensor and in all, and the variance of a stream of minibatch gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .estimates import Measured, Values, mean_of
+from .values import TOTAL, VECTORS
+
+
+class Groups:
+    """The parameters of a model in groups: each weight tensor alone, all vectors together, and everything.
+
+    Args:
+        parameters: those that learn, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        tensors = [name for name, one in parameters.items() if one.dim() > 1]
+        vectors = [VECTORS] if len(tensors) < len(parameters) else []
+        self.names = (*tensors, *vectors, TOTAL)
+        self._of = [self.names.index(name if one.dim() > 1 else VECTORS) for name, one in parameters.items()]
+        self.elements = self._summed([one.numel() for one in parameters.values()]).astype(np.int64).tolist()
+
+    def _summed(self, numbers: Sequence[float] | Values) -> Values:
+        """Return sums over the groups of numbers that belong to parameters, the first dimension."""
+        each = np.asarray(numbers, dtype=np.float64)
+        found = np.zeros((len(self.names), *each.shape[1:]))
+        np.add.at(found, self._of, each)
+        found[-1] = each.sum(0)
+        return found
+
+    def energies(self, gradients: Sequence[Tensor]) -> Values:
+        """Return |g|^2 of each group."""
+        return self._summed([_energy(one) for one in gradients])
+
+    def products(self, ones: Sequence[Tensor], others: Sequence[Tensor]) -> Values:
+        """Return <g, h> of each group."""
+        pairs = zip(ones, others, strict=True)
+        return self._summed([float(torch.dot(_flat(one), _flat(other))) for one, other in pairs])
+
+    def gram(self, draws: Sequence[Sequence[Tensor]]) -> Values:
+        """Return <d_r, d_s> of each group for all pairs of draws."""
+        found = []
+        for several in zip(*draws, strict=True):
+            matrix = torch.stack([_flat(one) for one in several])
+            found.append((matrix @ matrix.T).numpy(force=True))
+        return self._summed(np.array(found))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).double()
+
+
+def _energy(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
+
+
+class Minibatches:
+    """The mean gradient of minibatches and its variance, from one after the other.
+
+    With m_b the mean of the first b gradients, (b - 1) / b |g_b - m_(b-1)|^2 is an unbiased estimate of the variance,
+    and for normal gradients these estimates are independent (Helmert's contrasts).  So their mean is V, the usual sum
+    of squares over n - 1, and their spread gives its standard error, without a second look at any gradient.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.count = 0
+        self._mean: list[Tensor] = []
+        self._contrasts: list[Values] = []
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """Add the gradient of one more minibatch."""
+        self.count += 1
+        if not self._mean:
+            self._mean = [one.double() for one in gradients]
+            return
+        steps = [one.double() - mean for one, mean in zip(gradients, self._mean, strict=True)]
+        self._contrasts.append(self.groups.energies(steps) * (self.count - 1) / self.count)
+        for mean, step in zip(self._mean, steps, strict=True):
+            mean += step / self.count
+
+    def variance(self) -> list[Measured]:
+        """Return V of each group; it needs three minibatches."""
+        means, errors = mean_of(np.array(self._contrasts).T)
+        return [Measured(float(mean), float(error)) for mean, error in zip(means, errors, strict=True)]
+
+    def signal(self) -> Values:
+        """Return |E g|^2 of each group, without the share of it that is variance."""
+        variance = np.array([one.mean for one in self.variance()])
+        result: Values = self.groups.energies(self._mean) - variance / self.count
+        return result

@@ -1,0 +1,88 @@
+"""Estimates of variance and bias against samples whose law is known."""
+
+import numpy as np
+import pytest
+
+from lograd.variances.estimates import SIGMAS, Draws, Measured, bias_of, mean_of, noise_of
+
+REPEATS = 12
+
+
+def grams(bias, covariance, trials, seed=0):
+    """Gram matrices of normal draws, one for each trial, which stand for tensors here."""
+    generator = np.random.default_rng(seed)
+    factor = np.linalg.cholesky(covariance)
+    draws = bias + generator.standard_normal((trials, REPEATS, len(bias))) @ factor.T
+    return draws @ draws.transpose(0, 2, 1)
+
+
+CASES = {
+    "no bias, many directions": (np.zeros(40), np.eye(40)),
+    "no bias, few directions": (np.zeros(6), np.diag([9.0, 1, 1, 0.1, 0.1, 0.1])),
+    "bias": (np.full(20, 0.4), np.diag(np.linspace(0.2, 2, 20))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_estimates_are_unbiased(name):
+    bias, covariance = CASES[name]
+    found = Draws.of(grams(bias, covariance, 4000))
+    expected = {
+        "noise": bias @ bias + np.trace(covariance),
+        "bias": bias @ bias,
+        "spread": np.trace(covariance),
+    }
+    for field, value in expected.items():
+        mean, error = mean_of(getattr(found, field))
+        assert abs(mean - value) <= SIGMAS * error, (field, mean, value, error)
+    assert found.spread_squared.mean() == pytest.approx(np.trace(covariance @ covariance), rel=0.1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_standard_errors_are_the_spread_of_the_estimates(name):
+    bias, covariance = CASES[name]
+    draws = Draws.of(grams(bias, covariance, 4000))
+    found = bias_of([draws], np.zeros(4000))
+    assert np.sqrt(np.mean(draws.noise_error**2)) == pytest.approx(draws.noise.std(), rel=0.1)
+    ratio = np.sqrt(np.mean(found.error**2)) / found.squared.std()
+    assert 0.9 < ratio < 1.4  # rather too large, as no variance along the bias is estimated below zero
+
+
+@pytest.mark.parametrize("name", ["no bias, many directions", "no bias, few directions"])
+def test_chance_leaves_the_band_about_as_rarely_as_it_should(name):
+    trials = 20_000
+    found = bias_of([Draws.of(grams(*CASES[name], trials))], np.zeros(trials))
+    outside = np.mean(found.squared > found.band)
+    assert outside <= 1e-3  # more than at 4 sigma: the covariance is estimated from twelve draws
+
+
+def test_a_bias_is_outside_the_band_and_several_batches_see_a_smaller_one():
+    bias, covariance = np.full(40, 0.25), np.eye(40)
+    draws = [Draws.of(grams(bias, covariance, 200, seed)) for seed in range(6)]
+    alone, together = (bias_of(several, np.zeros(200)) for several in (draws[:1], draws))
+    assert np.mean(together.squared > together.band) > np.mean(alone.squared > alone.band)
+    assert np.mean(together.squared > together.band) > 0.95
+    assert together.squared.mean() == pytest.approx(bias @ bias, rel=0.05)
+    noise, error = noise_of(draws)
+    assert np.mean(np.abs(noise - 42.5) <= SIGMAS * error) > 0.99
+
+
+def test_without_noise_any_bias_beyond_rounding_is_outside():
+    same = np.ones((1, REPEATS, REPEATS))
+    draws = Draws.of(np.concatenate([same, 0 * same, 1e-14 * same]))
+    found = bias_of([draws], np.ones(3))
+    assert (found.squared > found.band).tolist() == [True, False, False]
+    assert found.squared[0] == pytest.approx(1)
+    assert draws.noise[0] == pytest.approx(1)
+
+
+def test_the_ratio_of_two_means():
+    generator = np.random.default_rng(0)
+    above, below = 3 + 0.1 * generator.standard_normal(100_000), 2 + 0.1 * generator.standard_normal(100_000)
+    ratio = Measured(3.0, 0.1).over(Measured(2.0, 0.1))
+    assert ratio.mean == pytest.approx(1.5)
+    assert ratio.error == pytest.approx((above / below).std(), rel=0.05)
+    assert Measured(1.0, 0.1).over(Measured(0.0, 0.0)) is None
+    assert Measured(1.0, 0.1).agrees(1.39)
+    assert not Measured(1.0, 0.1).agrees(1.41)
+    assert Measured(1.0, 0.1).agrees(1.5, error=0.1)
