@@ -329,15 +329,30 @@ def test_each_product_has_the_backend_that_its_plan_asks_for():
     assert "bits are real in what is saved and dX and dW only" in words
 
 
-def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely():
-    full = recipe("int8-full")
-    made = LayerPlan(full.output, ProductPlan((Prune(0.5),), full.input_gradient.weights), full.weight_gradient)
+REASONS = {
+    "in dX is not rounded to levels": (met_by(Prune(0.5), Integers(8, rounding="stochastic")), [DENSE, INTEGER]),
+    "the gradient is not rounded to levels": (met_by(Quantize("1-5-2")), [DENSE]),
+    "dX sums over the scales of the weights, which the gradient cannot be multiplied by": (
+        met_by(Quantize("int8")),
+        [DENSE],
+    ),
+    "the gradient has a range for each sample, and dW sums over samples": (met_by(StatQuant(8, "psq")), [DENSE]),
+    "in dW has a range for each sample, and dW sums over samples": (
+        met_by(StatQuant(8, "psq"), StatQuant(7, "bhq")),
+        [INTEGER, DENSE],
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely(reason):
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40), torch.randn(30, 96)
-    dense, counts, _, _ = results(layer, x, Plan(every=made), "dense")
-    found, others, modes, words = results(layer, x, Plan(every=made), "integer")
-    assert modes == [INTEGER, DENSE, INTEGER]
-    assert "the gradient in dX is not rounded to levels" in words
+    made, expected = REASONS[reason]
+    dense, counts, _, _ = results(layer, x, made, "dense")
+    found, others, modes, words = results(layer, x, made, "integer")
+    assert modes == [INTEGER, *expected]
+    assert reason in words
     assert counts == others
     for a, b in zip(dense, found, strict=True):
         assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())

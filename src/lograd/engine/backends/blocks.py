@@ -189,6 +189,8 @@ def _check(
         raise InvalidValue(
             f"a and b must be matrices of one length along what is summed; got {tuple(a.shape)} and {tuple(b.shape)}."
         )
+    if bias is not None and not b_summed:
+        raise InvalidValue("only the output of a layer has a bias, which sums over dimensions 1 and 1.")
     check_numbers("bias", bias, b.shape[1 - b_summed])
     check_sentence(a_treatments, a_numbers, a_memory)
     check_sentence(b_treatments, b_numbers, b_memory)
