@@ -189,8 +189,9 @@ def test_the_operator_of_blocks_keeps_the_rules_of_torch_library(summed, mode):
     sites = [engine.sites[f"weight_gradient.{operand}"] for operand in ("gradient", "activations")]
     first, second = ((one.text, one.numbers, *one.changing) for one in sites)
     a, b = (torch.randn(64, 9) if dim == 0 else torch.randn(9, 64) for dim in summed)
+    bias = torch.randn(9) if summed == (1, 1) else None
     arguments = (
-        a, b, torch.randn(9) if summed == (1, 1) else None, *summed, *first[:2], torch.tensor([1, 0]), *first[2:], *second,
+        a, b, bias, *summed, *first[:2], torch.tensor([1, 0]), *first[2:], *second,
         torch.tensor([mode, 0, 0, 0, 0]), True, True,
     )  # fmt: skip
     torch.library.opcheck(torch.ops.lograd.block_product.default, arguments)
