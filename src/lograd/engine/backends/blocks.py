@@ -22,13 +22,10 @@ from ...ops.contracts import Takes
 from ...ops.reference.integer_products import check_numbers
 from ...ops.registry import register
 from ..clock import BACKWARD
-from ..coding import applied, check_sentence, encoded, parsed
+from ..coding import NAN, applied, check_sentence, encoded, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import multiply
 from .choice import DENSE, INTEGER, MODE, RAGGED, SLOTS, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
-
-NAN = 1
-"""The slot of counts that tells of elements that are not finite."""
 
 
 def _product(
