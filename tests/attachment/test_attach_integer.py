@@ -190,6 +190,31 @@ def test_only_what_is_needed(kind, frozen, name):
             assert float((a - b).abs().max()) <= 1e-5 * float(a.abs().max())
 
 
+@pytest.mark.parametrize("name", ["int4-full", "luq4", "fqt5-ptq", "fqt5-psq", "fqt4-bhq", "mxfp4-full"])
+def test_gradients_of_integer_products_are_unbiased_over_seeds(name):
+    """Their mean over 300 draws is what the gradient as it is gives, in units of the mean's own deviation."""
+    torch.manual_seed(0)
+    layer, x, g = nn.Linear(64, 64), torch.randn(64, 64), torch.randn(64, 64)
+    made = plan(name).every
+    same = LayerPlan(
+        made.output,
+        ProductPlan((), () if name == "mxfp4-full" else made.input_gradient.weights),
+        ProductPlan((), (), () if name == "mxfp4-full" else made.weight_gradient.activations),
+    )
+    found = {}
+    for backend, of, draws in (("dense", same, 1), ("integer", made, 300)):
+        x = x.detach().requires_grad_()
+        with lograd.attach(layer, Plan(every=of), seed=7, backend=backend) as handle:
+            found[backend] = []
+            for _ in range(draws):
+                found[backend].append(torch.cat(torch.autograd.grad(layer(x), [x, layer.weight], g)))
+                handle.step()
+    drawn = torch.stack(found["integer"])
+    z = (drawn.mean(0) - found["dense"][0]) / (drawn.std(0) / len(drawn) ** 0.5).clamp(min=1e-5)
+    assert 0.8 < float(z.square().mean()) < 1.2
+    assert float(z.abs().max()) < 6
+
+
 def saved_bytes(model, x):
     """Bytes that autograd keeps for the backward, parameters not counted."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -304,15 +329,30 @@ def test_each_product_has_the_backend_that_its_plan_asks_for():
     assert "bits are real in what is saved and dX and dW only" in words
 
 
-def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely():
-    full = recipe("int8-full")
-    made = LayerPlan(full.output, ProductPlan((Prune(0.5),), full.input_gradient.weights), full.weight_gradient)
+REASONS = {
+    "in dX is not rounded to levels": (met_by(Prune(0.5), Integers(8, rounding="stochastic")), [DENSE, INTEGER]),
+    "the gradient is not rounded to levels": (met_by(Quantize("1-5-2")), [DENSE]),
+    "dX sums over the scales of the weights, which the gradient cannot be multiplied by": (
+        met_by(Quantize("int8")),
+        [DENSE],
+    ),
+    "the gradient has a range for each sample, and dW sums over samples": (met_by(StatQuant(8, "psq")), [DENSE]),
+    "in dW has a range for each sample, and dW sums over samples": (
+        met_by(StatQuant(8, "psq"), StatQuant(7, "bhq")),
+        [INTEGER, DENSE],
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_plan_whose_gradient_is_not_coded_keeps_codes_and_multiplies_densely(reason):
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40), torch.randn(30, 96)
-    dense, counts, _, _ = results(layer, x, Plan(every=made), "dense")
-    found, others, modes, words = results(layer, x, Plan(every=made), "integer")
-    assert modes == [INTEGER, DENSE, INTEGER]
-    assert "the gradient in dX is not rounded to levels" in words
+    made, expected = REASONS[reason]
+    dense, counts, _, _ = results(layer, x, made, "dense")
+    found, others, modes, words = results(layer, x, made, "integer")
+    assert modes == [INTEGER, *expected]
+    assert reason in words
     assert counts == others
     for a, b in zip(dense, found, strict=True):
         assert float((a - b).abs().max()) <= 3e-6 * float(a.abs().max())

@@ -182,6 +182,21 @@ def test_the_operators_keep_the_rules_of_torch_library(name):
             torch.library.opcheck(torch.ops.lograd.coded_products.default, arguments)
 
 
+@pytest.mark.parametrize("mode", [DENSE, INTEGER])
+@pytest.mark.parametrize("summed", [(1, 1), (1, 0), (0, 0)])
+def test_the_operator_of_blocks_keeps_the_rules_of_torch_library(summed, mode):
+    engine = lograd.engine.layer.LayerEngine(LayerPlan.of(recipe("mxfp4-full")), torch.device("cpu"), None)
+    sites = [engine.sites[f"weight_gradient.{operand}"] for operand in ("gradient", "activations")]
+    first, second = ((one.text, one.numbers, *one.changing) for one in sites)
+    a, b = (torch.randn(64, 9) if dim == 0 else torch.randn(9, 64) for dim in summed)
+    bias = torch.randn(9) if summed == (1, 1) else None
+    arguments = (
+        a, b, bias, *summed, *first[:2], torch.tensor([1, 0]), *first[2:], *second,
+        torch.tensor([mode, 0, 0, 0, 0]), True, True,
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.lograd.block_product.default, arguments)
+
+
 # -- plans --
 
 

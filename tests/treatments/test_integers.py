@@ -100,6 +100,22 @@ def test_folded_and_not_decode_alike_up_to_steps(rounding: Any) -> None:
     assert_same_bits(one.apply(x, setting(one, fold=factors)).result, folded.decode())
 
 
+@pytest.mark.parametrize(
+    "one", [HINDSIGHT, Integers(6, "channel", symmetric=True), Integers(8, rounding="stochastic")], ids=str
+)
+def test_plain_tensors_are_those_of_the_coded_tensor(one: Integers) -> None:
+    memories = [torch.zeros(one.memory_size, dtype=torch.float64) for _ in range(2)]
+    for step in range(3):
+        x, factors = torch.randn(20, 3) * (1 + step), None if one.per_channel else torch.tensor([0.25, 1.0, 2.0])
+        coded, counts = one.encode(x, setting(one, memories[0], fold=factors))
+        plain = one.level_codes(x, setting(one, memories[1], fold=factors))
+        assert coded.zero is not None
+        for a, b in zip(
+            (coded.codes, coded.scale, coded.zero, counts, memories[0]), (*plain, memories[1]), strict=True
+        ):
+            assert torch.equal(a, b)
+
+
 def test_json_and_words() -> None:
     for one, words in (
         (HINDSIGHT, "int4 levels, in hindsight"),

@@ -22,6 +22,9 @@ from ..ops.registry import call
 from ..treatments import Sentence, Setting, Treatment, from_json, settled, stages, total_counts
 from ..treatments.tensors import is_finite
 
+NAN = 1
+"""The slot of counts that tells of elements that are not finite."""
+
 
 class Codes(NamedTuple):
     """An operand as levels, in plain tensors that autograd saves: an element is (code - zero) / scale.
@@ -123,6 +126,11 @@ def levelled(
     fold: Tensor | None = None,
 ) -> Levelled:  # fmt: skip
     """Return a tensor as the levels of the last treatment of a sentence, which has some."""
+    if len(treatments) == 1 and not treatments[0].number_names:
+        found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold))
+        if found is not None:
+            codes = Codes(found.codes, found.scale, found.zero[:1])
+            return Levelled(codes, found.counts, not int(found.counts[NAN]))
     coded, counts = encoded(x, treatments, numbers, key, memory, contracted, fold)
     _, nan, saturated, *_ = counts.tolist()
     finite = not nan

@@ -126,9 +126,10 @@ class Bits(Experiment):
         return {name: WAYS[name] for name in names}
 
     def _config(self, name: str) -> Config:
+        recipe = WAYS[name].recipe
         return Config(
-            self.model, str(self._data()), recipe=WAYS[name].recipe, width=self.width, epochs=self.epochs,
-            batch=self.batch, threads=1, backend="auto" if WAYS[name].recipe else "dense", evaluate_every=10**6, checkpoint_every=200,
+            self.model, str(self._data()), recipe=recipe, width=self.width, epochs=self.epochs, batch=self.batch,
+            threads=1, backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200,
         )  # fmt: skip
 
     def _time(self, names: list[str]) -> Found:

@@ -11,10 +11,11 @@ from ..errors import InvalidValue
 from ..files.checks import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.registry import call
 from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import LevelCodes, Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +93,7 @@ class Integers(Treatment):
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         found = ops.quantize_integers(g, self.bits, **self._arguments(g, setting))
-        self._remember(found, setting)
+        self._remember(found.range, found.counts, setting)
         return ops.Counted(found.result, found.counts)
 
     @property
@@ -109,8 +110,20 @@ class Integers(Treatment):
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         found = ops.pack_integers(g, self.bits, **self._arguments(g, setting))
-        self._remember(found, setting)
+        self._remember(found.range, found.counts, setting)
         return Encoded(found.coded, found.counts)
+
+    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
+        known = self.memory_size and float(setting.memory[SEEN])
+        # The operator itself: what the public function checks was checked when the site was made.
+        codes, parameters, range, counts = call(
+            "integer_codes", g, setting.memory[:SEEN].float() if known else None, setting.fold, setting.fold_dim,
+            self.bits, self.per == "channel", self.symmetric, self.rounding == "stochastic", setting.key,
+        )  # fmt: skip
+        if self.memory_size:
+            self._remember(range[:, 0], counts, setting)
+        scale, zero = parameters.unbind()
+        return LevelCodes(codes, scale, zero, counts)
 
     def _arguments(self, g: Tensor, setting: Setting) -> dict[str, Any]:
         known = self.memory_size and float(setting.memory[SEEN])
@@ -125,11 +138,11 @@ class Integers(Treatment):
             "counted": True,
         }
 
-    def _remember(self, found: ops.Ranged | ops.RangedCodes, setting: Setting) -> None:
+    def _remember(self, range: Tensor, counts: Tensor, setting: Setting) -> None:
         """Move the range towards that of a tensor which is finite and not zero."""
-        if not self.memory_size or int(found.counts[1]):
+        if not self.memory_size or int(counts[1]):
             return
-        ends, (*before, seen) = found.range.tolist(), setting.memory.tolist()  # plain numbers: an operator takes longer
+        ends, (*before, seen) = range.tolist(), setting.memory.tolist()  # plain numbers: an operator takes longer
         if not any(ends):
             return
         if seen:

@@ -22,13 +22,10 @@ from ...ops.contracts import Takes
 from ...ops.reference.integer_products import check_numbers
 from ...ops.registry import register
 from ..clock import BACKWARD
-from ..coding import applied, check_sentence, encoded, parsed
+from ..coding import NAN, applied, check_sentence, encoded, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import multiply
 from .choice import DENSE, INTEGER, MODE, RAGGED, SLOTS, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
-
-NAN = 1
-"""The slot of counts that tells of elements that are not finite."""
 
 
 def _product(
@@ -189,6 +186,8 @@ def _check(
         raise InvalidValue(
             f"a and b must be matrices of one length along what is summed; got {tuple(a.shape)} and {tuple(b.shape)}."
         )
+    if bias is not None and not b_summed:
+        raise InvalidValue("only the output of a layer has a bias, which sums over dimensions 1 and 1.")
     check_numbers("bias", bias, b.shape[1 - b_summed])
     check_sentence(a_treatments, a_numbers, a_memory)
     check_sentence(b_treatments, b_numbers, b_memory)
