@@ -138,6 +138,7 @@ FUSED: dict[str, Callable[[Tensor], Tensor]] = {
     "nn.ReLU": nn.ReLU(),
     "nn.ReLU in place": nn.ReLU(inplace=True),
     "of a sum": lambda y: F.relu(y + images(seed=2)),
+    "of a sum by method": lambda y: y.add(images(seed=2)).relu(),
     "of a sum turned round": lambda y: F.relu(images(seed=2, last=False) + y),
     "in other calls": lambda y: F.relu(y) + F.relu(y),
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import MACHINES, assert_all_same_bits, machine
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -90,8 +90,7 @@ def near(found: Tensor, wanted: Tensor, scale: float) -> None:
 @given(cases())
 def test_values_and_gradients_are_those_of_torch(case: Case) -> None:
     count = case.x.numel() // case.x.shape[1]
-    if count < 2:
-        return
+    assume(count > 1)
     found = computed(case)
     wanted = expected(case, found[0])
     size = float(case.g.abs().max()) * max(1.0, float(case.weight.abs().max()) if case.weight is not None else 1.0)
