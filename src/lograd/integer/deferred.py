@@ -25,7 +25,7 @@ _opaque: Any = torch.compiler.disable  # a compiled part of a model is not to fo
 
 
 class Layer(Protocol):
-    """What is known of a BatchNorm from call to call."""
+    """A BatchNorm layer, and what is known of it from call to call."""
 
     waits: bool
     """True if its result waits for a ReLU."""
