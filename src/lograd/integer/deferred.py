@@ -170,7 +170,7 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
     if other.shape != x.shape or other.dtype != x.dtype or other.device != x.device:
         return None
     residual = other.plain() if isinstance(other, Waiting) else other
-    if type(residual) not in (Tensor, torch.nn.Parameter):
+    if type(residual) not in (Tensor, torch.nn.Parameter) or residual.is_inference():
         return None
     made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
     return made.joined_by(residual)

@@ -151,6 +151,8 @@ def reason_not_answered(x: Tensor, others: tuple[Tensor | None, ...], training: 
         return "a transform of torch.func is active."
     if _get_current_dispatch_mode() is not None or torch._C._get_tracing_state() is not None:
         return "a mode of PyTorch's dispatcher or a tracer is active."
+    if torch.is_inference_mode_enabled() or x.is_inference():
+        return "a tensor is one of inference mode."
     for one in (x, *(other for other in others if other is not None)):
         if type(one) not in (Tensor, nn.Parameter):
             return f"a tensor is a {type(one).__name__}."
