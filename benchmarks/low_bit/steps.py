@@ -28,15 +28,21 @@ class Step:
     backends: tuple[Backend, ...] = ("auto",)
     attention: bool = False
     """True if its attention is tried in integers, too."""
+    normalization: bool = False
+    """True if BatchNorm and ReLU are tried in one pass, too."""
 
 
 STEPS = (
-    Step(Model("ResNet18, 32x32, batch 32", ResNet18, (32, 3, 32, 32))),
+    Step(Model("ResNet18, 32x32, batch 32", ResNet18, (32, 3, 32, 32)), normalization=True),
     Step(Model("BERT-base layer, 16 x 128", Encoder, (16, 128, 768), last=""), attention=True),
     Step(Model("ResNet-8, 16 channels, batch 128", lambda: CifarResNet(8), (128, 3, 32, 32))),
     Step(Model("ResNet-8, 16 channels, batch 8", lambda: CifarResNet(8), (8, 3, 32, 32))),
 )
-QUICK = (Step(Model("ResNet-8, 16 channels, batch 4", lambda: CifarResNet(8), (4, 3, 32, 32)), bits=(4,)),)
+QUICK = (
+    Step(
+        Model("ResNet-8, 16 channels, batch 4", lambda: CifarResNet(8), (4, 3, 32, 32)), bits=(4,), normalization=True
+    ),
+)
 
 
 class Autocast(nn.Module):
@@ -68,7 +74,7 @@ def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: b
         backend: of these products.
         last: images have their channels last in memory.
         how: "bfloat16" runs the forward under autocast, "attention" runs attention in 8-bit integers, "saved" keeps
-            8-bit codes of all other activations.
+            8-bit codes of all other activations, "fused" computes BatchNorm and ReLU in one pass.
     """
 
     def make() -> Call:
@@ -79,6 +85,8 @@ def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: b
             if bits == 32
             else in_integers(model, bits, 8 if how == "attention" else None, 8 if how == "saved" else None)
         )
+        if plan is not None:
+            plan = replace(plan, normalization=how == "fused")
         session = session_of(model, Autocast(plain) if how == "bfloat16" else plain, plan, last, backend)
         for _ in range(2 if plan is None else WARM_UP):
             session.step()
@@ -98,6 +106,8 @@ def ways(step: Step) -> tuple[dict[str, Make], dict[str, Make]]:
     }
     if step.attention:
         ours |= {f"int{bits}-full, attention": stepping(model, bits, how="attention") for bits in step.bits}
+    if step.normalization:
+        ours |= {f"int{bits}-full, BatchNorm and ReLU fused": stepping(model, bits, how="fused") for bits in step.bits}
     if model.last and len(step.backends) > 1:
         ours["int4-full, saved"] = stepping(model, 4, how="saved")
     return ours, others

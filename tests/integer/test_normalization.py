@@ -138,6 +138,7 @@ FUSED: dict[str, Callable[[Tensor], Tensor]] = {
     "nn.ReLU": nn.ReLU(),
     "nn.ReLU in place": nn.ReLU(inplace=True),
     "of a sum": lambda y: F.relu(y + images(seed=2)),
+    "of a sum by method": lambda y: y.add(images(seed=2)).relu(),
     "of a sum turned round": lambda y: F.relu(images(seed=2, last=False) + y),
     "in other calls": lambda y: F.relu(y) + F.relu(y),
 }
@@ -212,12 +213,14 @@ def test_what_is_not_served_is_left_to_torch_and_counted() -> None:
         net.float()
         with torch.autocast("cpu", torch.bfloat16):
             net(x.bfloat16())
+        with torch.inference_mode():
+            net(x)
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             net(torch.randn(1, 4, 1, 1))
     assert handle.calls == 0
-    assert sorted(handle.left_alone.values()) == [1, 1, 1, 1]
+    assert sorted(handle.left_alone.values()) == [1, 1, 1, 1, 1]
     assert "1 call left to PyTorch: the layer is in evaluation mode" in handle.words()
-    assert repr(handle) == "NormalizationHandle(0 calls, 0 with a ReLU, 4 calls left alone)"
+    assert repr(handle) == "NormalizationHandle(0 calls, 0 with a ReLU, 5 calls left alone)"
 
 
 def test_transforms_and_dispatch_modes_see_what_torch_computes() -> None:
@@ -359,6 +362,19 @@ def test_with_a_plan_that_asks_for_it() -> None:
     assert not any(module._forward_hooks for module in net.modules())
     with pytest.raises(InvalidType, match="normalization of a plan must be True or False"):
         replace(plan, normalization=1)
+
+
+def test_layers_in_integers_take_a_result_that_waits() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1)), torch.randn(2, 16, 8, 8)
+    plan = lograd.Plan.uniform("int8-full", keep=())
+    found = []
+    for normalization in (False, True):
+        one = copy.deepcopy(net)
+        with lograd.attach(one, replace(plan, normalization=normalization), backend="integer") as handle:
+            found.append(trained(one, x))
+            assert "bits are real" in str(handle.explain())
+    assert_near(found[1], found[0], 0.02)  # another bit may round to another level
 
 
 def test_copies_of_a_model_are_served_as_well() -> None:

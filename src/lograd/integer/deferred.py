@@ -20,12 +20,12 @@ from ..ops.registry import call
 
 aten: Any = torch.ops.aten
 _C: Any = torch._C
-_make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]  # PyTorch does not declare it
+_make: Any = Tensor._make_wrapper_subclass
 _opaque: Any = torch.compiler.disable  # a compiled part of a model is not to follow what happens here
 
 
 class Layer(Protocol):
-    """What is known of a BatchNorm from call to call."""
+    """A BatchNorm layer, and what is known of it from call to call."""
 
     waits: bool
     """True if its result waits for a ReLU."""
@@ -57,7 +57,7 @@ class Waiting(Tensor):
         return self.value
 
     @classmethod
-    @_opaque
+    @_opaque  # type: ignore[untyped-decorator]
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         with _C.DisableTorchFunctionSubclass():
@@ -68,7 +68,7 @@ class Waiting(Tensor):
             return func(*args, **options)
 
     @classmethod
-    @_opaque
+    @_opaque  # type: ignore[untyped-decorator]
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in SUMS and (taken := _sum(func is SUMS[1], *args, **(kwargs or {}))) is not None:
             return taken
@@ -98,7 +98,9 @@ class Source:
         """Return the result, and the mask of the ReLU."""
         if self._versions() != self.versions:
             raise _changed("the input or a parameter of a BatchNorm")
-        y, mask = call("batch_normalize", *self.arguments, residual, relu)
+        x, *others = self.arguments
+        assert x is not None
+        y, mask = call("batch_normalize", x, *others, residual, relu)
         return y, mask
 
     def _versions(self) -> list[int]:
@@ -123,7 +125,7 @@ class Normalized(Waiting):
         self.layer.fused()
         return self._result(relu=True)
 
-    def add(self, residual: Tensor) -> Normalized:
+    def joined_by(self, residual: Tensor) -> Normalized:
         """Stand for the sum from now on."""
         self.residual, self.version = residual, residual._version
         return self
@@ -168,17 +170,17 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
     if other.shape != x.shape or other.dtype != x.dtype or other.device != x.device:
         return None
     residual = other.plain() if isinstance(other, Waiting) else other
-    if type(residual) not in (Tensor, torch.nn.Parameter):
+    if type(residual) not in (Tensor, torch.nn.Parameter) or residual.is_inference():
         return None
     made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
-    return made.add(residual)
+    return made.joined_by(residual)
 
 
 def rectified(y: Normalized, in_place: bool) -> Tensor:
     """Return the ReLU of a result that waits, in one pass."""
-    if in_place:  # y and what is returned are the same memory; what follows gets a plain tensor
-        return _aliased(_RectifyInPlace.apply(y))
-    result: Tensor = _Rectify.apply(y)
+    function: Any = _RectifyInPlace if in_place else _Rectify
+    # In place, y and what is returned are the same memory; what follows gets a plain tensor.
+    result: Tensor = _aliased(function.apply(y))
     return result
 
 

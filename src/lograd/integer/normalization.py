@@ -136,7 +136,8 @@ class _Answers(TorchFunctionMode):
                 if running is not None:
                     running.mul_(1 - momentum).add_(found, alpha=momentum)
         waits = self.waits and torch.is_grad_enabled()
-        result: Tensor = Normalize.apply(x, mean, inverse, weight, bias, eps, self, x_in_memory.stride(), waits)
+        normalize: Any = Normalize
+        result: Tensor = normalize.apply(x, mean, inverse, weight, bias, eps, self, x_in_memory.stride(), waits)
         return result
 
 
@@ -148,8 +149,10 @@ def reason_not_answered(x: Tensor, others: tuple[Tensor | None, ...], training: 
         return "the native module is not in use."
     if transforming() or forward_ad._current_level >= 0:
         return "a transform of torch.func is active."
-    if _get_current_dispatch_mode() is not None or torch.jit.is_tracing():
+    if _get_current_dispatch_mode() is not None or torch._C._get_tracing_state() is not None:
         return "a mode of PyTorch's dispatcher or a tracer is active."
+    if torch.is_inference_mode_enabled() or x.is_inference():
+        return "a tensor is one of inference mode."
     for one in (x, *(other for other in others if other is not None)):
         if type(one) not in (Tensor, nn.Parameter):
             return f"a tensor is a {type(one).__name__}."

@@ -17,6 +17,9 @@ constexpr std::size_t kTableTail = 16;
 // Elements that one thread takes at a time; whole bytes of a mask, and whole cache lines.
 constexpr std::size_t kTogether = 4096;
 
+// Past the cache, no line of the result is fetched before it is written.
+bool past_cache(const Planes& t) { return t.images * t.channels * t.places * sizeof(float) >= std::size_t{4} << 20; }
+
 // Both sums of each channel, over all pieces in turn.
 std::vector<double> all_sums(const Planes& t, const ProductSums& all) {
     const std::size_t pieces = (t.places + kPiece - 1) / kPiece, chunks = t.images * pieces, both = 2 * t.channels;
@@ -118,7 +121,8 @@ void batch_normalize(const Planes& t, const BatchNormalize& n) {
                 [&](BitWriter& bits, std::size_t at, std::size_t size, std::size_t phase, bool alone) {
         const std::size_t first = alone ? phase : 0;
         const ChannelTables own{
-            tables.get(0) + first, tables.get(1) + first, tables.get(2) + first, tables.period, phase, alone};
+            tables.get(0) + first, tables.get(1) + first, tables.get(2) + first, tables.period, phase, alone,
+            past_cache(t)};
         kernels().normalization.normalize(own, n.x + at, n.residual == nullptr ? nullptr : n.residual + at, n.y + at,
                                           size, n.mask == nullptr ? nullptr : &bits);
         // The last bits of all are no whole byte.
@@ -149,7 +153,8 @@ void batch_normalize_backward(const Planes& t, const BatchNormalizeBackward& n) 
                 [&](int, std::size_t at, std::size_t size, std::size_t phase, bool alone) {
         const std::size_t first = alone ? phase : 0;
         const ChannelTables own{
-            tables.get(0) + first, tables.get(1) + first, tables.get(2) + first, tables.period, phase, alone};
+            tables.get(0) + first, tables.get(1) + first, tables.get(2) + first, tables.period, phase, alone,
+            past_cache(t)};
         kernels().normalization.input_gradient(own, tables.get(3) + first, {g + at, n.x + at, mask, at, nullptr},
                                                n.d_x + at, size);
     });

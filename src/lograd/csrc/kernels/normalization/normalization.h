@@ -48,7 +48,7 @@ struct ProductSums {
 struct ChannelTables {
     const float *mean, *first, *second;
     std::size_t period, phase;
-    bool alone;
+    bool alone, past_cache;  // a large result is written past the cache
 };
 
 // Bits that are not yet a byte.

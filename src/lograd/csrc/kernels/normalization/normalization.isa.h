@@ -173,14 +173,19 @@ LOGRAD_INLINE F some_of(const float* x, std::size_t count) {
     std::memcpy(&v, x, count * sizeof(float));
     return v;
 }
-LOGRAD_INLINE void put_some(float* y, F v, std::size_t count) {
-    if (count == W) store(y, v);
+LOGRAD_INLINE bool streams_to(const ChannelTables& t, const float* y) {
+    return t.past_cache && reinterpret_cast<std::uintptr_t>(y) % sizeof(F) == 0;
+}
+LOGRAD_INLINE void put_some(float* y, F v, std::size_t count, bool streams) {
+    if (count == W && streams) stream(y, v);
+    else if (count == W) store(y, v);
     else std::memcpy(y, &v, count * sizeof(float));
 }
 
 template <bool Alone, bool Adds, bool Rectifies>
 inline void normalize_all(const ChannelTables& t, const float* x, const float* residual, float* y, std::size_t count,
                           BitWriter* mask) {
+    const bool streams = streams_to(t, y);
     BitWriter out = Rectifies ? *mask : BitWriter{};
     over_elements<Alone>(t, count, [&](std::size_t k, std::size_t phase, std::size_t n) __attribute__((always_inline)) {
         F v = some_of(x + k, n) - channels_at<Alone>(t.mean, phase);
@@ -191,7 +196,7 @@ inline void normalize_all(const ChannelTables& t, const float* x, const float* r
             put(out, ~word_of(stopped) & ((1u << n) - 1u), n);
             v = bits<F>(bits<I>(v) & ~stopped);
         }
-        put_some(y + k, v, n);
+        put_some(y + k, v, n, streams);
     });
     if (Rectifies) *mask = out;
 }
@@ -213,12 +218,13 @@ inline void normalize(const ChannelTables& t, const float* x, const float* resid
 template <bool Alone, bool Masked>
 inline void input_gradient_all(const ChannelTables& t, const float* factor, const ProductSums& p, float* d_x,
                                std::size_t count) {
+    const bool streams = streams_to(t, d_x);
     over_elements<Alone>(t, count, [&](std::size_t k, std::size_t phase, std::size_t n) __attribute__((always_inline)) {
         F g = some_of(p.a + k, n);
         if (Masked) g = bits<F>(bits<I>(g) & lanes_of<I>(bits_at(p.mask, p.bit + k)));
         const F centred = some_of(p.b + k, n) - channels_at<Alone>(t.mean, phase);
         const F left = (g - channels_at<Alone>(t.second, phase)) - centred * channels_at<Alone>(factor, phase);
-        put_some(d_x + k, left * channels_at<Alone>(t.first, phase), n);
+        put_some(d_x + k, left * channels_at<Alone>(t.first, phase), n, streams);
     });
 }
 inline void input_gradient(const ChannelTables& t, const float* factor, const ProductSums& p, float* d_x,
