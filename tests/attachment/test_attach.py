@@ -286,7 +286,7 @@ def test_the_operators_keep_the_rules_of_torch_library():
     for control, g in gradients.items():
         operand.control.copy_(torch.tensor(control))
         observed = (g, operand.control, operand.histogram, operand.seen)
-        treated = (g, site.text, [1], site.numbers, operand.control, site.key, site.memory, site.counters, None)
+        treated = (g, site.text, [1], site.numbers, operand.control, site.key, site.memory, site.counters, None, None)
         torch.library.opcheck(torch.ops.lograd.observe.default, observed)
         torch.library.opcheck(torch.ops.lograd.treat.default, treated)
 

@@ -41,4 +41,8 @@ def recipes(
     print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
     out.print("\nEndings: " + "; ".join(f"-{ending}, {words}" for ending, (words, _) in MODIFIERS.items()) + ".")
     out.print("A+B applies B after A.  A/B treats the gradient by A for dX and by B for dW.")
+    out.print(
+        "Recipes of all three products leave biases, norms, the first convolution and the last linear layer in "
+        "float32; Plan.uniform(name, keep=()) treats these two layers as well."
+    )
     out.print("References: lograd cite.")

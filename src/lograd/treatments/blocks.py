@@ -30,7 +30,7 @@ class Blocks(Treatment):
     as [tseng2025] does: by 3/4 before and 4/3 after, so that nothing is cut off.  Where the scale is no power of two,
     as in NVFP4, its own rounding to nearest may cut off the largest of a block: the bias is small, and not zero.
 
-    Only the gradient is rounded; the weights and activations that it meets have treatments of their own (`LayerPlan`).
+    It rounds one operand; each operand of a product has treatments of its own (`LayerPlan`).
 
     Args:
         format: a BlockFormat, or its text: "mxfp4", "mxfp6", "mxfp8", "nvfp4", ...

@@ -25,9 +25,9 @@ class Luq(Treatment):
 
     Rounding to nearest is there to be compared: what the paper argues against.
 
-    The largest magnitude is that of the gradient itself.  The paper's "hindsight" estimate from earlier gradients, its
-    averaging of several samples for dW and its INT4 forward pass are not part of it.  See `ops.luq` for how many powers
-    of two its formula and its code have.
+    The largest magnitude is that of the gradient itself.  The paper's "hindsight" estimate from earlier gradients and
+    its averaging of several samples for dW are not part of it; the recipe "luq4" adds an INT4 forward pass.  See
+    `ops.luq` for how many powers of two its formula and its code have.
     """
 
     bits: int = 4

@@ -32,7 +32,7 @@ class StatQuant(Treatment):
 
     The paper quantizes twice (biprecision): the recipes "intN-ptq", "intN-psq" and "intN-bhq" take `bits` in the
     product for dX and 8 bits per tensor in the one for dW.  (Where the paper's code takes ranges per sample for dX, it
-    takes them per column for dW.)  Its forward pass is quantized too; here it stays as it is.
+    takes them per column for dW.)  Its forward pass is quantized too: "fqtN-ptq", "fqtN-psq" and "fqtN-bhq" do so.
     """
 
     bits: int
