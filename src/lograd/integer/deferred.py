@@ -64,7 +64,7 @@ class Waiting(Tensor):
             if func in RELU and args and isinstance(args[0], Normalized) and args[0].value is None:
                 return rectified(args[0], in_place=RELU[func] or bool((*args[1:], *options.values(), False)[0]))
             if func in OF_MEMORY:
-                args, options = tree_map(_aliased, args), tree_map(_aliased, options)
+                args, options = tree_map(aliased, args), tree_map(aliased, options)
             return func(*args, **options)
 
     @classmethod
@@ -180,18 +180,18 @@ def rectified(y: Normalized, in_place: bool) -> Tensor:
     """Return the ReLU of a result that waits, in one pass."""
     function: Any = _RectifyInPlace if in_place else _Rectify
     # In place, y and what is returned are the same memory; what follows gets a plain tensor.
-    result: Tensor = _aliased(function.apply(y))
+    result: Tensor = aliased(function.apply(y))
     return result
 
 
-def _aliased(one: Any) -> Any:
-    """A plain tensor with the memory and the history of one that waits; anything else as it is."""
+def aliased(one: Any) -> Any:
+    """Return a plain tensor with the memory and the history of one that waits; anything else as it is."""
     return aten.alias.default(one) if isinstance(one, Waiting) else one
 
 
 def without_waiting(results: Any) -> Any:
     """Return results, in whatever lists or dictionaries, with plain tensors in the place of those that wait."""
-    return tree_map(_aliased, results)
+    return tree_map(aliased, results)
 
 
 class _Rectify(torch.autograd.Function):

@@ -23,7 +23,7 @@ from .. import native
 from ..errors import InvalidType, plural, sentence
 from ..ops.reference.normalization import in_memory
 from ..ops.registry import call, transforming
-from .deferred import Normalize, Waiting, without_waiting
+from .deferred import Normalize, Waiting, aliased, without_waiting
 from .running import WhileRunning
 
 
@@ -122,7 +122,7 @@ class _Answers(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        handle, x = self._handle, without_waiting(input)
+        handle, x = self._handle, aliased(input)
         reason = reason_not_answered(x, (running_mean, running_var, weight, bias), training)
         if reason is not None:
             handle.left_alone[reason] += 1
@@ -134,7 +134,7 @@ class _Answers(TorchFunctionMode):
             count = x.numel() // x.shape[1]
             for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
                 if running is not None:
-                    running.mul_(1 - momentum).add_(found, alpha=momentum)
+                    running.lerp_(found, momentum)
         waits = self.waits and torch.is_grad_enabled()
         normalize: Any = Normalize
         result: Tensor = normalize.apply(x, mean, inverse, weight, bias, eps, self, x_in_memory.stride(), waits)
@@ -145,7 +145,7 @@ def reason_not_answered(x: Tensor, others: tuple[Tensor | None, ...], training: 
     """Return why a BatchNorm is left to PyTorch, as a sentence; None if it is not."""
     if not training:
         return "the layer is in evaluation mode."
-    if not native.status().available:
+    if native.kernel("batch_normalize") is None:
         return "the native module is not in use."
     if transforming() or forward_ad._current_level >= 0:
         return "a transform of torch.func is active."

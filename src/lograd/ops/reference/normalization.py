@@ -41,7 +41,9 @@ def planes_of(x: Tensor) -> Planes:
 
 def in_memory(x: Tensor) -> Tensor:
     """x itself where its planes are contiguous or its channels lie side by side; else a contiguous copy."""
-    return x if x.is_contiguous() or x.movedim(1, -1).is_contiguous() else x.contiguous()
+    if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
+        return x
+    return x if x.movedim(1, -1).is_contiguous() else x.contiguous()
 
 
 def laid_as(x: Tensor, other: Tensor) -> Tensor:
