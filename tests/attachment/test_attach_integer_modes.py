@@ -237,3 +237,26 @@ def test_an_evaluation_changes_nothing(recipe: str, backend: str) -> None:
     after = {name: tensor for engine in handle.layers.values() for name, tensor in engine.tensors().items()}
     assert torch.equal(*outputs)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(32, 32), (16, 32)),
+    "sequence": (lambda: nn.Linear(32, 32), (4, 5, 32)),
+    "convolution": (lambda: nn.Conv2d(32, 32, 3, padding=1), (2, 32, 6, 6)),
+    "pixel": (lambda: nn.Conv2d(32, 32, 1), (2, 32, 1, 1)),
+    "one dimension": (lambda: nn.Conv1d(32, 32, 3, padding=1), (2, 32, 6)),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("recipe", ["int8-full", "luq4", "fqt5-bhq", "mxfp4-full", "int4wa-clips"])
+def test_outputs_may_be_changed_in_place(recipe: str, layer: str) -> None:
+    make, shape = LAYERS[layer]
+    gradients = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(make(), nn.ReLU(inplace), make(), nn.ReLU(inplace))
+        with lograd.attach(model, Plan.uniform(recipe, keep=()), backend="integer"):
+            model(torch.randn(shape)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from ..coding import NAN, applied, check_sentence, encoded, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import multiply
 from .choice import DENSE, INTEGER, MODE, RAGGED, SLOTS, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
+from .coded_shapes import owned
 
 
 def _product(
@@ -66,7 +67,7 @@ def _product(
     if need_sums:
         sums = _sums(coded[0][0]) if values is None else values.sum(a_summed)
     BACKWARD.done()
-    return result, sums
+    return owned(result), sums
 
 
 class Side:

@@ -32,6 +32,7 @@ from .coded_shapes import (
     flat,
     image,
     laid,
+    owned,
     planar,
     turned_output,
 )  # fmt: skip
@@ -90,7 +91,7 @@ def _output(
     saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one[:3])]
     if packs:
         saved[0] = in_nibbles(saved[0])
-    return (laid(flat(y, stride), turned_output(x, weight)), *saved)
+    return (owned(laid(flat(y, stride), turned_output(x, weight))), *saved)
 
 
 def _choose_for_output(

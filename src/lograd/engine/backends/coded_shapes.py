@@ -47,6 +47,13 @@ def laid(x: Tensor, turned: bool) -> Tensor:
     return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
 
 
+def owned(x: Tensor) -> Tensor:
+    """Return a result as no view: autograd refuses to change a view in place that a function gave, as a ReLU may."""
+    if not x._is_view():
+        return x
+    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
 def empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
     """Return a result without elements, laid out as `laid` does it."""
     if not turned:
