@@ -17,6 +17,7 @@ if _typing.TYPE_CHECKING:
     from .attachment import Handle, attach
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
+    from .weights import low_precision_weights
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "formats",
     "integer",
     "laws",
+    "low_precision_weights",
     "observe",
     "ops",
     "parse_format",
@@ -56,6 +58,7 @@ _ON_FIRST_USE = {
     "Plan": "lograd.plan",
     "Profile": "lograd.profiles",
     "attach": "lograd.attachment",
+    "low_precision_weights": "lograd.weights",
     "observe": "lograd.profiles",
     "profile": "lograd.profiles",
 }
