@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -27,7 +28,8 @@ def chosen(model: nn.Module, keep: str | Iterable[str]) -> tuple[dict[str, nn.Pa
         else:
             kept[name] = reason
     if not found:
-        raise InvalidValue("the model has no parameter of two or more dimensions that could be stored as codes.")
+        first = next((f"; {name!r} is {reason}" for name, reason in kept.items()), "")
+        raise InvalidValue(f"the model has no parameter that could be stored in low precision{first}.")
     return found, kept
 
 
@@ -57,6 +59,8 @@ def _reason(name: str, parameter: nn.Parameter) -> str | None:
         return f"left alone: {type_name(parameter.dtype)}"
     if parameter.dim() < 2:
         return "left alone: a vector"
+    if weakref.getweakrefcount(parameter):
+        return "left alone: a recurrent layer or compiled code has a weak reference to it"
     if not parameter.numel() or not is_dense(parameter.detach()):
         return "left alone: empty, or a view with gaps or overlaps"
     if not bool(parameter.detach().isfinite().all()):

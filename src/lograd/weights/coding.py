@@ -87,9 +87,9 @@ class Coding:
         return values.sqrt_() if self.root else values
 
     def fresh(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return the narrowest spacings that hold all prepared values, in the shape of `like`; NaN for a row that is not finite.
+        """Return the narrowest spacings that hold all prepared values, in the shape of `like`.
 
-        The spacings of decoded values are those that they were decoded with, if these were fresh.
+        A row that is not finite has NaN.  Decoded values give the numbers again that they were decoded from.
         """
         return self._spacing(_largest(values, like), 1.0)
 
@@ -174,7 +174,7 @@ def _largest(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _encode_bfloat16_(values: Tensor, codes: Tensor, rounding: Rounding, key: Tensor) -> None:
-    """Write float32 values, in one dimension, as bfloat16; stochastically: up by chance of the 16 bits that are lost."""
+    """Write float32 values, in one dimension, as bfloat16: to nearest, or up by chance of the 16 bits that are lost."""
     if rounding == "nearest":
         codes.copy_(values)
         return

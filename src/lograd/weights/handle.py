@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,6 +24,7 @@ from .choice import chosen
 from .coding import Per, coding_of
 from .moments import Moments
 from .stepping import Stepping, check_optimizer
+from .swapping import swap_all
 from .tensor import Counts, LowPrecisionTensor
 from .words import explained
 
@@ -72,12 +72,14 @@ def low_precision_weights(
     if optimizer is not None:
         check_optimizer(optimizer, parameters.values())
     seed = operator.index(seed)
-    weights = {}
-    for number, (name, parameter) in enumerate(parameters.items()):
-        stored = nn.Parameter(LowPrecisionTensor.of(parameter, coding, _stream(seed, number)), parameter.requires_grad)
-        _swap(name, parameter, stored)
-        weights[name] = parameter
-    handle = WeightsHandle(model, weights, kept, seed, state_bits)
+    swap_all(
+        parameters,
+        {
+            name: nn.Parameter(LowPrecisionTensor.of(parameter, coding, _stream(seed, number)), parameter.requires_grad)
+            for number, (name, parameter) in enumerate(parameters.items())
+        },
+    )
+    handle = WeightsHandle(model, parameters, kept, seed, state_bits)
     if optimizer is not None:
         handle.bind(optimizer)
     return handle
@@ -99,7 +101,7 @@ class Counters(NamedTuple):
     shrunk: int
     """Rows that got a finer spacing, since their weights had become small."""
     lost: int
-    """Rows that were written with NaN or infinity among them, and decode to NaN."""
+    """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
     bytes: int
     """Bytes of the weights in low precision, spacings included."""
     float_bytes: int
@@ -178,9 +180,7 @@ class WeightsHandle:
     def export(self) -> nn.Module:
         """Return a copy of the model with plain float parameters of the same values."""
         plain = copy.deepcopy(self.model)
-        for parameter in list(plain.parameters()):
-            if isinstance(parameter, LowPrecisionTensor):
-                _swap("a weight of the copy", parameter, _as_plain(parameter))
+        _make_plain({name: each for name, each in plain.named_parameters() if isinstance(each, LowPrecisionTensor)})
         return plain
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -201,29 +201,14 @@ class WeightsHandle:
         """Make the weights float32 parameters again, with their present values; the optimizer's state, too."""
         if self._removed:
             return
+        _make_plain(self.weights)
         for stepping in self._steppings:
             stepping.remove()
-        for name, weight in self.weights.items():
-            _swap(name, weight, _as_plain(weight))
         self._removed = True
 
 
-def _as_plain(weight: LowPrecisionTensor) -> nn.Parameter:
-    plain = nn.Parameter(weight.decode(), weight.requires_grad)
-    plain.grad = weight.grad
-    return plain
-
-
-def _swap(name: str, parameter: Any, other: Any) -> None:
-    """Give a parameter another inside; the object, and so all that holds it, stays."""
-    other.grad = parameter.grad
-    try:
-        torch.utils.swap_tensors(parameter, other)
-    except RuntimeError as error:
-        raise InvalidValue(
-            f"{name!r} is held by a graph, by DistributedDataParallel or by compiled code, which would go on with the "
-            f"old one; change how weights are stored before these are made, or after they are gone. ({error})"
-        ) from None
+def _make_plain(weights: dict[str, Any]) -> None:
+    swap_all(weights, {name: nn.Parameter(each.decode(), each.requires_grad) for name, each in weights.items()})
 
 
 def _stream(seed: int, *numbers: int) -> int:

@@ -38,9 +38,7 @@ class Moments:
         mean = coding_of("e4m3fn")
         self._codings: dict[str, Coding] = dict.fromkeys(MEANS, mean) | dict.fromkeys(SQUARES, replace(mean, root=True))
 
-    def encode_(
-        self, weight: LowPrecisionTensor, state: dict[str, Any], coded: dict[str, LowPrecisionTensor]
-    ) -> None:
+    def encode_(self, weight: LowPrecisionTensor, state: dict[str, Any], coded: dict[str, LowPrecisionTensor]) -> None:
         """Put codes in the place of those parts of a weight's state that have a coding.
 
         Args:

@@ -53,7 +53,11 @@ class Stepping:
         self._opened: list[Opened] = []
         self._groups: list[list[Any]] = []
         self._hidden: list[tuple[LowPrecisionTensor, Tensor]] = []
-        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        opaque: Any = torch.compiler.disable  # a compiled step leaves its graph here
+        self._hooks = [
+            optimizer.register_step_pre_hook(opaque(self._before)),
+            optimizer.register_step_post_hook(opaque(self._after)),
+        ]
 
     @property
     def weights(self) -> list[LowPrecisionTensor]:
@@ -143,7 +147,7 @@ class Stepping:
             weight.grad = gradient
 
 
-def check_optimizer(optimizer: object, weights: Iterable[LowPrecisionTensor]) -> Optimizer:
+def check_optimizer(optimizer: object, weights: Iterable[Tensor]) -> Optimizer:
     """Return the optimizer, or refuse one that cannot step on these weights."""
     if not isinstance(optimizer, Optimizer):
         raise InvalidType(sentence("optimizer", f"an object of type {type(optimizer).__name__}", "a torch Optimizer"))

@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     shrunk: int
     """Rows that got a finer spacing, since their weights had become small."""
     lost: int
-    """Rows that were written with NaN or infinity among them, and decode to NaN."""
+    """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
 
 
 def new_ledger(seed: int) -> Tensor:
@@ -93,7 +93,9 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         """
         with torch.no_grad():
             self.coding.prepared_(values)
-            if not self.bare:
+            if self.bare:
+                self.ledger[LOST] += values.numel() - values.isfinite().sum()
+            else:
                 found = self.coding.following(values, self.spacing)
                 self.spacing.copy_(found.spacing)
                 self.ledger[GROWN : LOST + 1] += torch.stack(
@@ -134,9 +136,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     @property
     def bytes(self) -> int:
         """Bytes of codes and spacings."""
-        return sum(
-            part.numel() * part.element_size() for part in (self.codes, *(() if self.bare else (self.spacing,)))
-        )
+        own = self.codes.numel() * self.codes.element_size()
+        return own if self.bare else own + self.spacing.numel() * self.spacing.element_size()
 
     @property
     def bare(self) -> bool:
