@@ -128,3 +128,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[L
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             found += [x for x in tree_leaves(value) if isinstance(x, LowPrecisionTensor)]
     return found
+
+
+LowPrecisionTensor.rules = staticmethod(answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ from ..formats import Format
 from . import saving
 from .choice import chosen
 from .coding import Per, coding_of
+from .counters import Counters, counted
 from .moments import Moments
 from .stepping import Stepping, check_optimizer
 from .swapping import swap_all
-from .tensor import Counts, LowPrecisionTensor
+from .tensor import LowPrecisionTensor
 from .words import explained
 
 
@@ -85,29 +86,6 @@ def low_precision_weights(
     return handle
 
 
-class Counters(NamedTuple):
-    """Exact counts of what a handle has done, and bytes in memory now."""
-
-    steps: int
-    """Steps of the optimizers that are bound."""
-    weights: int
-    """Weights in low precision, element by element."""
-    elements: int
-    """Elements that were rounded stochastically."""
-    clipped: int
-    """Elements outside of the range of their row; none, as rows grow before."""
-    grown: int
-    """Rows that got a wider spacing, since a weight left the range."""
-    shrunk: int
-    """Rows that got a finer spacing, since their weights had become small."""
-    lost: int
-    """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
-    bytes: int
-    """Bytes of the weights in low precision, spacings included."""
-    float_bytes: int
-    """Bytes that they had before."""
-
-
 @final
 class WeightsHandle:
     """Weights in low precision; `remove` makes them float32 parameters again, with their present values."""
@@ -157,14 +135,7 @@ class WeightsHandle:
 
     def counters(self) -> Counters:
         """Return exact counts since the weights were stored, and the bytes that they have."""
-        stored = self._stored()
-        counts = [weight.counts for weight in stored.values()]
-        elements = sum(weight.numel() * count.writes for weight, count in zip(stored.values(), counts, strict=True))
-        total = Counts(*(sum(column) for column in zip(*counts, strict=True))) if counts else Counts(0, 0, 0, 0, 0)
-        return Counters(
-            self.steps, sum(weight.numel() for weight in stored.values()), elements, *total[1:],
-            sum(weight.bytes for weight in stored.values()), sum(self._float_bytes.values()),
-        )  # fmt: skip
+        return counted(self._stored(), self.steps, sum(self._float_bytes.values()))
 
     def explain(self) -> Explanation:
         """Return a text to print: how each parameter is stored, or why it was left alone, and a summary."""

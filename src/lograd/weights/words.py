@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..attachment.explain import Explanation
 from ..errors import plural
+from .counters import Counters
 from .stepping import AT_ONCE, Stepping
 from .tensor import LowPrecisionTensor
-
-if TYPE_CHECKING:
-    from .handle import Counters
 
 
 def explained(
