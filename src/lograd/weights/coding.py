@@ -17,7 +17,7 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format, IntFormat, parse_format
 from ..ops import dequantize_codes, dither, quantize_codes
 from ..ops.grid import grid_of
-from ..ops.layouts import flat
+from ..ops.layouts import flat, is_dense
 
 Rounding = Literal["nearest", "stochastic"]
 Per = Literal["channel", "tensor"]
@@ -122,7 +122,11 @@ class Coding:
     def encode_(self, values: Tensor, spacing: Tensor, codes: Tensor, rounding: Rounding, key: Tensor) -> Tensor:
         """Write the codes of prepared values, which are overwritten, and return how many of them were clipped."""
         if self.is_bfloat16:
-            _encode_bfloat16_(flat(values), flat(codes), rounding, key)
+            alike = codes.stride() == values.stride() and is_dense(codes)
+            own = codes if alike else torch.empty_like(values, dtype=codes.dtype)
+            _encode_bfloat16_(flat(values), flat(own), rounding, key)
+            if own is not codes:  # a view with gaps
+                codes.copy_(own)
             return torch.zeros((), dtype=torch.int64)
         values.div_(spacing)
         counts: Tensor = quantize_codes(values, self.numbers, 1.0, rounding, key, out=codes, counted=True).counts
