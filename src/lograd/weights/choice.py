@@ -52,7 +52,7 @@ def _asked(model: nn.Module, parameters: dict[str, nn.Parameter], keep: str | It
 
 
 def _reason(name: str, parameter: nn.Parameter) -> str | None:
-    """Why a parameter is left alone; None if it is not."""
+    """Return the reason to leave a parameter alone; None if there is none."""
     if type(parameter) is not nn.Parameter:
         return f"left alone: a {type(parameter).__name__} of its own"
     if parameter.dtype not in FLOATS:

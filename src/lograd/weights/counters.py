@@ -1,4 +1,4 @@
-"""What was done to weights in low precision, in exact counts."""
+"""Exact counts of what was done to weights in low precision."""
 
 from __future__ import annotations
 
