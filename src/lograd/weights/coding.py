@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format, IntFormat, parse_format
-from ..ops import dequantize_codes, dither, quantize_codes
+from ..ops import dequantize_codes, dither_, quantize_codes
 from ..ops.grid import grid_of
 from ..ops.layouts import flat, is_dense
 
@@ -29,8 +29,8 @@ HEADROOM = 1 + 1 / 16
 in each step: a new spacing rounds all of the row anew."""
 SMALLEST = 2.0**-100
 """The least spacing: below it, float32 products with a code's value would not be exact."""
-BLOCK = 2**20
-"""Elements that are rounded to bfloat16 at a time, as that takes temporary copies."""
+BLOCK = 2**17
+"""Elements that are rounded to bfloat16 at a time: the temporary copies stay in the cache."""
 
 
 class Spacings(NamedTuple):
@@ -182,9 +182,20 @@ def _encode_bfloat16_(values: Tensor, codes: Tensor, rounding: Rounding, key: Te
     if rounding == "nearest":
         codes.copy_(values)
         return
+    lower = torch.empty(min(BLOCK, len(values)), dtype=torch.int32, device=values.device)
+    chance = torch.empty_like(lower, dtype=torch.float32)
+    seed, offset = key.tolist()
     for first in range(0, len(values), BLOCK):
         part = values[first : first + BLOCK]
+        low, up = lower[: len(part)], chance[: len(part)]
+        absent = None if all_finite(part) else part.isnan()
         bits = part.view(torch.int32)
-        up = dither((bits & 0xFFFF).float(), 65536.0, key[0], key[1] + first).int()
-        rounded = (bits.bitwise_and(-65536)).add_(up).view(torch.float32)
-        codes[first : first + BLOCK] = torch.where(part.isnan(), part, rounded)
+        up.copy_(torch.bitwise_and(bits, 0xFFFF, out=low))
+        low.copy_(dither_(up, 65536.0, seed, offset + first))
+        bits.bitwise_and_(-65536).add_(low)
+        codes[first : first + BLOCK] = part if absent is None else part.masked_fill_(absent, torch.nan)
+
+
+def all_finite(values: Tensor) -> bool:
+    """True only if no value is NaN or infinite; a sum, which seldom overflows, is far faster than a look at each."""
+    return bool(values.sum().isfinite())

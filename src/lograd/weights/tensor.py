@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
-from .coding import Coding, Per, Rounding, coding_of
+from .coding import Coding, Per, Rounding, all_finite, coding_of
 
 LEDGER = SEED, OFFSET, WRITES, CLIPPED, GROWN, SHRUNK, LOST = range(7)
 """Places in a ledger: the key of the random numbers, and exact counts of elements and rows."""
@@ -96,7 +96,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         with torch.no_grad():
             self.coding.prepared_(values)
             if self.bare:
-                self.ledger[LOST] += values.numel() - values.isfinite().sum()
+                if not all_finite(values):
+                    self.ledger[LOST] += values.numel() - values.isfinite().sum()
             else:
                 found = self.coding.following(values, self.spacing)
                 self.spacing.copy_(found.spacing)
