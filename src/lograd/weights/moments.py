@@ -59,5 +59,6 @@ class Moments:
                 place = tuple(self._codings).index(name)
                 state[name] = LowPrecisionTensor.of(value, coding, self._seed_of(weight, place), "stochastic")
             else:
-                old.write_(torch.empty_like(old.codes, dtype=torch.float32).copy_(value))
+                alike = value.stride() == old.codes.stride()
+                old.write_(value if alike else torch.empty_like(old.codes, dtype=torch.float32).copy_(value))
                 state[name] = old
