@@ -35,6 +35,8 @@ def chosen(model: nn.Module, keep: str | Iterable[str]) -> tuple[dict[str, nn.Pa
 
 def _asked(model: nn.Module, parameters: dict[str, nn.Parameter], keep: str | Iterable[str]) -> dict[str, str]:
     """The parameters that are kept by name."""
+    if not isinstance(keep, Iterable):
+        raise InvalidType(sentence("keep", keep, "names of parameters or modules"))
     patterns = [keep] if isinstance(keep, str) else list(keep)
     names = [*parameters, *(name for name, _ in model.named_modules() if name)]
     found: dict[str, str] = {}
