@@ -202,7 +202,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a call with plain tensors, which torch.load(weights_only=True) takes once lograd is imported."""
+        """Pickle as a call with plain tensors, which torch.load(weights_only=True) takes once this is imported."""
         coding = self.coding
         parts = (self.codes, self.spacing, self.ledger, coding.format, coding.per, coding.root, self.dtype)
         return rebuilt, (*parts, bool(self.requires_grad), bool(getattr(self, "_is_param", False)))
