@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
     from .variances import Variance, variance
+    from .weights import low_precision_weights
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "formats",
     "integer",
     "laws",
+    "low_precision_weights",
     "observe",
     "ops",
     "parse_format",
@@ -60,6 +62,7 @@ _ON_FIRST_USE = {
     "Profile": "lograd.profiles",
     "Variance": "lograd.variances",
     "attach": "lograd.attachment",
+    "low_precision_weights": "lograd.weights",
     "observe": "lograd.profiles",
     "profile": "lograd.profiles",
     "variance": "lograd.variances",

@@ -63,6 +63,10 @@ def _step(**given: Any) -> None:
             handle.remove()
 
 
+def _weights(**given: Any) -> None:
+    lograd.low_precision_weights(**{"model": _model(), "format": "int8", **given}).remove()
+
+
 def _profile(**given: Any) -> None:
     lograd.profile(**{"model": _model(), "batches": BATCHES, "loss_fn": F.cross_entropy, "steps": 1, **given})
 
@@ -84,6 +88,9 @@ TABLE: dict[str, Row] = {
     "diff": (PLAN.diff, {}, ("other",)),
     "attach": (_attach, {}, ("model", "plan", "seed", "refresh", "backend", "loss_scale", "start")),
     "step": (_step, {}, ("loss_scale",)),
+    "low_precision_weights": (_weights, {}, (
+        "model", "format", "optimizer", "per", "state_bits", "keep", "seed",
+    )),
     "FloatFormat": (lograd.FloatFormat, {"exponent": 4, "mantissa": 1}, ("exponent", "mantissa", "bias")),
     "IntFormat": (lograd.IntFormat, {}, ("bits",)),
     "sparsity": (theory.sparsity, {"law": LAW, "threshold": 0.5}, ("law", "threshold")),
@@ -165,8 +172,9 @@ def test_a_bad_argument_gets_a_sentence(what: str) -> None:
 
 def test_the_table_names_arguments_that_exist() -> None:
     for what, (function, base, names) in TABLE.items():
-        if function in (_profile, _attach, _step):
-            function = {"profile": lograd.profile, "attach": lograd.attach, "step": lograd.Handle.step}[what]
+        if function in (_profile, _attach, _step, _weights):
+            whole = (lograd.profile, lograd.attach, lograd.low_precision_weights)
+            function = {"step": lograd.Handle.step, **{each.__name__: each for each in whole}}[what]
         assert {*base, *names} <= set(inspect.signature(function).parameters), what
 
 

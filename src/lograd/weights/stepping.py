@@ -1,0 +1,202 @@
+"""An optimizer's step on weights in low precision: decoded for it, then rounded once.
+
+The optimizer is given float32 copies of a few weights at a time, with their gradients and its own state for them, and
+runs its own step on these; then they are rounded back stochastically and dropped.  So whatever it computes is rounded
+once a step, E[stored] is its exact result, and the memory of the copies is bounded.  That is right where each parameter
+is updated by itself, as in all of torch.optim but LBFGS; any other optimizer steps on all copies at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ..errors import InvalidType, InvalidValue, sentence
+from .moments import Moments
+from .tensor import LowPrecisionTensor
+
+AT_ONCE = 2**22
+"""Elements that are decoded at a time, unless a single weight has more: 16 MB in float32."""
+
+Arguments = tuple[Any, dict[str, Any]]
+
+
+class Opened(NamedTuple):
+    """A weight while an optimizer steps on its copy."""
+
+    weight: LowPrecisionTensor
+    copy: nn.Parameter
+    coded: dict[str, LowPrecisionTensor]
+    """The parts of its state that are in low precision, by name."""
+
+
+@final
+class Stepping:
+    """Hooks on one optimizer.
+
+    Args:
+        optimizer: it holds some of the weights.
+        weights: all that are in low precision.
+        moments: how its state is kept between steps; None leaves that to the optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer, weights: Iterable[LowPrecisionTensor], moments: Moments | None) -> None:
+        self.optimizer, self.moments = optimizer, moments
+        self.one_by_one = _is_separable(optimizer)
+        """True where a step on some of the parameters is the same as on all."""
+        self.steps = 0
+        self._weights = {id(weight): weight for weight in weights}
+        self._opened: list[Opened] = []
+        self._groups: list[list[Any]] = []
+        self._hidden: list[tuple[LowPrecisionTensor, Tensor]] = []
+        opaque: Any = torch.compiler.disable  # a compiled step leaves its graph here
+        self._hooks = [
+            optimizer.register_step_pre_hook(opaque(self._before)),
+            optimizer.register_step_post_hook(opaque(self._after)),
+        ]
+
+    @property
+    def weights(self) -> list[LowPrecisionTensor]:
+        """Those of the weights that the optimizer has."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) in self._weights]
+
+    def remove(self) -> None:
+        """Take the hooks off, and give the optimizer its state in float32."""
+        self._recover()
+        for hook in self._hooks:
+            hook.remove()
+        for weight in self.weights:
+            for name, value in self.optimizer.state.get(weight, {}).items():
+                if isinstance(value, LowPrecisionTensor):
+                    self.optimizer.state[weight][name] = value.decode()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Arguments:
+        self._recover()
+        args, kwargs = _with_closure_run(args, kwargs)
+        due = [weight for weight in self.weights if weight.grad is not None]
+        if not self.one_by_one:
+            self._open(due)
+            return args, kwargs
+        step = _own_step(optimizer)
+        for some in _in_turns(due, AT_ONCE):
+            self._open(some, alone=True)
+            try:
+                step(optimizer)
+            except BaseException:
+                self._recover()
+                raise
+            self._close()
+        # The step that follows is for the other parameters: without a gradient, these are passed over.
+        self._hidden = [(weight, weight.grad) for weight in due]
+        for weight in due:
+            weight.grad = None
+        return args, kwargs
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
+        self._close()
+        self._show_gradients()
+        self.steps += 1
+
+    def _open(self, weights: list[LowPrecisionTensor], alone: bool = False) -> None:
+        """Put copies of weights in their places; alone, so that the optimizer sees no other parameter."""
+        state, copies = self.optimizer.state, {}
+        for weight in weights:
+            copy = nn.Parameter(weight.decode(torch.float32), requires_grad=weight.requires_grad)
+            assert weight.grad is not None
+            copy.grad = weight.grad if weight.grad.dtype == torch.float32 else weight.grad.to(torch.float32)
+            coded = {}
+            if weight in state:
+                state[copy] = state.pop(weight)
+                coded = {name: value for name, value in state[copy].items() if isinstance(value, LowPrecisionTensor)}
+                state[copy].update({name: value.decode() for name, value in coded.items()})
+            copies[id(weight)] = copy
+            self._opened.append(Opened(weight, copy, coded))
+        self._groups = [group["params"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["params"] = [copies.get(id(p), p) for p in group["params"] if not alone or id(p) in copies]
+
+    def _close(self, keep: bool = True) -> None:
+        """Put the weights back in their places, rounded from their copies, or as they were."""
+        for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=False):
+            group["params"] = parameters
+        state, opened = self.optimizer.state, self._opened
+        self._groups, self._opened = [], []
+        for weight, copy, coded in opened:
+            if keep:
+                weight.write_(copy.detach())
+                torch.autograd.graph.increment_version(weight)
+            if copy in state:
+                state[weight] = state.pop(copy)
+                if not keep:
+                    state[weight].update(coded)
+                elif self.moments is not None:
+                    self.moments.encode_(weight, state[weight], coded)
+
+    def _recover(self) -> None:
+        """Undo what a step that raised an error has left behind."""
+        self._close(keep=False)
+        self._show_gradients()
+
+    def _show_gradients(self) -> None:
+        hidden, self._hidden = self._hidden, []
+        for weight, gradient in hidden:
+            weight.grad = gradient
+
+
+def check_optimizer(optimizer: object, weights: Iterable[Tensor]) -> Optimizer:
+    """Return the optimizer, or refuse one that cannot step on these weights."""
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidType(sentence("optimizer", f"an object of type {type(optimizer).__name__}", "a torch Optimizer"))
+    if isinstance(optimizer, LBFGS):
+        raise InvalidValue(
+            "LBFGS moves the weights several times in one step and compares them in between; use any other optimizer "
+            "of torch.optim with weights in low precision."
+        )
+    ours = {id(weight) for weight in weights}
+    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise InvalidValue(
+            "the optimizer has none of the weights in low precision; make it from the parameters of this model."
+        )
+    return optimizer
+
+
+def _own_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """The step of an optimizer's class, without the hooks that PyTorch puts around it."""
+    step: Any = type(optimizer).step
+    found: Callable[[Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return found
+
+
+def _is_separable(optimizer: Optimizer) -> bool:
+    """True for optimizers of torch.optim, which update each parameter by itself."""
+    return str(getattr(_own_step(optimizer), "__module__", "")).startswith("torch.optim.")
+
+
+def _with_closure_run(args: Any, kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of a step whose closure has been called already: gradients must be there before any update."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+
+    def known() -> Any:
+        return loss
+
+    return ((args[0], known, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": known})
+
+
+def _in_turns(weights: list[LowPrecisionTensor], most: int) -> Iterator[list[LowPrecisionTensor]]:
+    """Weights in groups of at most `most` elements, or of one."""
+    group: list[LowPrecisionTensor] = []
+    for weight in weights:
+        if group and sum(each.numel() for each in group) + weight.numel() > most:
+            yield group
+            group = []
+        group.append(weight)
+    if group:
+        yield group

@@ -1,0 +1,288 @@
+"""Steps of any optimizer on weights in low precision: computed in float32, rounded once, nothing else kept."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from low_precision import adamw, batch, network, numbers, same, sgd, stored, train
+from torch import nn
+
+import lograd
+from lograd.weights import LowPrecisionTensor, stepping
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.01),
+    "SGD, momentum": sgd,
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-2),
+    "AdamW": adamw,
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "AMSGrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+}
+
+
+def gradients(model: nn.Module, seed: int = 0) -> None:
+    x, target = batch(seed)
+    F.cross_entropy(model(x), target).backward()
+
+
+def spacing_of(weight: LowPrecisionTensor) -> torch.Tensor:
+    """The distance to the next number that could be stored, or more."""
+    if weight.bare:
+        return weight.decode().abs() * 2**-6
+    if "int" in weight.coding.format:
+        return weight.spacing
+    return torch.maximum(weight.decode().abs() * 2**-2, weight.spacing)
+
+
+@pytest.mark.parametrize("format", ["int8", "e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_that_of_float32_but_for_one_rounding(name: str, format: str) -> None:
+    model, optimizer, handle = stored(format, OPTIMIZERS[name])
+    twin = handle.export()
+    beside = OPTIMIZERS[name](twin.parameters())
+    for each in (model, twin):
+        gradients(each)
+    optimizer.step()
+    beside.step()
+    for (where, weight), exact in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if isinstance(weight, LowPrecisionTensor):
+            error = (weight.decode() - exact.detach()).abs()
+            assert bool((error <= 1.0001 * spacing_of(weight)).all()), where
+            assert weight.counts.writes == 1
+        else:
+            assert torch.equal(weight, exact), where
+    states = [each.state_dict()["state"] for each in (optimizer, beside)]
+    assert states[0].keys() == states[1].keys()
+    for key in states[0]:
+        for part, value in states[1][key].items():
+            assert value is None or torch.equal(torch.as_tensor(states[0][key][part]), torch.as_tensor(value))
+
+
+def test_the_mean_over_seeds_is_the_exact_step() -> None:
+    found = []
+    for seed in range(120):
+        model, optimizer, handle = stored("int8", seed=seed)
+        if not seed:
+            twin = handle.export()
+            gradients(twin)
+            sgd(twin.parameters()).step()
+            gradients(model)
+            given = [p.grad for p in model.parameters()]
+        for parameter, gradient in zip(model.parameters(), given, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        found.append(model[3].weight.decode())
+    spacing, exact = model[3].weight.spacing.double(), twin[3].weight.detach().double()
+    share = (exact / spacing) % 1  # the chance of the upper neighbour
+    variance = share * (1 - share)
+    z = (torch.stack(found).double().mean(0) - exact) / (spacing * (variance / len(found)).sqrt())
+    z = z[len(found) * variance > 5]  # where the mean is near to a normal number
+    assert len(z) > 10_000
+    # The mean of all z is the sharper test.
+    assert abs(float(z.mean())) < 4 / len(z) ** 0.5
+    assert float((z.abs() > 4).double().mean()) < 5e-4
+    assert 0.95 < float(z.std()) < 1.05
+
+
+@pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
+@pytest.mark.parametrize("state_bits", [None, 8])
+def test_foreach_slices_and_order_change_no_bit(make: Any, state_bits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _ = stored("int8", make, state_bits=state_bits)
+    train(model, optimizer, 4)
+
+    def foreach(parameters: Any) -> torch.optim.Optimizer:
+        made = make(reversed(list(parameters)))
+        for group in made.param_groups:
+            group["foreach"] = True
+        return made
+
+    other, beside, _ = stored("int8", foreach, state_bits=state_bits)
+    monkeypatch.setattr(stepping, "AT_ONCE", 1)
+    train(other, beside, 4)
+    assert same(model, other)
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer of one's own, which counts its steps in the group."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.state[parameter]["last"] = parameter.grad.clone()
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+def test_an_optimizer_of_ones_own_steps_on_all_weights_at_once() -> None:
+    model, optimizer, handle = stored("int8", Counting)
+    other, beside, _ = stored("int8", lambda p: torch.optim.SGD(p, lr=0.05))
+    assert train(model, optimizer, 3) == train(other, beside, 3)
+    assert same(model, other)
+    assert optimizer.param_groups[0]["steps"] == 3
+    assert set(map(id, optimizer.state)) == set(map(id, model.parameters()))
+    assert "Counting: all weights in float32 at a time" in handle.explain()
+
+
+def test_the_closure_runs_once_and_before_any_update() -> None:
+    model, optimizer, _ = stored("int8")
+    other, beside, _ = stored("int8")
+    calls = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        x, target = batch(len(calls))
+        loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(2)] + [optimizer.step(closure=closure).item()]
+    assert losses == calls == train(other, beside, 3)
+    assert same(model, other)
+
+
+def test_hooks_of_the_user_and_schedules_see_one_step() -> None:
+    model, optimizer, handle = stored("int8")
+    seen = []
+    optimizer.register_step_post_hook(lambda *given: seen.append(len(optimizer.param_groups[0]["params"])))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(3):
+        train(model, optimizer, 1, first=step)
+        schedule.step()
+    assert seen == [6, 6, 6]
+    assert handle.steps == 3
+    assert schedule.get_last_lr() == [0.05 / 8]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch.optim", "one's own"])
+def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Counting if own else sgd
+    model, optimizer, handle = stored("int8", make, state_bits=None if own else 8)
+    train(model, optimizer, 1)
+    before, groups = numbers(model), [list(group["params"]) for group in optimizer.param_groups]
+    gradients(model, 9)
+    step = stepping._own_step(optimizer)
+
+    def failing(self: Any, closure: Any = None) -> Any:
+        raise RuntimeError("out of luck")
+
+    failing.__module__ = step.__module__
+    with monkeypatch.context() as patch:
+        if own:
+            patch.setattr(Counting, "step", torch.optim.Optimizer.profile_hook_step(failing))
+        else:
+            patch.setattr(stepping, "_own_step", lambda optimizer: failing)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            optimizer.step()
+    if own:  # what was open is put back before the next step
+        handle._steppings[0]._recover()
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [list(map(id, g)) for g in groups]
+    assert all(torch.equal(value, numbers(model)[name]) for name, value in before.items())
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert set(map(id, optimizer.state)) <= set(map(id, model.parameters()))
+    train(model, optimizer, 2)
+
+
+def float_bytes() -> int:
+    """Bytes of all float32 tensors that are alive."""
+    gc.collect()
+    alive = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x) is not LowPrecisionTensor]
+    known = {x.untyped_storage().data_ptr(): x for x in alive if x.dtype == torch.float32}
+    return sum(x.untyped_storage().nbytes() for x in known.values())
+
+
+def test_no_float32_copy_is_alive_between_steps() -> None:
+    def plain(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.05)
+
+    before = float_bytes()
+    model, optimizer, handle = stored("int8", plain)
+    train(model, optimizer, 2)
+    optimizer.zero_grad()
+    biases = 4 * (8 + 32 + 10)
+    spacings = biases  # one for each output, like the biases
+    assert handle.counters().bytes == handle.counters().weights + spacings
+    assert float_bytes() - before <= biases + spacings + 4096 < 4 * handle.counters().weights / 8
+    copy = model[3].weight.decode()
+    assert float_bytes() - before > copy.nbytes
+
+
+def test_at_most_a_few_weights_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(8)))
+    optimizer = sgd(model.parameters())
+    lograd.low_precision_weights(model, "int8", optimizer=optimizer)
+    monkeypatch.setattr(stepping, "AT_ONCE", 2500)  # two weights of 1,024
+    seen = []
+    own = stepping._own_step(optimizer)
+
+    def watched(optimizer: Any) -> None:
+        seen.append(sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+        own(optimizer)
+
+    monkeypatch.setattr(stepping, "_own_step", lambda optimizer: watched)
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+    assert seen == [2048] * 4
+
+
+def test_gradients_may_accumulate_and_be_clipped() -> None:
+    model, optimizer, handle = stored("int8")
+    twin = handle.export()
+    for each in (model, twin):
+        for seed in range(3):
+            gradients(each, seed)
+        nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad(set_to_none=False)
+    assert not any(p.grad.any() for p in model.parameters())
+
+
+def test_a_model_in_bfloat16_has_gradients_in_bfloat16_and_steps_in_float32() -> None:
+    model, optimizer, _ = stored("int8")
+    model.to(torch.bfloat16)
+    x, target = batch(0)
+    F.cross_entropy(model(x.bfloat16()).float(), target).backward()
+    assert model[3].weight.grad.dtype == torch.bfloat16
+    before = model[3].weight.decode(torch.float32)
+    optimizer.step()
+    moved = model[3].weight.decode(torch.float32) - before
+    expected = -0.05 * model[3].weight.grad.float()
+    assert float((moved * expected).sum()) > 0
+    assert bool(((moved - expected).abs() <= 1.0001 * 17 / 16 * model[3].weight.spacing).all())
+
+
+def test_an_optimizer_that_is_not_bound_rounds_at_each_operator() -> None:
+    model = network()
+    handle = lograd.low_precision_weights(model, "int8")
+    optimizer = adamw(model.parameters())
+    train(model, optimizer, 2)
+    assert handle.steps == 0
+    assert model[3].weight.counts.writes == 4  # the decay, then the step
+    assert "no optimizer is bound" in handle.explain()
+
+
+def test_a_copy_of_the_optimizer_has_no_hooks() -> None:
+    _, optimizer, handle = stored("int8")
+    twin = copy.deepcopy(optimizer)
+    assert not twin._optimizer_step_pre_hooks
+    handle.remove()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
