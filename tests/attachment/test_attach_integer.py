@@ -1,5 +1,7 @@
 """Integer products under attach: the values of the simulated ones, the same counts, codes in memory, and a choice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from networks import Conv1D
@@ -231,14 +233,23 @@ def saved_bytes(model, x):
     return kept.values()
 
 
-@pytest.mark.parametrize(("name", "share"), [("int8-full", 0.27), ("int4-full", 0.15), ("luq4", 0.15)])
-def test_codes_are_what_is_saved(name, share):
+@pytest.mark.parametrize(
+    ("name", "saved", "share"),
+    [
+        ("int8-full", None, 0.27),
+        ("int4-full", None, 0.27),
+        ("int8-full", 4, 0.27),
+        ("int4-full", 4, 0.15),
+        ("luq4", 8, 0.15),
+    ],
+)
+def test_codes_are_what_is_saved(name, saved, share):
     model, x = (
         nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)),
         torch.randn(8, 16, 16, 16),
     )
     plain = sum(size for size, _ in saved_bytes(model, x))
-    with lograd.attach(model, plan(name), backend="integer"):
+    with lograd.attach(model, replace(plan(name), saved=saved), backend="integer"):
         kept = list(saved_bytes(model, x))
     assert sum(size for size, _ in kept) < share * plain, "codes of weights included"
     assert all(dtype == torch.uint8 for size, dtype in kept if size > 1000)

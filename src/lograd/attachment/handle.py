@@ -144,6 +144,7 @@ class Handle:
         for name, module, layer in chosen:
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             engine = self.layers[name] = LayerEngine(layer, device, self)
+            engine.packs = plan.saved is not None
             self._modules[name] = module
             asked = {product: getattr(layer, product).backend for product in PRODUCTS}
             engine.choose(backend, asked, reason_dense(module), reason_not_integer(module))

@@ -24,6 +24,7 @@ class Layer(Engine, Protocol):
     gradient: Operand
     choices: dict[str, Choice]
     folds: bool
+    packs: bool
     aligned: dict[str, bool]
 
     def passes(self, g: Tensor, need: Need) -> list[tuple[str, Site | None, tuple[int, ...], Need]]:
@@ -59,7 +60,7 @@ class LayerCoder:
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
-            engine.choices["output"].tensor, need[1] and sites[0].nibbles,
+            engine.choices["output"].tensor, need[1] and engine.packs and sites[0].nibbles,
         )  # fmt: skip
         for place, needed in ((0, need[1]), (3, need[0])):
             if not needed:
