@@ -241,6 +241,7 @@ def saved_bytes(model, x):
         ("int8-full", 4, 0.27),
         ("int4-full", 4, 0.15),
         ("luq4", 8, 0.15),
+        ("int4wa-clips", 8, 0.65),  # and x, for the gradient of its clip
     ],
 )
 def test_codes_are_what_is_saved(name, saved, share):

@@ -222,21 +222,39 @@ def test_a_plan_says_whether_its_bits_are_real():
     assert "Bits are" not in str(Plan.uniform("prune85"))
 
 
-@pytest.mark.parametrize("backend", ["dense", "integer"])
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("backend", ["dense", "integer", "auto"])
 @pytest.mark.parametrize("recipe", ["int4-full", "luq4", "mxfp4-full"])
-def test_an_evaluation_changes_nothing(recipe: str, backend: str) -> None:
+def test_an_evaluation_changes_nothing(recipe: str, backend: str, steps: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
     handle = lograd.attach(model, lograd.Plan.uniform(recipe, keep=()), backend=backend)  # type: ignore[arg-type]
-    for _ in range(2):
+    for _ in range(steps):
         model(torch.randn(16, 32)).square().mean().backward()
         handle.step()
-    before = {name: tensor.clone() for engine in handle.layers.values() for name, tensor in engine.tensors().items()}
+
+    def state() -> dict[str, torch.Tensor]:
+        parts = {name: engine.tensors() for name, engine in handle.layers.items()}
+        return {f"{name}.{key}": tensor.clone() for name, found in parts.items() for key, tensor in found.items()}
+
+    before = state()
     with torch.no_grad():
         outputs = [model(100 * torch.randn(16, 32, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
-    after = {name: tensor for engine in handle.layers.values() for name, tensor in engine.tensors().items()}
+    after = state()
     assert torch.equal(*outputs)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_a_forward_in_another_type_is_forgotten() -> None:
+    model = nn.Linear(32, 32)
+    handle = lograd.attach(model, lograd.Plan.uniform("int8-full", keep=()), backend="integer")
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(8, 32))
+    (layer,) = handle.layers.values()
+    assert "bfloat16" in layer.why_simulated
+    model(torch.randn(8, 32)).sum().backward()
+    assert layer.coded
+    assert not layer.why_simulated
 
 
 LAYERS = {

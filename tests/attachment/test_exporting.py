@@ -115,3 +115,24 @@ def test_an_error_leaves_the_forward_as_it_was() -> None:
         handle.evaluate(fails)
     with torch.no_grad():
         assert torch.equal(model(x), calls[0])
+
+
+def test_a_shared_weight_is_rounded_for_the_layer_alone() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(16, 32), nn.Linear(32, 16, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(self.embedding(x))
+            return result
+
+    torch.manual_seed(0)
+    model = Tied()
+    handle = lograd.attach(model, lograd.Plan.uniform("int4-full", keep=()))
+    model(torch.arange(16)).sum().backward()
+    found = handle.export()
+    assert torch.equal(found.model.embedding.weight, model.embedding.weight)
+    assert torch.equal(found.weights["head"].decode(), found.model.head.weight)
+    assert not torch.equal(found.model.head.weight, model.head.weight)

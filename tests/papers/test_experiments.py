@@ -92,8 +92,10 @@ def test_learning(tmp_path):
 def test_bits(tmp_path):
     data = files.images(tmp_path / "images.npz")
     cells, (table,) = finished("bits", tmp_path / "cells", data=data)
-    assert cells.names == ["fp32-0", "fqt5-bhq-0", "int4-full-0", "times"]
-    assert set(cells.found("times")) == {"fp32", "fqt5-bhq", "int4-full"}
+    assert cells.names == ["fp32-0", "fqt5-bhq-0", "int4-full-0", "times-fp32-int4-full-fqt5-bhq"]
+    assert set(cells.found(cells.names[-1])) == {"fp32", "fqt5-bhq", "int4-full"}
+    _, (wider,) = finished("bits", tmp_path / "cells", data=data, only="qat8")  # another process, the same folder
+    assert [row[0] for row in wider.rows] == [WAYS[name].title for name in ("fp32", "qat8", "fqt5-bhq", "int4-full")]
     base, statquant, whole = table.rows
     assert base[0] == "float32"
     assert base[3:] == [None, None, "1.00"]

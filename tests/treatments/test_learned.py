@@ -13,7 +13,17 @@ from torch import nn
 
 import lograd
 from lograd import InvalidValue
-from lograd.treatments import Learned, Sawb, Setting, Treatment, recipe
+from lograd.treatments import (
+    Hadamard,
+    Integers,
+    Learned,
+    ProductPlan,
+    Sawb,
+    Setting,
+    Treated,
+    Treatment,
+    recipe,
+)
 
 KEY = torch.zeros(2, dtype=torch.int64)
 
@@ -129,6 +139,27 @@ def test_refusals() -> None:
     plan = lograd.Plan(every=lograd.LayerPlan.of(recipe("int4wa-clips+int4wa-lsq")))
     with pytest.raises(InvalidValue, match="one treatment of a sentence may learn"):
         lograd.attach(nn.Linear(8, 8), plan)
+
+
+def test_equal_elements_have_a_range() -> None:
+    found = Learned(4).apply(torch.full((8,), 0.3), setting()).result
+    assert torch.allclose(found, torch.full((8,), 0.3))
+    found = Learned(4).apply(torch.full((8,), -0.3), setting()).result
+    assert torch.allclose(found, torch.full((8,), -0.3))
+
+
+def test_ranges_are_refused_where_they_cannot_be_learned() -> None:
+    learned, rounded = (Learned(4),), (Integers(4),)
+    cases = {
+        "not for gradient of dX alone": Treated(input_gradient=ProductPlan(gradient=learned)),
+        "not for activations of dW alone": Treated(weight_gradient=ProductPlan(activations=learned)),
+        "must come first": Treated(ProductPlan(activations=(*rounded, *learned))),
+    }
+    for words, treated in cases.items():
+        with pytest.raises(InvalidValue, match=words):
+            lograd.attach(nn.Linear(8, 8), lograd.Plan(every=lograd.LayerPlan.of(treated)))
+    with pytest.raises(InvalidValue, match="which learns"):
+        Hadamard(Learned(4))
 
 
 # ------------------------------------------------------------------------------------------------------- in the engine

@@ -25,7 +25,7 @@ class Exported(NamedTuple):
     """A copy of the model, in eval mode, without a plan."""
     weights: dict[str, CodedTensor]
     """By layer, codes, scale and zero of each weight that was rounded to levels; decode() is the model's weight, as
-    (outputs, inputs, ...)."""
+    (outputs, inputs, ...).  A weight that was shared is the layer's own in the copy."""
     activations: dict[str, dict[str, float]]
     """By layer, the numbers by which its input was rounded, such as low and high, or a clip."""
     left_alone: dict[str, str]
@@ -38,7 +38,7 @@ class Evaluation(NamedTuple, Generic[Result]):
     treated: Result
     """With activations and weights as the plan has them in the forward."""
     plain: Result
-    """With layers as they are without a plan."""
+    """With layers as they are without a plan; attention in integers, if the plan has it, stays."""
 
 
 def export(model: nn.Module, layers: Mapping[str, LayerEngine]) -> Exported:
@@ -73,9 +73,11 @@ def _write(found: Exported, name: str, layer: LayerEngine) -> None:
         found.weights[name], values = coded, coded.decode()
     else:
         inputs = 0 if isinstance(module, _ConvTransposeNd) else 1
-        values = applied(*given, () if layer.weights.shared else (inputs,)).result
-    with torch.no_grad():
-        weight.copy_(values.t() if turned else values)
+        summed = () if layer.weights.shared else (inputs,)
+        values = applied(*given, summed, signs=layer.signs("output")).result
+    # A parameter of its own: others that share the weight are not rounded by this layer.
+    own = torch.empty_like(weight.detach()).copy_(values.t() if turned else values)
+    module.weight = nn.Parameter(own, weight.requires_grad)
 
 
 def evaluate(

@@ -5,14 +5,13 @@ Blocks of the backward lie along other dimensions than those of the output, so a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..ops.registry import call
 from ..treatments import OPERANDS, PRODUCTS, SYMBOLS
 from .autograd import Form, Gradients, Need, Saved
 from .backends.coded_shapes import laid
-from .coder import Layer
+from .coder import Layer, reason_not_served
 
 
 class BlockCoder:
@@ -35,10 +34,8 @@ class BlockCoder:
         if weight.dim() != 2:
             self.refused = "convolutions of blocks have no integer kernel"
             return False
-        if not (x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"):
-            self.refused = f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
-            return False
-        return x.numel() > 0
+        self.refused = reason_not_served(x, weight)
+        return not self.refused and x.numel() > 0
 
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and activations and weights as they are, without elements where the backward does not need them."""
@@ -74,7 +71,7 @@ class BlockCoder:
         choice = engine.choices[product if product == "output" else f"{product}.gradient"]
         found: tuple[Tensor, Tensor] = call(
             "block_product", a, b, bias, *summed, one.text, one.numbers, first.control, *one.changing, other.text,
-            other.numbers, *other.changing, choice.tensor, engine.aligned[product], sums,
+            other.numbers, *other.changing, choice.seen_by(one.held), engine.aligned[product], sums,
         )  # fmt: skip
         return found
 

@@ -31,6 +31,13 @@ class Layer(Engine, Protocol):
         """Return the sites that the gradient goes through; see `LayerEngine`."""
 
 
+def reason_not_served(x: Tensor, weight: Tensor) -> str:
+    """Return the type and device of tensors that integer products do not serve; empty for those that they do."""
+    if x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu":
+        return ""
+    return f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+
+
 class LayerCoder:
     """Codes activations and weights for the output, and computes the backward from them: codes are all that is saved.
 
@@ -48,10 +55,8 @@ class LayerCoder:
         engine = self.engine
         if not (engine.activations.ready and engine.weights.ready):
             return False
-        if not (x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"):
-            self.refused = f"the tensors are {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
-            return False
-        return x.numel() > 0
+        self.refused = reason_not_served(x, weight)
+        return not self.refused and x.numel() > 0
 
     def output(self, form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, need: Need) -> tuple[Tensor, ...]:
         """Return Y, and codes, scale and zero of activations and weights."""
@@ -60,7 +65,7 @@ class LayerCoder:
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
-            engine.choices["output"].tensor, need[1] and engine.packs and sites[0].nibbles,
+            engine.choices["output"].seen_by(sites[0].held), need[1] and engine.packs and sites[0].nibbles,
         )  # fmt: skip
         for place, needed in ((0, need[1]), (3, need[0])):
             if not needed:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValue
 from ..ops.contracts import FLOAT_TYPES
 from ..ops.registry import call
 from ..plan import LayerPlan
-from ..treatments import BACKWARD, OPERANDS, PRODUCTS, Backend
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, describe
 from .autograd import Form, Gradients, Need, Treated
 from .backends.choice import INTEGER, SPARSE, Choice
 from .block_coder import BlockCoder, reason_not_blocks
@@ -61,6 +62,7 @@ class LayerEngine:
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
         self.packs = False
         """True if saved codes of at most 4 bits share bytes, which takes a little time."""
+        self._check_learning()
         self._learns = bool(self.learned)
         self.begin()
 
@@ -73,10 +75,24 @@ class LayerEngine:
         first, second = (self.operands[name].at[product] for name in OPERANDS[product])
         return bool(first and second and first.rotation is not None and first.rotation == second.rotation)
 
-    def _signs(self, product: str) -> Tensor | None:
+    def signs(self, product: str) -> Tensor | None:
         """Return the key that names the signs of the second operand of a product; None for its own."""
         first = self.operands[OPERANDS[product][0]].at[product]
         return first.key if first is not None and self.aligned[product] else None
+
+    def _check_learning(self) -> None:
+        """Refuse treatments that learn where no gradient would reach them."""
+        for operand in self.operands.values():
+            for product, site in operand.at.items():
+                if site is None or site.learned is None:
+                    continue
+                if operand.at.get("output") is not site:
+                    raise InvalidValue(
+                        f"{describe(site.treatments)}: ranges are learned for activations and weights of the output, "
+                        f"not for {operand.name} of {SYMBOLS[product]} alone; take Integers there."
+                    )
+                if not site.treatments[0].learns:
+                    raise InvalidValue(f"{describe(site.treatments)}: what learns must come first in its sentence.")
 
     @property
     def sites(self) -> dict[str, Site]:
@@ -206,7 +222,7 @@ class LayerEngine:
             return None, None, None
         site = self.weights.at["output"]
         if site is None or not site.per_channel:
-            treated, steps = self._for_output(self.weights, weight, form.summed("output"), self._signs("output")), None
+            treated, steps = self._for_output(self.weights, weight, form.summed("output"), self.signs("output")), None
         else:
             treated, steps = self._by_channel(site, weight.detach(), form)
         shared = self.folds and self.weights.shared and not form.transposed
@@ -295,7 +311,7 @@ class LayerEngine:
             return x
         if operand.has_statistics and operand.at["output"] is None:
             operand.observe(x)
-        return operand.treated(x, product, contracted, self._signs(product))
+        return operand.treated(x, product, contracted, self.signs(product))
 
     # -- tensors --
 

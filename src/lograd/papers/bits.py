@@ -97,7 +97,9 @@ class Bits(Experiment):
             for name in chosen:
                 yield Trained(f"{name}-{seed}", replace(self._config(name), seed=seed))
         given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns, "ways": [*chosen]}
-        yield Measured(TIMES, given, partial(self._time, [*chosen]), threads=1)
+        # One for each choice of ways: processes that share a folder time their own, beside float32.
+        name = "-".join([TIMES, *chosen]) if self.only else TIMES
+        yield Measured(name, given, partial(self._time, [*chosen]), threads=1)
 
     def draw(self, folder: CellFolder) -> list[Result]:
         config = self._config(BASE)
@@ -106,9 +108,10 @@ class Bits(Experiment):
             "way to train", "seeds", f"test {metric.words}, mean", "difference to float32, mean", "spread over seeds",
             "steps in the time of a float32 one",
         ]  # fmt: skip
-        command = f"lograd reproduce bits --data FILE --set model={self.model} --set epochs={self.epochs}" + (
-            "" if self.width is None else f" --set width={self.width}"
-        )
+        usual = self.options()
+        given = {name: getattr(self, name) for name in ("model", "width", "epochs", "batch", "seeds", "turns")}
+        changed = [f" --set {name}={value}" for name, value in given.items() if value != usual[name]]
+        command = f"lograd reproduce bits --data FILE{''.join(changed)}"
         claim = (
             f"{self.model}, {self.epochs} epochs, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule, one thread. Differences are those of runs of the same "
@@ -140,7 +143,8 @@ class Bits(Experiment):
         """A row for each way with a finished run: means over the seeds, and differences to float32 of the same seed."""
         metric = metric_of(self._config(BASE).task.kind)
         factor, unit = (100, " %") if metric.percent else (1, "")
-        faster = speeds(folder.found(TIMES), BASE)
+        timed = [name for name in folder.names if name.startswith(TIMES)]
+        faster = {way: speed for name in timed for way, speed in speeds(folder.found(name), BASE).items()}
 
         def result(run: Found) -> float:
             return factor * float(run["final"][metric.name])

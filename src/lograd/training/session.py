@@ -153,9 +153,11 @@ class Session:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work.clip)
-        optimizers = [one for one in (self.optimizer, self.learned) if one is not None]
-        if self.learned_rates is not None:
+        optimizers: list[torch.optim.Optimizer] = [self.optimizer]
+        if self.learned is not None and self.learned_rates is not None:
             self.learned_rates.set(self.steps)
+            if any(one.grad is not None for one in self.learned.param_groups[0]["params"]):  # none before `start`
+                optimizers.append(self.learned)
         for one in optimizers:
             one.step() if self.scaler is None else self.scaler.step(one)
         if self.scaler is not None:

@@ -47,6 +47,10 @@ class Hadamard(Treatment):
             object.__setattr__(self, "inner", Treatment.from_json(inner))
         if not isinstance(self.inner, Treatment):
             raise InvalidValue(sentence("inner of a Hadamard transform", inner, "a treatment"))
+        if self.inner.learns:
+            raise InvalidValue(
+                f"a Hadamard transform cannot hold {self.inner}, which learns; take Integers in its place."
+            )
         if self.inner.number_names:
             raise InvalidValue(
                 f"a Hadamard transform changes the law of a gradient, so it cannot hold {self.inner}, whose numbers "

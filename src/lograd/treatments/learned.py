@@ -97,6 +97,8 @@ class Learned(Treatment):
             return signed, 2 * magnitude * math.sqrt(self._largest(signed))
         mean = float(steady_sum(values)) / values.numel()
         spread = math.sqrt(max(float(steady_square_sum(values)) / values.numel() - mean * mean, 0.0))
+        if spread <= 1e-6 * magnitude:  # all elements alike
+            return signed, magnitude
         return signed, 3 * spread if signed else 3 * spread / math.sqrt(1 - 2 / math.pi)
 
     def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,8 +125,8 @@ class Learned(Treatment):
         return True
 
     @property
-    def levels(self) -> bool:
-        return True
+    def level_bits(self) -> int:
+        return self.bits
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         found = self._packed(g, setting)

@@ -267,7 +267,7 @@ FULL_RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "intNwa, intNwa-clips, intNwa-lsq", "int4wa",
-        "weights and activations as levels, gradients as they are; ranges by channel, or learned", "esser2020",
+        "weights and activations as levels, gradients as they are; ranges by channel, or learned", "lograd",
         r"int([2-8])wa(?:-(clips|lsq))?", full.weights_and_activations,
     ),
 )  # fmt: skip

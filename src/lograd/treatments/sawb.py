@@ -56,8 +56,8 @@ class Sawb(Treatment):
         return True
 
     @property
-    def levels(self) -> bool:
-        return True
+    def level_bits(self) -> int:
+        return self.bits
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         found = self._packed(g, setting)

@@ -82,6 +82,15 @@ class Choice:
         self.tensor = zeros(SLOTS, torch.int64, CPU)
         self.tensor[MODE] = {"auto": UNDECIDED, "dense": DENSE, "sparse": SPARSE, "integer": INTEGER}[backend]
 
+    def seen_by(self, held: bool) -> Tensor:
+        """Return the tensor for an operator; for an evaluation (`Site.held`) a copy with nothing left to time."""
+        if not held:
+            return self.tensor
+        found = self.tensor.clone()
+        if self.mode == UNDECIDED:
+            found[MODE] = INTEGER if INTEGER in self.serving else DENSE
+        return found
+
     @property
     def mode(self) -> int:
         """The backend in force."""
