@@ -76,7 +76,11 @@ class Draws(NamedTuple):
 
             E tr C^2 = tr S^2 R / (R - 1) + (tr S)^2 / (R - 1),
 
-        which is solved for tr S^2.
+        which is solved for tr S^2.  The mean a_r of the products of draw r with all others has for normal noise
+
+            E var a = ((R - 2) / (R - 1))^2 b^T S b + tr S^2 (R - 2) / (R - 1)^2,
+
+        where a_r share their draws; this is solved for b^T S b.
 
         Args:
             gram: in [i, r, s] the product <d_r, d_s> of tensor i, at least 4 x 4.
@@ -92,7 +96,8 @@ class Draws(NamedTuple):
         raw = (centred**2).sum((1, 2)) / (count - 1) ** 2
         factor = (count - 1) ** 2 / ((count - 2) * (count + 1))
         squared = np.clip(factor * (raw - spread**2 / (count - 1)), 0.0, spread**2)
-        bent = np.maximum(others.var(-1, ddof=1) - squared / (count - 1), 0.0)
+        along = others.var(-1, ddof=1) - squared * (count - 2) / (count - 1) ** 2
+        bent = np.maximum(along * ((count - 1) / (count - 2)) ** 2, 0.0)
         return cls(noise, noise_error, others.mean(-1), spread, squared, bent, count)
 
 
