@@ -49,9 +49,9 @@ def variance(
 
     The unit of noise is V, the variance of the gradient over minibatches, which training lives with anyway.  W is the
     variance that the plan adds: E|g_q - g|^2 over its random numbers, with g the exact gradient of the same minibatch.
-    A step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient is the
-    derivative of the plan's own forward, so a quantized forward does not count as noise of the backward; its change of
-    the gradient is reported apart.
+    Without a bias, a step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient
+    is the derivative of the plan's own forward, so a quantized forward does not count as noise of the backward; its
+    change of the gradient is reported apart.
 
     There is no optimizer step.  Model, `.grad`, buffers, modes and the random state are restored bit for bit, also when
     `loss_fn` raises or Ctrl-C ends it.  Treatments that take their numbers from statistics take them in a few passes of
