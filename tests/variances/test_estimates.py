@@ -117,3 +117,11 @@ def test_the_ratio_of_two_means():
     assert Measured(1.0, 0.1).agrees(1.39)
     assert not Measured(1.0, 0.1).agrees(1.41)
     assert Measured(1.0, 0.1).agrees(1.5, error=0.1)
+
+
+def test_numbers_without_an_error_agree_up_to_rounding():
+    third = Measured(0.1 + 0.2, 0.0)
+    assert third.mean != 0.3
+    assert third.agrees(0.3)
+    assert not third.agrees(0.3 + 1e-9)
+    assert not Measured(0.0, 0.0).agrees(1e-30)

@@ -93,6 +93,17 @@ def test_a_bias_in_closed_form():
     assert found.biased == ("0.weight",)
 
 
+@pytest.mark.parametrize("layer", ["0", "3", "7"])
+def test_the_only_layer_of_a_deterministic_plan_adds_what_the_plan_adds(layer):
+    """Both are the same number without any error, from sums in another order."""
+    plan = lograd.Plan({layer: lograd.LayerPlan.of(both(StatQuant(3, "ptq", "nearest")))})
+    found = lograd.variance(conv_net(), image_batches(3), plan, F.cross_entropy, steps=3, treated=2, repeats=7)
+    assert found.total.noise.mean > 0
+    assert "Alone the layers add 1 of the noise that they add together, equal within 4 sigma." in found.layers_table()
+    for one in (*found.tensors, found.total):
+        assert found.contributions.sum(one.name).mean == pytest.approx(one.noise.mean, rel=1e-14)
+
+
 def test_minibatch_variance_and_signal_against_numpy():
     batches, model = vector_batches(6), mlp()
     found = lograd.variance(

@@ -21,7 +21,7 @@ LEAST_REPEATS = 4
 ROUNDING = 1e-6
 """Relative error of a sum in float32; a smaller bias is not told from it."""
 SUM_ROUNDING = 1e-12
-"""Relative error of a sum in float64, with room to spare; draws that differ by less are equal."""
+"""Relative error of a sum in float64, with room to spare; what differs by less is equal."""
 
 
 @final
@@ -41,8 +41,12 @@ class Measured:
         return Measured(float(ratio), float(spread))
 
     def agrees(self, value: float, error: float = 0.0) -> bool:
-        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean."""
-        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error))
+        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean.
+
+        Sums of float64 that differ by rounding alone agree, whatever their errors are.
+        """
+        rounding = SUM_ROUNDING * max(abs(self.mean), abs(value))
+        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error) + rounding)
 
 
 def mean_of(samples: Values) -> tuple[Values, Values]:

@@ -66,9 +66,7 @@ def bias_words(found: Findings) -> str:
 
 def _cost(total: TensorVariance, rho: Measured) -> str:
     if not total.inside_band:
-        return (
-            "W contains a bias, which no number of samples averages out, so rho does not say what it costs."
-        )
+        return "W contains a bias, which no number of samples averages out, so rho does not say what it costs."
     return f"A step costs as much as one with {1 / (1 + rho.mean):.1%} of the samples, 1 / (1 + rho)."
 
 
