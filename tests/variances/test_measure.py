@@ -342,8 +342,18 @@ def test_an_attached_plan_is_refused_and_stays():
 def test_a_gradient_that_is_not_finite_is_told_with_its_batch():
     batches = vector_batches(3)
     batches[1][0][0, 0] = torch.nan
-    with pytest.raises(InvalidValue, match="batch 1 has NaN or infinite gradients"):
+    with pytest.raises(
+        InvalidValue, match=r"^batch 1 has NaN or infinite gradients in 0.weight, 2.weight, \(vectors\), so"
+    ):
         lograd.variance(mlp(), batches, lograd.Plan.uniform("int8-ptq"), F.cross_entropy, **FEW)
+
+
+def test_a_gradient_that_the_plan_makes_infinite_is_told_with_its_batch_and_tensor():
+    """The gradient of the loss is finite, but the Hadamard transform adds up more of it than float32 holds."""
+    batches = [(1e-3 * x, 3e38 * y.clamp(-1, 1)) if place == 1 else (x, y) for place, (x, y) in enumerate(pairs())]
+    plan = lograd.Plan.uniform("mxfp4-rht")
+    with pytest.raises(InvalidValue, match=r"^batch 1 has NaN or infinite gradients in 0.weight under the plan, so"):
+        lograd.variance(chain(1), batches, plan, weighted, steps=3, treated=2, repeats=4)
 
 
 def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):

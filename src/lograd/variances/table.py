@@ -61,7 +61,7 @@ def bias_words(found: Findings) -> str:
     """Return the verdict on the bias in a sentence."""
     if not found.biased:
         return "Bias: every tensor is inside the band, so chance alone explains it (4 sigma)."
-    return f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): {_listed(found.biased)}."
+    return f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): {listed(found.biased)}."
 
 
 def _cost(total: TensorVariance, rho: Measured) -> str:
@@ -159,11 +159,11 @@ def sum_words(found: Findings) -> str:
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
-    where = f"; they differ by more than 4 sigma in {_listed(deviating)}" if deviating else ", equal within 4 sigma"
+    where = f"; they differ by more than 4 sigma in {listed(deviating)}" if deviating else ", equal within 4 sigma"
     return f"Alone the layers add {ratio} the noise that they add together{where}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
