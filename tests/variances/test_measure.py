@@ -224,6 +224,29 @@ def test_a_forward_is_repeated_bit_for_bit_with_dropout_and_power_iterations():
     assert [one.name for one in found.tensors if one.noise.mean > 0] == ["0.weight"]
 
 
+class Follows(nn.Module):
+    """Subtracts a mean of all that has passed, in a buffer that each forward binds anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return x - self.mean
+
+
+def test_a_buffer_that_a_forward_binds_anew_is_put_back_before_each_pass():
+    """Where the forward is the same in all passes, the last layer's gradient is exact."""
+    model = nn.Sequential(nn.Linear(6, 8), Follows(), nn.Linear(8, 3))
+    buffer = model[1].mean
+    plan = lograd.Plan({"0": lograd.LayerPlan.of(both(StatQuant(4)))})
+    found = lograd.variance(model, vector_batches(3), plan, F.cross_entropy, **FEW)
+    assert found["0.weight"].noise.mean > 0
+    assert found["2.weight"].noise.mean == 0
+    assert model[1].mean is buffer
+
+
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
     first, again, other = (
         lograd.variance(
