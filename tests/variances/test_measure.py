@@ -268,6 +268,10 @@ def test_activations_kept_as_codes_have_a_row_of_their_own():
     assert matrix.noise[2, matrix.tensors.index("0.weight")] > 0
     assert "(saved activations)" in found.layers_table()
     assert matrix.sum().agrees(found.total.noise.mean, found.total.noise.error)
+    assert found.plan == "int8 ptq, saved activations in 4-bit codes"
+    alone = lograd.variance(model, vector_batches(3, size=256), lograd.Plan(saved=4), F.cross_entropy, **FEW)
+    assert alone.plan == "saved activations in 4-bit codes"
+    assert alone.contributions.layers == ("(saved activations)",)
 
 
 # -- models --

@@ -258,6 +258,11 @@ def _measured(means: Values, errors: Values) -> list[Measured]:
 
 
 def _words(bench: Bench) -> str:
-    """Return the plan in words: what is done to each layer, once where it is the same for all."""
+    """Return the plan in words: what is done to each layer, once where it is the same for all, and beside layers."""
     found = list(dict.fromkeys(layer.words() for layer in bench.layers.values() if layer.treats))
-    return found[0] if len(found) == 1 else f"{len(found)} different layer plans"
+    parts = found if len(found) < 2 else [f"{len(found)} different layer plans"]
+    if bench.plan.attention is not None:
+        parts.append(f"attention in {bench.plan.attention}-bit integers")
+    if bench.plan.saved is not None:
+        parts.append(f"saved activations in {bench.plan.saved}-bit codes")
+    return ", ".join(parts)
