@@ -97,6 +97,14 @@ def test_without_noise_any_bias_beyond_rounding_is_outside(repeats):
     assert draws.noise[0] == pytest.approx(1)
 
 
+def test_rounding_of_gradients_is_no_noise():
+    """Draws of a bias that differ in one element by the rounding of float32."""
+    draws = np.full((4, 50), 1e-3)
+    draws[:, 0] += 1e-7 * np.array([1, 0, -1, 1])
+    found = bias_of([Draws.of((draws @ draws.T)[None])], np.ones(1))
+    assert found.squared > found.band
+
+
 def test_rounding_of_sums_is_no_noise():
     """Equal draws whose inner products differ in their last bits."""
     generator = np.random.default_rng(0)

@@ -127,20 +127,23 @@ def bias_of(several: list[Draws], energies: Values) -> Bias:
     are as many of its standard errors as leave the same tail: 12.3 for 4 draws of one batch, 4.1 for 12 of each of two.
 
     Args:
-        energies: |g|^2 of each tensor; a bias below its rounding in float32 is inside the band.
+        energies: |g|^2 of each tensor; a bias below its rounding in float32 is inside the band, and noise below it is
+            none.
     """
     batches, count = len(several), several[0].repeats
     squared = np.mean([one.bias for one in several], axis=0)
+    rounding = ROUNDING**2 * energies
     spread = np.sum([one.spread for one in several], axis=0)
+    spread = np.where(spread > batches * rounding, spread, 0.0)
     spread_squared = np.sum([one.spread_squared for one in several], axis=0)
     bent = np.sum([one.bent for one in several], axis=0)
     error = np.sqrt(2 * spread_squared / (count * (count - 1)) + 4 * bent / count) / batches
-    known = spread_squared > 0
+    known = (spread > 0) & (spread_squared > 0)
     freedom = np.where(known, spread**2 / np.where(known, spread_squared, 1.0), 1.0)
     sigmas = stats.t.isf(stats.norm.sf(SIGMAS), batches * (count * (count - 1) / 2 - 1))
     band = spread / (batches * count) * (_fisher(stats.norm.sf(sigmas), freedom, freedom * (count - 1)) - 1)
     band = np.minimum(band, np.mean([one.noise for one in several], axis=0))  # no estimate is larger than W
-    return Bias(squared, error, np.maximum(band, ROUNDING**2 * energies))
+    return Bias(squared, error, np.maximum(band, rounding))
 
 
 def _fisher(tail: float, above: Values, below: Values) -> Values:
