@@ -30,6 +30,7 @@ def test_the_table_has_a_row_for_each_tensor_and_the_whole(found):
         assert re.search(rf"^  {re.escape(name)} .* ± ", text, re.MULTILINE)
     assert "V from 3 minibatches; W from 4 draws of random numbers on 1 of them." in text
     assert "in the unit of the squared gradient" in text
+    assert "for these minibatches" in text
     assert "Bias: every tensor is inside the band" in text
     assert f"{1 / (1 + found.total.rho.mean):.1%} of the samples" in text
     assert "float32:" not in text
@@ -47,6 +48,8 @@ def test_words_on_bias_forward_and_layers_that_differ():
     biased = measured("topk70")
     assert "tensors outside the band of chance (4 sigma): 0.weight" in biased.table()
     assert "outside" in biased.table()
+    assert "W contains a bias, which no number of samples averages out" in biased.table()
+    assert "of the samples" not in biased.table()
     assert repr(biased).endswith("bias in 4 tensors)")
     full = measured("int6-full", contributions=False)
     assert "To float32: the change of the exact gradient by the quantized forward" in full.table()
@@ -81,6 +84,9 @@ def test_the_page_is_whole_and_has_all_parts(recipe, tmp_path):
     for part in ("Noise of the plan in each weight gradient", "Bias of each weight gradient", "Contributions"):
         assert f"<title>{part}</title>" in text
     assert ("The plan also quantizes the forward" in text) == (recipe == "int6-full")
+    biased = recipe in ("topk70", "saw80")
+    assert ("what a step is worth" in text) == (not biased)
+    assert ("no number of samples averages a bias out" in text) == biased
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
 
 

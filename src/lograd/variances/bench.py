@@ -85,6 +85,7 @@ class Bench:
         self.layers: dict[str, LayerPlan] = {}
         """The treated layers, in the order of the model, and their plans."""
         self._settled: dict[str, dict[str, _Settled]] = {}
+        self._tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
         self._buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
         self._devices = [one.device for one in self.parameters.values() if one.device.type == "cuda"]
         self._random = self._random_state()
@@ -106,6 +107,9 @@ class Bench:
         torch.set_rng_state(first)
         for device, state in zip(self._devices, others, strict=True):
             torch.cuda.set_rng_state(state, device)
+        for table, entries in self._tables:  # a forward may have bound a name to another tensor
+            table.clear()
+            table.update(entries)
         with torch.no_grad():
             for buffer, before in self._buffers.items():
                 buffer.copy_(before)

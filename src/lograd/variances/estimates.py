@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 Values = NDArray[np.float64]
 SIGMAS = 4.0
@@ -20,6 +20,8 @@ LEAST_REPEATS = 4
 """The fewest draws from which a bias and its band can be estimated."""
 ROUNDING = 1e-6
 """Relative error of a sum in float32; a smaller bias is not told from it."""
+SUM_ROUNDING = 1e-12
+"""Relative error of a sum in float64, with room to spare; what differs by less is equal."""
 
 
 @final
@@ -39,8 +41,12 @@ class Measured:
         return Measured(float(ratio), float(spread))
 
     def agrees(self, value: float, error: float = 0.0) -> bool:
-        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean."""
-        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error))
+        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean.
+
+        Sums of float64 that differ by rounding alone agree, whatever their errors are.
+        """
+        rounding = SUM_ROUNDING * max(abs(self.mean), abs(value))
+        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error) + rounding)
 
 
 def mean_of(samples: Values) -> tuple[Values, Values]:
@@ -74,7 +80,11 @@ class Draws(NamedTuple):
 
             E tr C^2 = tr S^2 R / (R - 1) + (tr S)^2 / (R - 1),
 
-        which is solved for tr S^2.
+        which is solved for tr S^2.  The mean a_r of the products of draw r with all others has for normal noise
+
+            E var a = ((R - 2) / (R - 1))^2 b^T S b + tr S^2 (R - 2) / (R - 1)^2,
+
+        where a_r share their draws; this is solved for b^T S b.
 
         Args:
             gram: in [i, r, s] the product <d_r, d_s> of tensor i, at least 4 x 4.
@@ -86,10 +96,12 @@ class Draws(NamedTuple):
         centred = gram - gram.mean(1, keepdims=True)
         centred = centred - centred.mean(2, keepdims=True)
         spread = np.trace(centred, axis1=1, axis2=2) / (count - 1)
+        spread = np.where(spread > SUM_ROUNDING * noise, spread, 0.0)
         raw = (centred**2).sum((1, 2)) / (count - 1) ** 2
         factor = (count - 1) ** 2 / ((count - 2) * (count + 1))
         squared = np.clip(factor * (raw - spread**2 / (count - 1)), 0.0, spread**2)
-        bent = np.maximum(others.var(-1, ddof=1) - squared / (count - 1), 0.0)
+        along = others.var(-1, ddof=1) - squared * (count - 2) / (count - 1) ** 2
+        bent = np.maximum(along * ((count - 1) / (count - 2)) ** 2, 0.0)
         return cls(noise, noise_error, others.mean(-1), spread, squared, bent, count)
 
 
@@ -110,20 +122,35 @@ def bias_of(several: list[Draws], energies: Values) -> Bias:
     its degrees of freedom, v = (tr S)^2 / tr S^2 (Welch and Satterthwaite).  tr S is estimated from v (R - 1) such
     squares, so the ratio of the two follows Fisher's F law, whose quantile gives the band.
 
+    v is itself an estimate: tr S^2 comes from the R (R - 1) / 2 inner products of different draws, less one for their
+    mean.  So for many directions the estimate of the bias over its standard error follows Student's t law, and 4 sigma
+    are as many of its standard errors as leave the same tail: 12.3 for 4 draws of one batch, 4.1 for 12 of each of two.
+
     Args:
-        energies: |g|^2 of each tensor; a bias below its rounding in float32 is inside the band.
+        energies: |g|^2 of each tensor; a bias below its rounding in float32 is inside the band, and noise below it is
+            none.
     """
     batches, count = len(several), several[0].repeats
     squared = np.mean([one.bias for one in several], axis=0)
+    rounding = ROUNDING**2 * energies
     spread = np.sum([one.spread for one in several], axis=0)
+    spread = np.where(spread > batches * rounding, spread, 0.0)
     spread_squared = np.sum([one.spread_squared for one in several], axis=0)
     bent = np.sum([one.bent for one in several], axis=0)
     error = np.sqrt(2 * spread_squared / (count * (count - 1)) + 4 * bent / count) / batches
-    known = spread_squared > 0
+    known = (spread > 0) & (spread_squared > 0)
     freedom = np.where(known, spread**2 / np.where(known, spread_squared, 1.0), 1.0)
-    excess = stats.f.isf(stats.norm.sf(SIGMAS), freedom, freedom * (count - 1)) - 1
-    band = spread / (batches * count) * excess
-    return Bias(squared, error, np.maximum(band, ROUNDING**2 * energies))
+    sigmas = stats.t.isf(stats.norm.sf(SIGMAS), batches * (count * (count - 1) / 2 - 1))
+    band = spread / (batches * count) * (_fisher(stats.norm.sf(sigmas), freedom, freedom * (count - 1)) - 1)
+    band = np.minimum(band, np.mean([one.noise for one in several], axis=0))  # no estimate is larger than W
+    return Bias(squared, error, np.maximum(band, rounding))
+
+
+def _fisher(tail: float, above: Values, below: Values) -> Values:
+    """Return the quantile of the F law with this upper tail, also for tails that `scipy.stats` takes for zero."""
+    share = special.betaincinv(below / 2, above / 2, tail)
+    result: Values = below / above * (1 - share) / share
+    return result
 
 
 def noise_of(several: list[Draws]) -> tuple[Values, Values]:

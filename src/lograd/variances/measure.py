@@ -25,6 +25,7 @@ from . import arrivals, sites, variants
 from .bench import Bench, Gradients
 from .estimates import LEAST_REPEATS, Draws, Measured, Values, bias_of, mean_of, noise_of
 from .result import Variance
+from .table import listed
 from .tensors import Groups, Minibatches
 from .values import Contributions, ForwardChange, SiteVariance, TensorVariance
 
@@ -49,9 +50,9 @@ def variance(
 
     The unit of noise is V, the variance of the gradient over minibatches, which training lives with anyway.  W is the
     variance that the plan adds: E|g_q - g|^2 over its random numbers, with g the exact gradient of the same minibatch.
-    A step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient is the
-    derivative of the plan's own forward, so a quantized forward does not count as noise of the backward; its change of
-    the gradient is reported apart.
+    Without a bias, a step with rho = W / V costs as much as one with 1 / (1 + rho) of the samples.  The exact gradient
+    is the derivative of the plan's own forward, so a quantized forward does not count as noise of the backward; its
+    change of the gradient is reported apart.
 
     There is no optimizer step.  Model, `.grad`, buffers, modes and the random state are restored bit for bit, also when
     `loss_fn` raises or Ctrl-C ends it.  Treatments that take their numbers from statistics take them in a few passes of
@@ -147,25 +148,36 @@ class _Measurement:
                     bench.begin(batch)
                 exact = bench.exact(batch)
                 energies = self.groups.energies(exact)
-                if not np.isfinite(energies[-1]):
-                    raise InvalidValue(f"batch {step} has NaN or infinite gradients, so its gradient has no variance.")
+                self._check(step, energies)
                 self.minibatches.add(exact)
                 if step < self.treated:
                     self.energies.append(energies)
-                    self._compare(batch, exact, plan, singles)
+                    self._compare(step, batch, exact, plan, singles)
                 if step == 0:
                     self._look_at_sites(batch, plan)
 
-    def _compare(self, batch: Any, exact: Gradients, plan: Plan, singles: dict[str, Plan]) -> None:
+    def _check(self, step: int, energies: Values, how: str = "") -> None:
+        """Refuse gradients with NaN or infinite elements, and say where they are and how they came about."""
+        names = [name for name, one in zip(self.groups.names[:-1], energies, strict=False) if not np.isfinite(one)]
+        if names:
+            raise InvalidValue(
+                f"batch {step} has NaN or infinite gradients in {listed(names)}{how}, so its gradient has no variance."
+            )
+
+    def _compare(self, step: int, batch: Any, exact: Gradients, plan: Plan, singles: dict[str, Plan]) -> None:
         """Run a batch with the plan, with one layer of it at a time, and without any."""
         bench, groups = self.bench, self.groups
         if bench.treats_forward:
             plain = bench.plain(batch)
+            self._check(step, groups.energies(plain), " without the plan")
             self.plain.append(np.array([groups.products(exact, plain), groups.energies(exact), groups.energies(plain)]))
-        self.draws.append(Draws.of(groups.gram(list(bench.draws(batch, plan, self.repeats, exact)))))
+        gram = groups.gram(list(bench.draws(batch, plan, self.repeats, exact)))
+        self._check(step, np.trace(gram, axis1=1, axis2=2), " under the plan")
+        self.draws.append(Draws.of(gram))
         for name, single in singles.items():
-            samples = [groups.energies(one) for one in bench.draws(batch, single, self.repeats, exact)]
-            self.single.setdefault(name, []).append(mean_of(np.array(samples).T))
+            samples = np.array([groups.energies(one) for one in bench.draws(batch, single, self.repeats, exact)])
+            self._check(step, samples.sum(0), f" with {name} alone treated")
+            self.single.setdefault(name, []).append(mean_of(samples.T))
 
     def _look_at_sites(self, batch: Any, plan: Plan) -> None:
         """Measure the noise of the quantizers alone, and how far noise travels."""
@@ -246,6 +258,11 @@ def _measured(means: Values, errors: Values) -> list[Measured]:
 
 
 def _words(bench: Bench) -> str:
-    """Return the plan in words: what is done to each layer, once where it is the same for all."""
+    """Return the plan in words: what is done to each layer, once where it is the same for all, and beside layers."""
     found = list(dict.fromkeys(layer.words() for layer in bench.layers.values() if layer.treats))
-    return found[0] if len(found) == 1 else f"{len(found)} different layer plans"
+    parts = found if len(found) < 2 else [f"{len(found)} different layer plans"]
+    if bench.plan.attention is not None:
+        parts.append(f"attention in {bench.plan.attention}-bit integers")
+    if bench.plan.saved is not None:
+        parts.append(f"saved activations in {bench.plan.saved}-bit codes")
+    return ", ".join(parts)

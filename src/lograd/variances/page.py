@@ -19,7 +19,7 @@ def build(found: Findings, title: str) -> Page:
     page.metrics(_tiles(found))
     page.text(
         "A minibatch gradient is an estimate, with the variance V. The plan adds the variance W. Their ratio "
-        "rho = W / V says what that costs: about as much as a batch with 1 / (1 + rho) of the samples."
+        "rho = W / V says what that costs without a bias: about as much as a batch with 1 / (1 + rho) of the samples."
     )
     page.charts(_rho(found), _bias(found))
     page.table(*_rows(table.tensor_table(found)), table.caption(found), "lrl" + "r" * 6 + "r" * _extra(found))
@@ -46,10 +46,18 @@ def _tiles(found: Findings) -> list[Tile]:
     total, rho = found.total, found.total.rho
     tiles = []
     if rho is not None:
-        tone = "good" if rho.mean < 0.1 else "bad" if rho.mean > 1 else ""
+        fine = rho.mean < 0.1 and total.inside_band
+        tone = "good" if fine else "bad" if rho.mean > 1 else ""
+        worth = Tile(f"{1 / (1 + rho.mean):.1%}", "of the samples", "1 / (1 + rho), what a step is worth")
+        bias = Tile(
+            _share(total.bias.mean, total.noise.mean) or "–",
+            "bias² / W",
+            "no number of samples averages a bias out",
+            "bad",
+        )
         tiles += [
             Tile(f"{rho.mean:.3g}", "rho = W / V", f"± {rho.error:.1g}, whole gradient", tone),  # type: ignore[arg-type]
-            Tile(f"{1 / (1 + rho.mean):.1%}", "of the samples", "1 / (1 + rho), what a step is worth"),
+            worth if total.inside_band else bias,
         ]
     biased = len(found.biased)
     tiles.append(

@@ -20,6 +20,7 @@ from ..treatments import BACKWARD, SYMBOLS, Statistics, describe, predict
 from .bench import Bench
 from .bounds import bound_of
 from .estimates import Measured, Values, mean_of
+from .tensors import energy
 from .values import SiteVariance
 
 DRAWS = 16
@@ -105,7 +106,7 @@ class _Treated(NamedTuple):
         operand, total = self.engine.gradient, 0.0
         for g in self.gradients:
             summed = () if operand.shared else (1,) if DX in self.products else (0, *range(2, g.dim()))
-            total += _energy(self.site.treat(g, summed, operand.control, self.fold) - g)
+            total += energy(self.site.treat(g, summed, operand.control, self.fold) - g)
         return total
 
     def result(self, layer: str, samples: Values) -> SiteVariance:
@@ -117,7 +118,7 @@ class _Treated(NamedTuple):
             layer,
             ", ".join(SYMBOLS[product] for product in self.products),
             describe(treatments),
-            sum(map(_energy, self.gradients)),
+            sum(map(energy, self.gradients)),
             Measured(float(mean), float(error)),
             _sum([_predicted(self.site, g) for g in plain]),
             _sum([bound_of(treatments, g) for g in plain]),
@@ -141,11 +142,7 @@ def _predicted(site: Site, g: Tensor) -> float | None:
     if not bool(g.any()):
         return 0.0
     found = predict(site.treatments, Statistics(Empirical.fit(g)), site.numbers_and_memory())
-    return None if found is None or not found.cosine else _energy(g) * (found.cosine**-2 - 1)
-
-
-def _energy(g: Tensor) -> float:
-    return float(g.double().square().sum())
+    return None if found is None or not found.cosine else energy(g) * (found.cosine**-2 - 1)
 
 
 def _sum(numbers: list[float | None]) -> float | None:

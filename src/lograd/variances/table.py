@@ -30,7 +30,9 @@ def tensor_table(found: Findings) -> TextTable:
     rows = [*found.tensors, found.total]
     forward = any(one.forward is not None for one in rows)
     columns = (*COLUMNS[:3], *FORWARD, *COLUMNS[3:]) if forward else COLUMNS
-    notes: list[tuple[tuple[str, ...], str]] = [(NOISE, _cost(found.total.rho))] if found.total.rho is not None else []
+    notes: list[tuple[tuple[str, ...], str]] = []
+    if found.total.rho is not None:
+        notes.append((NOISE, _cost(found.total, found.total.rho)))
     notes.append((("<bias",), bias_words(found)))
     if forward:
         notes.append(
@@ -51,7 +53,7 @@ def caption(found: Findings) -> str:
     return (
         f"V from {found.batches:,} minibatches; W from {found.repeats} draws "
         f"of random numbers on {found.treated} of them. Squared norms are in the unit of the squared gradient, ± one "
-        "standard error."
+        "standard error, which is that for these minibatches in W and bias²."
     )
 
 
@@ -59,10 +61,12 @@ def bias_words(found: Findings) -> str:
     """Return the verdict on the bias in a sentence."""
     if not found.biased:
         return "Bias: every tensor is inside the band, so chance alone explains it (4 sigma)."
-    return f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): {_listed(found.biased)}."
+    return f"Bias: {plural(len(found.biased), 'tensor')} outside the band of chance (4 sigma): {listed(found.biased)}."
 
 
-def _cost(rho: Measured) -> str:
+def _cost(total: TensorVariance, rho: Measured) -> str:
+    if not total.inside_band:
+        return "W contains a bias, which no number of samples averages out, so rho does not say what it costs."
     return f"A step costs as much as one with {1 / (1 + rho.mean):.1%} of the samples, 1 / (1 + rho)."
 
 
@@ -155,11 +159,11 @@ def sum_words(found: Findings) -> str:
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
-    where = f"; they differ by more than 4 sigma in {_listed(deviating)}" if deviating else ", equal within 4 sigma"
+    where = f"; they differ by more than 4 sigma in {listed(deviating)}" if deviating else ", equal within 4 sigma"
     return f"Alone the layers add {ratio} the noise that they add together{where}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -36,7 +36,7 @@ class Groups:
 
     def energies(self, gradients: Sequence[Tensor]) -> Values:
         """Return |g|^2 of each group."""
-        return self._summed([_energy(one) for one in gradients])
+        return self._summed([energy(one) for one in gradients])
 
     def products(self, ones: Sequence[Tensor], others: Sequence[Tensor]) -> Values:
         """Return <g, h> of each group."""
@@ -44,11 +44,13 @@ class Groups:
         return self._summed([float(torch.dot(_flat(one), _flat(other))) for one, other in pairs])
 
     def gram(self, draws: Sequence[Sequence[Tensor]]) -> Values:
-        """Return <d_r, d_s> of each group for all pairs of draws."""
+        """Return <d_r, d_s> of each group for all pairs of draws; its diagonal holds their energies."""
         found = []
         for several in zip(*draws, strict=True):
             matrix = torch.stack([_flat(one) for one in several])
-            found.append((matrix @ matrix.T).numpy(force=True))
+            products = (matrix @ matrix.T).numpy(force=True)
+            np.fill_diagonal(products, [energy(one) for one in several])
+            found.append(products)
         return self._summed(np.array(found))
 
 
@@ -56,8 +58,10 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).double()
 
 
-def _energy(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
+def energy(tensor: Tensor) -> float:
+    """Return |g|^2 of a tensor."""
+    flat = _flat(tensor)
+    return float(torch.dot(flat, flat))
 
 
 class Minibatches:

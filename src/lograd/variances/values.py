@@ -61,7 +61,11 @@ class TensorVariance:
 
     @property
     def rho(self) -> Measured | None:
-        """W / V: a step costs as much as one with 1 / (1 + rho) of the samples; None where V is zero."""
+        """W / V; None where V is zero.
+
+        Without a bias, a step costs as much as one with 1 / (1 + rho) of the samples.  With one, W contains its square,
+        which no number of samples averages out.
+        """
         return self.noise.over(self.minibatch)
 
     @property
