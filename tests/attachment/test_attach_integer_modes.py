@@ -227,10 +227,10 @@ def test_a_plan_says_whether_its_bits_are_real():
 @pytest.mark.parametrize("recipe", ["int4-full", "luq4", "mxfp4-full"])
 def test_an_evaluation_changes_nothing(recipe: str, backend: str, steps: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    model = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 32))
     handle = lograd.attach(model, lograd.Plan.uniform(recipe, keep=()), backend=backend)  # type: ignore[arg-type]
     for _ in range(steps):
-        model(torch.randn(16, 32)).square().mean().backward()
+        model(torch.randn(16, 96)).square().mean().backward()
         handle.step()
 
     def state() -> dict[str, torch.Tensor]:
@@ -239,29 +239,29 @@ def test_an_evaluation_changes_nothing(recipe: str, backend: str, steps: int) ->
 
     before = state()
     with torch.no_grad():
-        outputs = [model(100 * torch.randn(16, 32, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
+        outputs = [model(100 * torch.randn(16, 96, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
     after = state()
     assert torch.equal(*outputs)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_a_forward_in_another_type_is_forgotten() -> None:
-    model = nn.Linear(32, 32)
+    model = nn.Linear(96, 32)
     handle = lograd.attach(model, lograd.Plan.uniform("int8-full", keep=()), backend="integer")
     with torch.autocast("cpu", torch.bfloat16):
-        model(torch.randn(8, 32))
+        model(torch.randn(8, 96))
     (layer,) = handle.layers.values()
     assert "bfloat16" in layer.why_simulated
-    model(torch.randn(8, 32)).sum().backward()
+    model(torch.randn(8, 96)).sum().backward()
     assert layer.coded
     assert not layer.why_simulated
 
 
 LAYERS = {
-    "linear": (lambda: nn.Linear(32, 32), (16, 32)),
-    "sequence": (lambda: nn.Linear(32, 32), (4, 5, 32)),
+    "linear": (lambda: nn.Linear(96, 96), (16, 96)),
+    "sequence": (lambda: nn.Linear(96, 96), (4, 5, 96)),
     "convolution": (lambda: nn.Conv2d(32, 32, 3, padding=1), (2, 32, 6, 6)),
-    "pixel": (lambda: nn.Conv2d(32, 32, 1), (2, 32, 1, 1)),
+    "pixel": (lambda: nn.Conv2d(96, 96, 1), (2, 96, 1, 1)),
     "one dimension": (lambda: nn.Conv1d(32, 32, 3, padding=1), (2, 32, 6)),
 }
 

@@ -1,4 +1,4 @@
-"""What a plan asks for beside layers: attention in integers, BatchNorm with its ReLU, activations kept as codes."""
+"""The part of a plan beside layers: attention in integers, BatchNorm with its ReLU, activations kept as codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trained plan leaves behind: a plain model with rounded weights, and results with and without rounding."""
+"""The outcome of a trained plan: a plain model with rounded weights, and results with and without rounding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Exported(NamedTuple):
 
 
 class Evaluation(NamedTuple, Generic[Result]):
-    """What a function makes of a model in both its forms."""
+    """The results of a function for a model in both its forms."""
 
     treated: Result
     """With activations and weights as the plan has them in the forward."""

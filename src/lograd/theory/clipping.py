@@ -45,8 +45,9 @@ def best_scale(
 
     >>> from lograd.formats import IntFormat
     >>> from lograd.laws import HalfNormal
-    >>> round(float(7 / best_scale(HalfNormal(1.0), IntFormat(4), rounding="nearest")), 1)  # the largest value kept
-    2.7
+    >>> format = IntFormat(4, symmetric=True)
+    >>> round(float(format.max / best_scale(HalfNormal(1.0), format, rounding="nearest")), 1)  # the largest value kept
+    2.5
 
     @inproceedings{zhu2020,
       title     = {Towards Unified INT8 Training for Convolutional Neural Network},

@@ -81,7 +81,8 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
         raise InvalidValue("the settings in config.json were changed after the checkpoint was written; put them back.")
     for name, part in parts.items():
         if (part is None) != (state.get(name) is None):
-            raise InvalidValue(f"the checkpoint was written by a run {'with' if part is None else 'without'} {name}.")
+            what = "learned ranges" if name == "learned" else name
+            raise InvalidValue(f"the checkpoint was written by a run {'with' if part is None else 'without'} {what}.")
     check_whole("steps of the checkpoint", state["steps"], 0, total)
     check_number("seconds of the checkpoint", state["seconds"], 0)
     check_number("lr of the checkpoint", state["lr"], 0)
