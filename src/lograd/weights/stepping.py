@@ -65,14 +65,12 @@ class Stepping:
         return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) in self._weights]
 
     def remove(self) -> None:
-        """Take the hooks off, and give the optimizer its state in float32."""
+        """Take the hooks off, and give the optimizer its state in the types of its parameters."""
         self._recover()
         for hook in self._hooks:
             hook.remove()
         for weight in self.weights:
-            for name, value in self.optimizer.state.get(weight, {}).items():
-                if isinstance(value, LowPrecisionTensor):
-                    self.optimizer.state[weight][name] = value.decode()
+            _cast_state(self.optimizer.state.get(weight, {}), weight, weight.dtype)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Arguments:
         self._recover()
@@ -112,7 +110,7 @@ class Stepping:
             if weight in state:
                 state[copy] = state.pop(weight)
                 coded = {name: value for name, value in state[copy].items() if isinstance(value, LowPrecisionTensor)}
-                state[copy].update({name: value.decode() for name, value in coded.items()})
+                _cast_state(state[copy], weight, torch.float32)
             copies[id(weight)] = copy
             self._opened.append(Opened(weight, copy, coded))
         self._groups = [group["params"] for group in self.optimizer.param_groups]
@@ -174,6 +172,15 @@ def _own_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
 def _is_separable(optimizer: Optimizer) -> bool:
     """True for optimizers of torch.optim, which update each parameter by itself."""
     return str(getattr(_own_step(optimizer), "__module__", "")).startswith("torch.optim.")
+
+
+def _cast_state(state: dict[str, Any], weight: Tensor, dtype: torch.dtype) -> None:
+    """Make the parts of a state that have a number for each weight plain tensors of one type."""
+    for name, value in state.items():
+        if isinstance(value, LowPrecisionTensor):
+            state[name] = value.decode(dtype)
+        elif isinstance(value, Tensor) and value.is_floating_point() and value.shape == weight.shape:
+            state[name] = value.to(dtype)
 
 
 def _with_closure_run(args: Any, kwargs: dict[str, Any]) -> Arguments:
