@@ -137,6 +137,11 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         return Counts(*self.ledger[WRITES:].tolist())
 
     @property
+    def rounded(self) -> int:
+        """Elements that were rounded stochastically since it was made; each took a random number of its own."""
+        return int(self.ledger[OFFSET])
+
+    @property
     def bytes(self) -> int:
         """Bytes of codes and spacings."""
         own = self.codes.numel() * self.codes.element_size()
