@@ -62,10 +62,13 @@ class Stepping:
         self._groups: list[list[Any]] = []
         self._hidden: list[tuple[LowPrecisionTensor, Tensor]] = []
         self._guarded, self._depth = False, 0
+        self._given: dict[str, Any] | None = None
         opaque: Any = torch.compiler.disable  # a compiled step leaves its graph here
         self._hooks = (
             optimizer.register_step_pre_hook(opaque(self._before)),
             optimizer.register_step_post_hook(opaque(self._after)),
+            optimizer.register_load_state_dict_pre_hook(self._loading),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
         )
         self._put_guard()
 
@@ -85,15 +88,15 @@ class Stepping:
 
     def _put_guard(self) -> None:
         """Give the optimizer a step of its own, around whichever it has: that of its class, or a scheduler's."""
-        inner: Any = self.optimizer.step
+        before = self.optimizer.__dict__.get("step")
 
-        @functools.wraps(getattr(inner, "__func__", inner))
+        @functools.wraps(before or type(self.optimizer).step)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            inner: Any = before or MethodType(type(optimizer).step, optimizer)
             return inner(*args, **kwargs) if self._guarded else self._guard(inner, args, kwargs)
 
         opaque: Any = torch.compiler.disable
-        self._before_guard = self.optimizer.__dict__.get("step")
-        self._step: Any = MethodType(opaque(step), self.optimizer)
+        self._before_guard, self._step = before, MethodType(opaque(step), self.optimizer)
         self.optimizer.__dict__["step"] = self._step
 
     def _take_guard(self) -> None:
@@ -105,7 +108,7 @@ class Stepping:
                 own["step"] = self._before_guard
 
     def _guard(self, inner: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        before, after = self._hooks
+        before, after, *_ = self._hooks
         optimizer: Any = self.optimizer
         if before.id in optimizer._optimizer_step_pre_hooks:
             optimizer._optimizer_step_pre_hooks.move_to_end(before.id)
@@ -187,6 +190,20 @@ class Stepping:
                 elif self.moments is not None:
                     self.moments.encode_(weight, state[weight], coded)
 
+    def _loading(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        self._given = state
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        """Take float32 numbers as they were saved; PyTorch has rounded them to the type of the model."""
+        given, self._given = self._given, None
+        assert given is not None
+        places = [place for group in given["param_groups"] for place in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for place, weight in zip(places, parameters, strict=True):
+            for name, value in given["state"].get(place, {}).items() if id(weight) in self._weights else ():
+                if type(value) is Tensor and value.dtype == torch.float32 and value.shape == weight.shape:
+                    optimizer.state[weight][name] = value.to(weight.device, copy=True)
+
     def _recover(self) -> None:
         """Undo what a step that raised an error has left behind."""
         self._depth = 0
@@ -252,8 +269,8 @@ def _cast_state(state: dict[str, Any], weight: Tensor, dtype: torch.dtype) -> No
 
 def _several_moves(optimizer: Optimizer) -> str:
     return (
-        f"{type(optimizer).__name__} moves the weights several times in one step and computes gradients in between; use "
-        "any optimizer of torch.optim but LBFGS with weights in low precision."
+        f"{type(optimizer).__name__} moves the weights several times in one step and computes gradients in between; "
+        "use any optimizer of torch.optim but LBFGS with weights in low precision."
     )
 
 
