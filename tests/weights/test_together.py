@@ -144,7 +144,7 @@ def test_torch_func_sees_the_numbers() -> None:
 
 def test_activations_may_be_kept_as_codes_too() -> None:
     model, optimizer, handle = stored("int8")
-    twin, (x, target) = handle.export(), batch()
+    twin, (x, target) = handle.export(), batch(size=256)  # large enough to be coded
     exact = handle.export()
     F.cross_entropy(exact(x), target).backward()
     for each in (model, twin):
@@ -153,8 +153,9 @@ def test_activations_may_be_kept_as_codes_too() -> None:
         kept.remove()
     for mine, plain in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine.grad, plain.grad)
-    assert not torch.equal(model[5].weight.grad, exact[5].weight.grad)
-    torch.testing.assert_close(model[5].weight.grad, exact[5].weight.grad, rtol=0.1, atol=1e-2)
+    assert kept.after < 0.3 * kept.before
+    error = (model[3].weight.grad - exact[3].weight.grad).norm() / exact[3].weight.grad.norm()
+    assert 0 < float(error) < 0.05
     optimizer.step()
     assert handle.steps == 1
 

@@ -103,8 +103,9 @@ def test_hooks_and_attributes_of_parameters_stay() -> None:
 
 def test_an_error_in_the_block_of_a_handle_is_the_one_that_is_raised() -> None:
     model = network()
-    with pytest.raises(KeyError, match="mine"), lograd.low_precision_weights(model, "int8") as handle:
-        y = model(batch()[0])
+    handle = lograd.low_precision_weights(model, "int8")
+    y = model(batch()[0])
+    with pytest.raises(KeyError, match="mine"), handle:
         raise KeyError("mine")
     assert isinstance(model[3].weight, LowPrecisionTensor)  # y holds it
     del y
@@ -114,7 +115,7 @@ def test_an_error_in_the_block_of_a_handle_is_the_one_that_is_raised() -> None:
 
 @pytest.mark.parametrize("call", ["bind", "state_dict", "load_state_dict"])
 def test_a_removed_handle_says_so(call: str) -> None:
-    model, optimizer, handle = stored("int8")
+    model, _, handle = stored("int8")
     state = handle.state_dict()
     handle.remove()
     calls = {"bind": (sgd(model.parameters()),), "state_dict": (), "load_state_dict": (state,)}

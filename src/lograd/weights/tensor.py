@@ -239,7 +239,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a call with plain tensors, which torch.load(weights_only=True) takes once this is imported."""
         if self.window is not None:
-            return self.decode().clone().__reduce_ex__(protocol)
+            plain: Any = self.decode().clone()
+            return plain.__reduce_ex__(protocol)
         coding = self.coding
         parts = (self.codes, self.spacing, self.ledger, coding.format, coding.per, coding.root, self.dtype)
         return rebuilt, (*parts, bool(self.requires_grad), bool(getattr(self, "_is_param", False)))
