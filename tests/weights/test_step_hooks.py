@@ -207,3 +207,23 @@ def test_a_removed_handle_leaves_the_step_of_the_class() -> None:
     with lograd.low_precision_weights(model, "int8", optimizer=optimizer):
         assert "step" in optimizer.__dict__
     assert "step" not in optimizer.__dict__
+
+
+@pytest.mark.parametrize("make", [sgd, lambda p: Failing(p, lr=0.05)], ids=["torch.optim", "one's own"])
+def test_one_optimizer_may_step_on_the_weights_of_two_handles(make: Any) -> None:
+    one, two = network(), network(seed=1)
+    optimizer = make([*one.parameters(), *two.parameters()])
+    first, second = (lograd.low_precision_weights(each, "int8", optimizer=optimizer) for each in (one, two))
+    for step in range(2):
+        optimizer.zero_grad()
+        gradients(one, step)
+        gradients(two, step)
+        optimizer.step()
+    assert first.steps == second.steps == 2
+    assert first.counters().elements == 2 * first.counters().weights
+    assert second.counters().elements == 2 * second.counters().weights
+    params = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert params == {id(p) for p in (*one.parameters(), *two.parameters())}
+    first.remove()
+    optimizer.step()
+    assert (first.steps, second.steps) == (2, 3)

@@ -194,15 +194,20 @@ class Stepping:
         self._given = state
 
     def _loaded(self, optimizer: Optimizer) -> None:
-        """Take float32 numbers as they were saved; PyTorch has rounded them to the type of the model."""
+        """Take float32 numbers as they were saved, where PyTorch has rounded them to the type of the model."""
         given, self._given = self._given, None
-        assert given is not None
+        if given is None:
+            return
         places = [place for group in given["param_groups"] for place in group["params"]]
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for place, weight in zip(places, parameters, strict=True):
-            for name, value in given["state"].get(place, {}).items() if id(weight) in self._weights else ():
-                if type(value) is Tensor and value.dtype == torch.float32 and value.shape == weight.shape:
-                    optimizer.state[weight][name] = value.to(weight.device, copy=True)
+        for place, weight in zip(places, parameters, strict=False):
+            state = optimizer.state.get(weight, {}) if id(weight) in self._weights else {}
+            for name, value in given["state"].get(place, {}).items():
+                rounded = state.get(name)
+                if type(value) is not Tensor or type(rounded) is not Tensor or rounded.dtype == value.dtype:
+                    continue
+                if value.dtype == torch.float32 and torch.equal(rounded, value.to(rounded)):  # no hook has changed it
+                    state[name] = value.to(weight.device, copy=True)
 
     def _recover(self) -> None:
         """Undo what a step that raised an error has left behind."""

@@ -39,7 +39,7 @@ class Counts(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Where a view has its numbers from."""
+    """The tensor from which a view has its numbers, and how."""
 
     whole: LowPrecisionTensor
     view: Callable[[Tensor], Tensor]
