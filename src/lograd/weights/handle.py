@@ -45,7 +45,7 @@ def low_precision_weights(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer)
         ...                                                     # train as before
-        torch.save(handle.plain_state_dict(), "weights.pt")     # float32, for anyone
+        torch.save(handle.plain_state_dict(), "weights.pt")     # plain, for anyone
 
     A forward or backward decodes a weight where it needs it and frees the numbers again.  A step of the optimizer is
     computed in float32, a few weights at a time, and rounded once, stochastically, so that the mean of what is stored
