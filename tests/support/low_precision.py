@@ -36,10 +36,13 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def stored(
-    format: str = "int8", make: Callable[..., torch.optim.Optimizer] = sgd, **options: Any
+    format: str = "int8",
+    make: Callable[..., torch.optim.Optimizer] = sgd,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> tuple[nn.Sequential, torch.optim.Optimizer, WeightsHandle]:
     """A network with weights in low precision, and its optimizer."""
-    model = network()
+    model = network().to(dtype)
     optimizer = make(model.parameters())
     return model, optimizer, lograd.low_precision_weights(model, format, optimizer=optimizer, **options)
 
@@ -52,7 +55,7 @@ def train(
     for step in range(first, first + steps):
         x, target = batch(step)
         optimizer.zero_grad()
-        loss = F.cross_entropy((call or model)(x), target)
+        loss = F.cross_entropy((call or model)(x.to(next(model.parameters()).dtype)).float(), target)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -114,6 +114,89 @@ def test_views_write_to_the_weight_whatever_its_layout(format: str) -> None:
     assert float((weight.decode() - 2 * before).abs().max()) <= float(weight.spacing.max() if format == "int8" else 0)
 
 
+VIEWS = {
+    "row": lambda x: x[2],
+    "rows": lambda x: x[1:3],
+    "column": lambda x: x[:, 1],
+    "columns": lambda x: x[:, 2:4],
+    "flat": lambda x: x.view(-1)[7:20],
+    "chunk": lambda x: x.chunk(3)[1],
+    "chunk of columns": lambda x: x.chunk(2, 1)[1],
+    "unbound": lambda x: x.unbind(1)[3],
+    "column by transposing": lambda x: x.t()[3],
+    "detached": lambda x: x[:, 1].detach(),
+    "diagonal": lambda x: x.diagonal(),
+    "of a view": lambda x: x[1:5][:, 2:][1],
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_writing_to_any_view_writes_to_the_weight(name: str, per: str, format: str) -> None:
+    weight, view = parameter(8, 6, format=format, per=per), VIEWS[name]
+    expected, version = weight.decode(), weight._version
+    with torch.no_grad():
+        part = view(weight)
+        assert torch.equal(part.decode(), view(expected))
+        part.zero_()
+    view(expected).zero_()
+    assert weight._version > version
+    assert torch.equal(part.decode(), view(expected))
+    assert not view(weight.decode()).any()
+    # A row whose largest weight is gone may get a finer spacing, and is rounded anew.
+    most = float(weight.spacing.max()) if format == "int8" else 0.0
+    assert float((weight.decode() - expected).abs().max()) <= most
+    assert int((weight.decode() != 0).sum()) >= int((expected != 0).sum()) - 1
+
+
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+def test_initialisers_of_torch_reach_the_weight(per: str) -> None:
+    weight = parameter(8, 6, per=per)
+    nn.init.orthogonal_(weight)
+    error = weight.decode().t() @ weight.decode() - torch.eye(6)
+    assert float(error.abs().max()) < 0.03
+    nn.init.eye_(weight)
+    assert torch.equal(weight.decode().argmax(0), torch.arange(6))
+
+
+def test_parts_of_a_weight_have_gradients_and_copies() -> None:
+    weight, x = parameter(8, 6), torch.randn(3, 4)
+    plain = weight.decode().requires_grad_()
+    F.linear(x, weight[:, 1:5]).square().sum().backward()
+    F.linear(x, plain[:, 1:5]).square().sum().backward()
+    assert torch.equal(weight.grad, plain.grad)
+    part = weight.detach()[:, 0]
+    for twin in (part.clone(), copy.deepcopy(part), pickle.loads(pickle.dumps(part)), part.double()):
+        assert type(twin) is Tensor
+        assert torch.equal(twin.float(), weight.decode()[:, 0])
+
+
+def test_setting_elements_obeys_autograd() -> None:
+    weight, x = parameter(4, 3), torch.randn(2, 3, requires_grad=True)
+    y = F.linear(x, weight).sum()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        weight[0, 0] = 1.0
+    with torch.no_grad():
+        weight[0, 0] = 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_models_round_only_what_changes(format: str, dtype: torch.dtype) -> None:
+    weight = LowPrecisionTensor.of(torch.randn(64, 64) / 16, coding_of(format), 0).to(dtype)
+    codes, spacing = weight.codes.clone(), weight.spacing.clone()
+    weight.mul_(torch.ones(64, 64, dtype=dtype))
+    weight.addmm_(torch.zeros(64, 2, dtype=dtype), torch.zeros(2, 64, dtype=dtype))
+    torch._foreach_add_([weight, torch.ones(3, dtype=dtype)], 0.0)
+    weight.copy_(weight.decode())
+    assert weight.decode().dtype == dtype
+    assert torch.equal(weight.spacing, spacing)
+    assert torch.equal(weight.codes, codes)
+
+
 def test_what_a_graph_saved_may_not_change_before_its_backward() -> None:
     weight, x = parameter(4, 3), torch.randn(2, 3, requires_grad=True)
     y = F.linear(x, weight).sum()

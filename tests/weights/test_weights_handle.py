@@ -51,6 +51,86 @@ def test_a_removed_handle_leaves_a_model_that_trains_in_float32(format: str) -> 
     assert bool((model[3].weight != before).float().mean() > 0.5)
 
 
+@pytest.mark.parametrize("state_bits", [None, 8])
+@pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
+def test_a_model_in_bfloat16_may_change_while_it_is_trained(make: Any, state_bits: Any) -> None:
+    model = network().to(torch.bfloat16)
+    optimizer = make(model.parameters())
+    part = "momentum_buffer" if make is sgd else "exp_avg"
+    train(model, optimizer, 2)
+    assert optimizer.state[model[3].weight][part].dtype == torch.bfloat16
+    handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer, state_bits=state_bits)
+    train(model, optimizer, 2)
+    found = optimizer.state[model[3].weight][part]
+    assert isinstance(found, LowPrecisionTensor) if state_bits else found.dtype == torch.float32
+    handle.remove()
+    assert model[3].weight.dtype == torch.bfloat16
+    assert optimizer.state[model[3].weight][part].dtype == torch.bfloat16
+    assert type(optimizer.state[model[3].weight][part]) is torch.Tensor
+    train(model, optimizer, 2)
+
+
+def test_hooks_and_attributes_of_parameters_stay() -> None:
+    model = network()
+    weight, seen = model[3].weight, []
+    weight.no_decay = True
+    hook = weight.register_hook(lambda gradient: 2 * gradient)
+    later = weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter is weight))
+    twin = network()
+    for each in (model, twin):
+        each(batch()[0]).sum().backward()
+    expected = 2 * twin[3].weight.grad
+    assert torch.equal(weight.grad, expected)
+    handle = lograd.low_precision_weights(model, "int8")
+    weight.group = "slow"
+    twin = handle.export()
+    for step in range(2):
+        for each in (model, twin):
+            each.zero_grad()
+            each(batch()[0]).sum().backward()
+        assert torch.equal(weight.grad, 2 * twin[3].weight.grad)
+        assert seen == [True] * (step + 2)
+        handle.remove()  # the hooks stay with plain parameters, too
+    assert (weight.no_decay, weight.group) == (True, "slow")
+    assert not hasattr(weight, "codes")
+    hook.remove()
+    later.remove()
+    model.zero_grad()
+    model(batch()[0]).sum().backward()
+    assert torch.equal(weight.grad, twin[3].weight.grad)
+    assert len(seen) == 3
+
+
+def test_an_error_in_the_block_of_a_handle_is_the_one_that_is_raised() -> None:
+    model = network()
+    handle = lograd.low_precision_weights(model, "int8")
+    y = model(batch()[0])
+    with pytest.raises(KeyError, match="mine"), handle:
+        raise KeyError("mine")
+    assert isinstance(model[3].weight, LowPrecisionTensor)  # y holds it
+    del y
+    handle.remove()
+    assert type(model[3].weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("call", ["bind", "state_dict", "load_state_dict"])
+def test_a_removed_handle_says_so(call: str) -> None:
+    model, _, handle = stored("int8")
+    state = handle.state_dict()
+    handle.remove()
+    calls = {"bind": (sgd(model.parameters()),), "state_dict": (), "load_state_dict": (state,)}
+    with pytest.raises(InvalidValue, match="the handle was removed"):
+        getattr(handle, call)(*calls[call])
+
+
+def test_only_rows_that_are_written_count() -> None:
+    model = network()
+    handle = lograd.low_precision_weights(model, "int8")
+    with torch.no_grad():
+        model[3].weight[2:4].mul_(0.9)
+    assert handle.counters().elements == 2 * 512
+
+
 def test_gradients_and_frozen_weights_stay() -> None:
     model = network()
     x, _ = batch()
@@ -117,15 +197,18 @@ def test_kept_parameters() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
 @pytest.mark.parametrize("state_bits", [None, 8])
-def test_a_resumed_run_has_the_same_bits(format: str, make: Any, state_bits: Any, tmp_path: Path) -> None:
-    model, optimizer, handle = stored(format, make, state_bits=state_bits)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_resumed_run_has_the_same_bits(
+    format: str, make: Any, state_bits: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, optimizer, handle = stored(format, make, dtype=dtype, state_bits=state_bits)
     train(model, optimizer, 3)
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "handle": handle.state_dict()}
     torch.save(saved, tmp_path / "run.pt")
     train(model, optimizer, 3, first=3)
 
     loaded = torch.load(tmp_path / "run.pt", weights_only=True)
-    other = network(seed=1)
+    other = network(seed=1).to(dtype)
     beside = make(other.parameters())
     resumed = lograd.low_precision_weights(other, format, optimizer=beside, state_bits=state_bits, seed=9)
     other.load_state_dict(loaded["model"])

@@ -32,12 +32,12 @@ class Counters(NamedTuple):
 
 def counted(stored: dict[str, LowPrecisionTensor], steps: int, float_bytes: int) -> Counters:
     """Return the counts of all weights together."""
-    counts = {name: weight.counts for name, weight in stored.items()}
-    total = Counts(*map(sum, zip(*counts.values(), strict=True))) if counts else Counts(0, 0, 0, 0, 0)
+    counts = [weight.counts for weight in stored.values()]
+    total = Counts(*map(sum, zip(*counts, strict=True))) if counts else Counts(0, 0, 0, 0, 0)
     return Counters(
         steps,
         sum(weight.numel() for weight in stored.values()),
-        sum(weight.numel() * counts[name].writes for name, weight in stored.items()),
+        sum(weight.rounded for weight in stored.values()),
         *total[1:],
         sum(weight.bytes for weight in stored.values()),
         float_bytes,

@@ -2,11 +2,13 @@
 
 Transposing, and taking rows, give views that share codes and spacings; so a product saves codes for its backward and
 not a float32 copy of the weight.  What an operator changes in place is rounded back, stochastically; what it overwrites
-altogether, to nearest.  The view that any other operator returns is a copy.
+altogether, to nearest.  Any other view decodes the whole tensor when it is read, and changes it when it is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .tensor import LowPrecisionTensor
+from .tensor import LowPrecisionTensor, Window
 
 aten: Any = torch.ops.aten
 
@@ -29,28 +31,62 @@ _VIEWS = {*_ROWS, aten.view.default, aten.unsqueeze.default, aten.squeeze.dim}
 """Views that are as good where there are no spacings."""
 
 
+_COPIED = {aten.as_strided.default, aten.view.dtype}
+"""Views that depend on how numbers lie in memory: they give copies."""
+
+
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operator of which at least one argument is a tensor in low precision."""
     first = args[0] if args else None
     if isinstance(first, LowPrecisionTensor):
-        if func in _TURNS or (func in _ROWS and _takes_rows(first, args)):
-            return _aliased(func, args, kwargs, first.mapped(lambda part: func(part, *args[1:], **kwargs)))
-        if first.bare and func in _VIEWS:
-            codes = func(first.codes, *args[1:], **kwargs)
-            spacing = first.spacing.new_ones((1,) * codes.dim())
-            made = LowPrecisionTensor(codes, spacing, first.ledger, first.coding, first.dtype)
-            return _aliased(func, args, kwargs, made)
-        if func in (aten.detach.default, aten.alias.default):
-            return _aliased(func, args, kwargs, first.mapped(func))
-        if func is aten.clone.default:
-            return _apart(_moved(first, func, kwargs), first)
-        if func is aten._to_copy.default and (kwargs.get("dtype") or first.dtype).is_floating_point:
-            return _apart(_moved(first, func, kwargs), first)
-        if func is aten.embedding.default and not first.bare:
-            return _embedded(first, args[1])
-        if func is aten.copy_.default and _copied(first, args[1]):
-            return first
+        found = _in_codes(func, first, args, kwargs) if first.window is None else None
+        if found is not None:
+            return found
+        if func.is_view and func not in _COPIED and type(first.codes) is Tensor:  # else a compiler traces it
+            return _windows(func, first, args, kwargs)
     return _decoded(func, args, kwargs)
+
+
+def _in_codes(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator that needs no numbers, or few; None for any other."""
+    if func in _TURNS or (func in _ROWS and _takes_rows(first, args)):
+        return _aliased(func, args, kwargs, first.mapped(lambda part: func(part, *args[1:], **kwargs)))
+    if first.bare and func in _VIEWS:
+        codes = func(first.codes, *args[1:], **kwargs)
+        spacing = first.spacing.new_ones((1,) * codes.dim())
+        made = LowPrecisionTensor(codes, spacing, first.ledger, first.coding, first.dtype)
+        return _aliased(func, args, kwargs, made)
+    if func in (aten.detach.default, aten.alias.default):
+        return _aliased(func, args, kwargs, first.mapped(func))
+    if func is aten.clone.default:
+        return _apart(_moved(first, func, kwargs), first)
+    if func is aten._to_copy.default and (kwargs.get("dtype") or first.dtype).is_floating_point:
+        return _apart(_moved(first, func, kwargs), first)
+    if func is aten.embedding.default and not first.bare:
+        return _embedded(first, args[1])
+    if func is aten.copy_.default and _copied(first, args[1]):
+        return first
+    return None
+
+
+def _windows(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The view, or views, of any other kind: they read and write by way of the whole tensor."""
+
+    def views(x: Tensor) -> list[Tensor]:
+        found = func(x, *args[1:], **kwargs)
+        return [found] if isinstance(found, Tensor) else list(found)
+
+    made = []
+    for place, codes in enumerate(views(first.codes)):
+        window = LowPrecisionTensor(codes, first.spacing, first.ledger, first.coding, first.dtype)
+        window.window = Window(first, partial(_nth, views, place))
+        made.append(window)
+    several = not isinstance(func._schema.returns[0].type, torch.TensorType)
+    return _aliased(func, args, kwargs, made if several else made[0])
+
+
+def _nth(views: Callable[[Tensor], list[Tensor]], place: int, x: Tensor) -> Tensor:
+    return views(x)[place]
 
 
 def _aliased(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -86,7 +122,7 @@ def _embedded(table: LowPrecisionTensor, index: Tensor) -> Tensor:
 
 def _copied(target: LowPrecisionTensor, source: Any) -> bool:
     """True where codes could be copied as they are: both have the same coding."""
-    if not isinstance(source, LowPrecisionTensor) or source.coding != target.coding:
+    if not isinstance(source, LowPrecisionTensor) or source.coding != target.coding or source.window is not None:
         return False
     if source.shape != target.shape or source.spacing.shape != target.spacing.shape:
         return False
@@ -98,20 +134,27 @@ def _copied(target: LowPrecisionTensor, source: Any) -> bool:
 def _decoded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on decoded numbers, and round back what it has changed."""
     opened: dict[int, tuple[LowPrecisionTensor, Tensor]] = {}
+    written = _written(func, args, kwargs) if func._schema.is_mutable else []
+    changed = [x for x in written if isinstance(x, LowPrecisionTensor)]
+    # Numbers that stay must come back as they were, so what is rounded again is decoded to float32 in any model.
+    wide = any(x.dtype != torch.float32 for x in changed)
+    fixed = {id(x) for x in written}
 
-    def plain(x: LowPrecisionTensor) -> Tensor:
-        if id(x) not in opened:
-            opened[id(x)] = x, x.decode()
-        return opened[id(x)][1]
+    def plain(x: Tensor) -> Tensor:
+        if isinstance(x, LowPrecisionTensor):
+            if id(x) not in opened:
+                opened[id(x)] = x, x.decode(torch.float32 if wide else None)
+            return opened[id(x)][1]
+        return x.to(torch.float32) if wide and x.is_floating_point() and id(x) not in fixed else x
 
     def own(x: Tensor) -> Tensor:
         return originals.get(id(x), x)
 
-    result = func(*tree_map_only(LowPrecisionTensor, plain, args), **tree_map_only(LowPrecisionTensor, plain, kwargs))
-    if not func._schema.is_mutable:
+    result = func(*tree_map_only(Tensor, plain, args), **tree_map_only(Tensor, plain, kwargs))
+    if not changed:
         return result
     originals = {id(values): x for x, values in opened.values()}
-    for x in _written(func, args, kwargs):
+    for x in changed:
         values = opened[id(x)][1]
         if func._schema.name.split("::")[1] in _OVERWRITES:
             x.overwrite_(values)
@@ -120,13 +163,13 @@ def _decoded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tree_map_only(Tensor, own, result)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LowPrecisionTensor]:
-    """The tensors in low precision that an operator writes to."""
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to."""
     found = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += [x for x in tree_leaves(value) if isinstance(x, LowPrecisionTensor)]
+            found += [x for x in tree_leaves(value) if isinstance(x, Tensor)]
     return found
 
 

@@ -45,7 +45,7 @@ def low_precision_weights(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer)
         ...                                                     # train as before
-        torch.save(handle.plain_state_dict(), "weights.pt")     # float32, for anyone
+        torch.save(handle.plain_state_dict(), "weights.pt")     # plain, for anyone
 
     A forward or backward decodes a weight where it needs it and frees the numbers again.  A step of the optimizer is
     computed in float32, a few weights at a time, and rounded once, stochastically, so that the mean of what is stored
@@ -88,7 +88,7 @@ def low_precision_weights(
 
 @final
 class WeightsHandle:
-    """Weights in low precision; `remove` makes them float32 parameters again, with their present values."""
+    """Weights in low precision; `remove` makes them plain parameters again, with their present values."""
 
     def __init__(
         self, model: nn.Module, weights: dict[str, Any], kept: dict[str, str], seed: int, state_bits: int | None
@@ -104,8 +104,12 @@ class WeightsHandle:
     def __enter__(self) -> WeightsHandle:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.remove()
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            self.remove()
+        except InvalidValue:
+            if kind is None:  # else the error of the block, whose graph holds the weights, is the one to see
+                raise
 
     def __repr__(self) -> str:
         coding = next((weight.coding.format for weight in self._stored().values()), "removed")
@@ -119,10 +123,11 @@ class WeightsHandle:
 
     def bind(self, optimizer: Optimizer) -> None:
         """Make the steps of an optimizer round once; one that is bound already stays so."""
-        check_optimizer(optimizer, self._stored().values())
+        weights = self._present()
+        check_optimizer(optimizer, weights.values())
         if all(stepping.optimizer is not optimizer for stepping in self._steppings):
             moments = Moments(self._seed_of_moment) if self.state_bits else None
-            self._steppings.append(Stepping(optimizer, self._stored().values(), moments))
+            self._steppings.append(Stepping(optimizer, weights.values(), moments))
 
     def _seed_of_moment(self, weight: LowPrecisionTensor, part: int) -> int:
         number = next(place for place, each in enumerate(self.weights.values()) if each is weight)
@@ -130,6 +135,13 @@ class WeightsHandle:
 
     def _stored(self) -> dict[str, LowPrecisionTensor]:
         return {} if self._removed else self.weights
+
+    def _present(self) -> dict[str, LowPrecisionTensor]:
+        if self._removed:
+            raise InvalidValue(
+                "the handle was removed, and the weights are plain parameters again; call low_precision_weights anew."
+            )
+        return self.weights
 
     # -- what happened --
 
@@ -160,16 +172,16 @@ class WeightsHandle:
         safetensors takes it as it is.  Together with the rest of the model's state and the optimizer's, a run goes on
         with the same bits.
         """
-        return saving.state_of(self._stored(), self.steps)
+        return saving.state_of(self._present(), self.steps)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take the weights of another handle on the same model; a state that does not fit is refused whole."""
-        self._steps_before = saving.load_state(self._stored(), state)
+        self._steps_before = saving.load_state(self._present(), state)
         for stepping in self._steppings:
             stepping.steps = 0
 
     def remove(self) -> None:
-        """Make the weights float32 parameters again, with their present values; the optimizer's state, too."""
+        """Make the weights plain parameters again, with their present values; the optimizer's state, too."""
         if self._removed:
             return
         _make_plain(self.weights)

@@ -6,6 +6,7 @@ have their result rounded back.  `dispatch` has the rules.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, final
@@ -37,6 +38,14 @@ class Counts(NamedTuple):
     """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
 
 
+class Window(NamedTuple):
+    """The tensor from which a view has its numbers, and how."""
+
+    whole: LowPrecisionTensor
+    view: Callable[[Tensor], Tensor]
+    """Gives the view of a plain tensor in the place of the whole."""
+
+
 def new_ledger(seed: int) -> Tensor:
     """Return a ledger with this seed and nothing counted."""
     return torch.tensor([seed, 0, 0, 0, 0, 0, 0], dtype=torch.int64)
@@ -58,6 +67,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     spacing: Tensor
     ledger: Tensor
     coding: Coding
+    window: Window | None = None
+    """For a view of some elements whose rows are shared with others: it reads, and writes, by way of the whole."""
     rules: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
     """Gives the result of an operator; `dispatch`, which needs this class, puts it here."""
 
@@ -84,6 +95,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return a plain tensor with the same numbers, float32 or of another type; it records no gradient."""
         with torch.no_grad():
+            if self.window is not None:
+                return self.window.view(self.window.whole.decode(dtype or self.dtype))
             return self.coding.decode(self.codes, self.spacing, dtype or self.dtype)
 
     # -- writing --
@@ -94,6 +107,9 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         Spacings stay as long as the numbers fit (`Coding.following`).
         """
         with torch.no_grad():
+            if self.window is not None:
+                self.window.whole.write_(self._whole_with(values), rounding)
+                return
             self.coding.prepared_(values)
             if self.bare:
                 if not all_finite(values):
@@ -109,13 +125,29 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def overwrite_(self, values: Tensor) -> None:
         """Take numbers that have nothing to do with the old ones, rounded to nearest.
 
-        Numbers that the present spacings hold exactly keep these; else spacings are the narrowest that fit.
+        Numbers that the present spacings hold exactly, as far as its type can tell, keep these; else spacings are the
+        narrowest that fit.  A view of a part is written like any other change, since the rest of the rows stays.
         """
         with torch.no_grad():
+            if self.window is not None:
+                whole, numbers = self.window.whole, self._whole_with(values)
+                if whole.numel() == self.numel():
+                    whole.overwrite_(numbers)
+                else:
+                    whole.write_(numbers)
+                return
             own = self.coding.prepared_(torch.empty_like(self.codes, dtype=torch.float32).copy_(values))
             self._encode_(own.clone(), "nearest")
-            if not torch.equal(self.decode(torch.float32), values.to(torch.float32)):
+            if not torch.equal(self.decode(), values.to(self.dtype)):
                 self._renew_(own, "nearest")
+
+    def _whole_with(self, values: Tensor) -> Tensor:
+        """The numbers of the whole tensor, in which those of this view are new."""
+        assert self.window is not None
+        numbers = torch.empty_like(self.window.whole.codes, dtype=torch.float32)
+        numbers.copy_(self.window.whole.decode(torch.float32))
+        self.window.view(numbers).copy_(values)
+        return numbers
 
     def _renew_(self, values: Tensor, rounding: Rounding) -> None:
         if not self.bare:
@@ -135,6 +167,11 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def counts(self) -> Counts:
         """The counts since it was made."""
         return Counts(*self.ledger[WRITES:].tolist())
+
+    @property
+    def rounded(self) -> int:
+        """Elements that were rounded stochastically since it was made; each took a random number of its own."""
+        return int(self.ledger[OFFSET])
 
     @property
     def bytes(self) -> int:
@@ -165,6 +202,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """Return the names of the tensors inside, and the rest."""
+        if self.window is not None:
+            raise InvalidValue("part of a weight in low precision cannot enter compiled code; give it part.decode().")
         return ["codes", "spacing", "ledger"], (self.coding, self.dtype)
 
     @staticmethod
@@ -175,12 +214,6 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def __repr__(self, **options: Any) -> str:
         return f"LowPrecisionTensor({self.coding.format}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Change some elements; the rest keep their numbers."""
-        values = self.decode(torch.float32)
-        values[index] = value.decode() if isinstance(value, LowPrecisionTensor) else value
-        self.write_(values)
-
     def numpy(self, *, force: bool = False) -> Any:
         """Return the numbers as an array, which is a copy."""
         return self.decode().numpy(force=force)
@@ -190,19 +223,24 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         return self.decode().tolist()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a copy with its own codes, and the same random numbers from here on."""
-        copy = self.mapped(torch.clone)
-        copy.ledger = self.ledger.clone()
-        copy.requires_grad_(self.requires_grad)
+        """Return a copy with its own codes, and the same random numbers from here on; of a part, a plain tensor."""
+        if self.window is not None:
+            return copy.deepcopy(self.decode(), memo)
+        twin = self.mapped(torch.clone)
+        twin.ledger = self.ledger.clone()
+        twin.requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
-            copy._is_param = True
+            twin._is_param = True
         if self.grad is not None:
-            copy.grad = self.grad.clone()
-        memo[id(self)] = copy
-        return copy
+            twin.grad = self.grad.clone()
+        memo[id(self)] = twin
+        return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a call with plain tensors, which torch.load(weights_only=True) takes once this is imported."""
+        if self.window is not None:
+            plain: Any = self.decode().clone()
+            return plain.__reduce_ex__(protocol)
         coding = self.coding
         parts = (self.codes, self.spacing, self.ledger, coding.format, coding.per, coding.root, self.dtype)
         return rebuilt, (*parts, bool(self.requires_grad), bool(getattr(self, "_is_param", False)))
