@@ -113,7 +113,8 @@ class Normalized(Waiting):
     def __init__(self, like: Tensor, strides: Sequence[int], source: Source, layer: Layer) -> None:
         self.source, self.layer = source, layer
         self.residual: Tensor | None = None
-        self.version = 0
+        self.watched: list[tuple[Tensor, int]] = []
+        """Tensors of the sum that must not change, with their versions."""
 
     def compute(self) -> Tensor:
         """Return the result without a ReLU; the layer's next one does not wait."""
@@ -125,13 +126,15 @@ class Normalized(Waiting):
         self.layer.fused()
         return self._result(relu=True)
 
-    def joined_by(self, residual: Tensor) -> Normalized:
-        """Stand for the sum from now on."""
-        self.residual, self.version = residual, residual._version
+    def joined_by(self, other: Tensor, residual: Tensor) -> Normalized:
+        """Stand for the sum with another tensor from now on, of which residual is the plain one."""
+        self.residual = residual
+        # Operators in place on a tensor that waited move its own version; those on views of it, that of the plain one.
+        self.watched = [(one, one._version) for one in (other, residual)]
         return self
 
     def _result(self, relu: bool) -> tuple[Tensor, Tensor]:
-        if self.residual is not None and self.residual._version != self.version:
+        if any(one._version != version for one, version in self.watched):
             raise _changed("a tensor that was added to the result of a BatchNorm")
         return self.source.result(self.residual, relu)
 
@@ -173,7 +176,7 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
     if type(residual) not in (Tensor, torch.nn.Parameter) or residual.is_inference():
         return None
     made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
-    return made.joined_by(residual)
+    return made.joined_by(other, residual)
 
 
 def rectified(y: Normalized, in_place: bool) -> Tensor:

@@ -1,0 +1,74 @@
+"""Results of a BatchNorm that wait: what changes in between, checkpointing, what is held, and copies of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from normalizing import Applied, Block, compare, images
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lograd
+
+
+class Changing(nn.Module):
+    """A sum that waits, and a change in place before its ReLU."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], object], second: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.second, self.change = nn.BatchNorm2d(4), second, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        other = self.second(x)
+        y = self.norm(x) + other
+        self.change(x, other)
+        return F.relu(y)
+
+
+CHANGES: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
+    "input": (lambda x, other: x.mul_(2), "the input or a parameter of a BatchNorm"),
+    "operand": (lambda x, other: other.mul_(2), "a tensor that was added to"),
+    "operand by a ReLU": (lambda x, other: F.relu_(other), "a tensor that was added to"),
+    "operand by a view": (lambda x, other: other[0].mul_(2), "a tensor that was added to"),
+    "operand behind autograd": (lambda x, other: other.detach().mul_(2), "a tensor that was added to"),
+}
+
+
+@pytest.mark.parametrize("second", [nn.Hardtanh, lambda: nn.BatchNorm2d(4)], ids=["plain", "BatchNorm"])
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_input_that_changes_before_it_is_used_is_an_error(what: str, second: Callable[[], nn.Module]) -> None:
+    change, words = CHANGES[what]
+    with (
+        lograd.integer.normalization(net := Changing(change, second())),
+        pytest.raises(RuntimeError, match=f"{words}.* has been modified by an inplace operation"),
+    ):
+        net(images())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.blocks = nn.Sequential(Block(4), Block(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.blocks, x, use_reentrant=reentrant)
+            return result
+
+    handle = compare(Checkpointed(), images())
+    assert handle.calls == 16
+    assert handle.fused >= 8
+
+
+def test_copies_of_a_model_are_served_as_well() -> None:
+    net = Applied(F.relu)
+    with lograd.integer.normalization(net) as handle:
+        copy.deepcopy(net)(images()).sum().backward()
+    assert handle.calls == 1
