@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from normalizing import Applied, Block, compare, images
+from normalizing import Applied, Block, assert_near, compare, images
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -31,7 +31,7 @@ class Changing(nn.Module):
 
 
 CHANGES: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
-    "input": (lambda x, other: x.mul_(2), "the input or a parameter of a BatchNorm"),
+    "input": (lambda x, other: x.mul_(2), "the input of a BatchNorm"),
     "operand": (lambda x, other: other.mul_(2), "a tensor that was added to"),
     "operand by a ReLU": (lambda x, other: F.relu_(other), "a tensor that was added to"),
     "operand by a view": (lambda x, other: other[0].mul_(2), "a tensor that was added to"),
@@ -48,6 +48,18 @@ def test_an_input_that_changes_before_it_is_used_is_an_error(what: str, second: 
         pytest.raises(RuntimeError, match=f"{words}.* has been modified by an inplace operation"),
     ):
         net(images())
+
+
+def test_a_stored_result_is_that_of_its_step() -> None:
+    net = Applied(F.relu)
+    kept: list[Tensor] = []
+    net.norm.register_forward_hook(lambda _, inputs, y: kept.append(y))
+    net(images()).sum().backward()
+    with lograd.integer.normalization(net):
+        net(images()).sum().backward()
+        torch.optim.SGD(net.parameters(), lr=0.5).step()
+        assert type(kept[1]) is not Tensor
+        assert_near([kept[1] * 1], [kept[0] * 1])
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

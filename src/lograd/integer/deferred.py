@@ -87,24 +87,23 @@ class Waiting(Tensor):
 
 
 class Source:
-    """All that BatchNorm's result follows from, which must not change until it is computed."""
+    """All that BatchNorm's result follows from: x must not change until it is computed, weight and bias may."""
 
-    def __init__(self, *arguments: Tensor | None) -> None:
-        self.arguments = tuple(None if one is None else one.detach() for one in arguments)
-        """x, mean, inverse, weight and bias."""
-        self.versions = self._versions()
+    def __init__(self, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+        self.x, self.version = x.detach(), x._version
+        # An optimizer may change weight and bias while a result still waits, say one that a hook has stored.
+        self.numbers = mean, inverse, _copy_of(weight), _copy_of(bias)
 
     def result(self, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
         """Return the result, and the mask of the ReLU."""
-        if self._versions() != self.versions:
-            raise _changed("the input or a parameter of a BatchNorm")
-        x, *others = self.arguments
-        assert x is not None
-        y, mask = call("batch_normalize", x, *others, residual, relu)
+        if self.x._version != self.version:
+            raise _changed("the input of a BatchNorm")
+        y, mask = call("batch_normalize", self.x, *self.numbers, residual, relu)
         return y, mask
 
-    def _versions(self) -> list[int]:
-        return [0 if one is None else one._version for one in self.arguments]
+
+def _copy_of(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.detach().clone()
 
 
 class Normalized(Waiting):
