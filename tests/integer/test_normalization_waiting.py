@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from normalizing import Applied, Block, assert_near, compare, images
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import lograd
@@ -60,6 +62,32 @@ def test_a_stored_result_is_that_of_its_step() -> None:
         torch.optim.SGD(net.parameters(), lr=0.5).step()
         assert type(kept[1]) is not Tensor
         assert_near([kept[1] * 1], [kept[0] * 1])
+
+
+@pytest.mark.parametrize("then", [F.relu, F.relu_, F.gelu, lambda y: F.relu_(y.add_(images(seed=2)))])
+def test_nothing_is_held_after_a_backward(then: Callable[[Tensor], Tensor]) -> None:
+    """No input and no gradient outlives its backward, though result and gradient of the layer are stored."""
+    kept: list[Tensor] = []
+    held: list[StorageWeakRef] = []
+
+    def watched(y: Tensor) -> Tensor:
+        y.register_hook(kept.append)
+        z = then(y)
+        kept.append(y)
+        z.register_hook(lambda g: held.append(StorageWeakRef(g.untyped_storage())))
+        return z * 1
+
+    net = nn.Sequential(nn.Hardtanh(), Applied(watched))
+    net[0].register_forward_hook(lambda _, inputs, x: held.append(StorageWeakRef(x.untyped_storage())))
+    with lograd.integer.normalization(net):
+        for _ in range(2):
+            net(images().requires_grad_()).sum().backward()
+        for one in kept:
+            one.detach().sum()
+        gc.collect()
+        assert len(kept) == 4
+        assert len(held) == 4
+        assert all(one.expired() for one in held)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

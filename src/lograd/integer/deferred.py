@@ -39,6 +39,8 @@ class Waiting(Tensor):
 
     value: Tensor | None
     """The tensor, once it is computed."""
+    sources: tuple[str, ...] = ()
+    """Attributes that it is computed from, which nothing needs afterwards."""
 
     @staticmethod
     def __new__(cls, like: Tensor, strides: Sequence[int], *rest: Any) -> Waiting:
@@ -52,9 +54,14 @@ class Waiting(Tensor):
 
     def plain(self) -> Tensor:
         """Return the tensor, computed at the first call."""
-        if self.value is None:
-            self.value = self.compute()
-        return self.value
+        return self.become(self.compute()) if self.value is None else self.value
+
+    def become(self, value: Tensor) -> Tensor:
+        """Stand for a tensor that is computed, hold no other, and return it."""
+        self.value = value
+        for name in self.sources:
+            setattr(self, name, None)
+        return value
 
     @classmethod
     @_opaque  # type: ignore[untyped-decorator]
@@ -109,6 +116,8 @@ def _copy_of(parameter: Tensor | None) -> Tensor | None:
 class Normalized(Waiting):
     """The result of a BatchNorm, or the sum of it and another tensor, which waits for a ReLU."""
 
+    sources = ("source", "residual", "watched")
+
     def __init__(self, like: Tensor, strides: Sequence[int], source: Source, layer: Layer) -> None:
         self.source, self.layer = source, layer
         self.residual: Tensor | None = None
@@ -140,6 +149,8 @@ class Normalized(Waiting):
 
 class Masked(Waiting):
     """The gradient behind a ReLU, which waits for the backward of the BatchNorm."""
+
+    sources = ("g", "mask")
 
     def __init__(self, g: Tensor, strides: Sequence[int], mask: Tensor, shared: bool) -> None:
         self.g, self.mask = g, mask
@@ -216,10 +227,11 @@ class _RectifyInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, y: Normalized) -> Tensor:
-        y.value, mask = y.rectified()
+        result, mask = y.rectified()
         context.save_for_backward(mask)
         context.mark_dirty(y)
         context.strides, context.shared = y.stride(), y.residual is not None
+        y.become(result)
         return y
 
     @staticmethod
@@ -273,7 +285,8 @@ class Normalize(torch.autograd.Function):
             d_x, d_weight, d_bias, masked = call(
                 "batch_normalize_backward", g.g, x, mean, inverse, weight, g.mask, g.shared
             )
-            g.value = masked if g.shared else None
+            if g.shared:
+                g.become(masked)
         else:
             g = g.plain() if isinstance(g, Waiting) else g
             d_x, d_weight, d_bias, _ = call("batch_normalize_backward", g, x, mean, inverse, weight, None, False)
