@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from normalizing import Applied, Block, assert_near, compare, images
+from normalizing import FUSED, OTHER, Applied, Block, assert_near, compare, images
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import lograd
+from lograd.integer.normalization import TRIES
 
 
 class Changing(nn.Module):
@@ -90,21 +91,73 @@ def test_nothing_is_held_after_a_backward(then: Callable[[Tensor], Tensor]) -> N
         assert all(one.expired() for one in held)
 
 
+class Checkpointed(nn.Module):
+    """A module whose forward is run again in the backward."""
+
+    def __init__(self, part: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.part, self.reentrant = part, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.part, x, use_reentrant=self.reentrant)
+        return result
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.blocks = nn.Sequential(Block(4), Block(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.blocks, x, use_reentrant=reentrant)
-            return result
-
-    handle = compare(Checkpointed(), images())
+    torch.manual_seed(0)
+    handle = compare(Checkpointed(nn.Sequential(Block(4), Block(4)), reentrant), images())
     assert handle.calls == 16
     assert handle.fused >= 8
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", [*FUSED, *OTHER])
+def test_whatever_follows_may_be_checkpointed(name: str, reentrant: bool) -> None:
+    torch.manual_seed(0)
+    net = Applied((FUSED | OTHER)[name])
+    nn.init.normal_(net.norm.bias)  # type: ignore[arg-type]
+    handle = compare(Checkpointed(net, reentrant), images(), steps=TRIES + 1)
+    assert handle.calls == 2 * (TRIES + 1)
+
+
+def test_two_forwards_before_a_checkpointed_backward() -> None:
+    """Of a layer that is used in two ways."""
+    uses = [F.relu, F.gelu] * TRIES
+    net, given = nn.BatchNorm2d(4), images().requires_grad_()
+
+    def run() -> list[Tensor]:
+        outputs = [checkpoint(lambda x, then=then: then(net(x)), given, use_reentrant=False) for then in uses]
+        return list(torch.autograd.grad(sum((one * one).sum() for one in outputs), [given, *net.parameters()]))
+
+    expected = run()
+    with lograd.integer.normalization(net):
+        assert_near(run(), expected)
+
+
+def test_a_look_does_not_end_waiting() -> None:
+    net, look = Applied(F.relu), [True, False, *[True] * TRIES, False]
+    net.then = lambda y: F.relu(y + y.mean() if look.pop(0) else y)
+    with lograd.integer.normalization(net) as handle:
+        found = []
+        while look:
+            net(images()).sum().backward()
+            found.append(handle.fused)
+    assert found == [0, 1, *[1] * TRIES, 2]
+
+
+def test_layers_that_wait_no_more_are_named() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(4), nn.GELU(), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    with lograd.integer.normalization(net) as handle:
+        for _ in range(TRIES):
+            assert "without" not in handle.words()
+            net(images()).sum().backward()
+        without = "2 layers without, whose result was read by gelu, the caller of the model"
+        assert handle.words() == f"9 calls, 3 with a ReLU in the same pass; {without}"
+        kept: list[object] = []
+        net[2].register_forward_hook(lambda _, inputs, y: kept.append(y.tolist()))
+        net(images())
+        assert "tolist" not in handle.words()  # it goes on waiting
 
 
 def test_copies_of_a_model_are_served_as_well() -> None:

@@ -27,11 +27,11 @@ _opaque: Any = torch.compiler.disable  # a compiled part of a model is not to fo
 class Layer(Protocol):
     """A BatchNorm layer, and what is known of it from call to call."""
 
-    waits: bool
-    """True if its result waits for a ReLU."""
-
     def fused(self) -> None:
         """Count a result that a ReLU took."""
+
+    def read(self, reader: str) -> None:
+        """Note a result that something else took."""
 
 
 class Waiting(Tensor):
@@ -48,13 +48,13 @@ class Waiting(Tensor):
         made.value = None
         return made
 
-    def compute(self) -> Tensor:
-        """Return the tensor that this one stands for."""
+    def compute(self, reader: str) -> Tensor:
+        """Return the tensor that this one stands for; reader names what looks at it."""
         raise NotImplementedError
 
-    def plain(self) -> Tensor:
-        """Return the tensor, computed at the first call."""
-        return self.become(self.compute()) if self.value is None else self.value
+    def plain(self, reader: str) -> Tensor:
+        """Return the tensor, computed at the first call, for what has the name of reader."""
+        return self.become(self.compute(reader)) if self.value is None else self.value
 
     def become(self, value: Tensor) -> Tensor:
         """Stand for a tensor that is computed, hold no other, and return it."""
@@ -71,7 +71,7 @@ class Waiting(Tensor):
             if func in RELU and args and isinstance(args[0], Normalized) and args[0].value is None:
                 return rectified(args[0], in_place=RELU[func] or bool((*args[1:], *options.values(), False)[0]))
             if func in OF_MEMORY:
-                args, options = tree_map(aliased, args), tree_map(aliased, options)
+                args, options = without_waiting((args, options), func.__name__.strip("_"))
             return func(*args, **options)
 
     @classmethod
@@ -84,7 +84,7 @@ class Waiting(Tensor):
         def plain(one: Any) -> Any:
             if not isinstance(one, Waiting):
                 return one
-            value = one.plain()
+            value = one.plain(func.overloadpacket.__name__)
             owners[id(value)] = one
             return value
 
@@ -124,9 +124,9 @@ class Normalized(Waiting):
         self.watched: list[tuple[Tensor, int]] = []
         """Tensors of the sum that must not change, with their versions."""
 
-    def compute(self) -> Tensor:
-        """Return the result without a ReLU; the layer's next one does not wait."""
-        self.layer.waits = False
+    def compute(self, reader: str) -> Tensor:
+        """Return the result without a ReLU."""
+        self.layer.read(reader)
         return self._result(relu=False)[0]
 
     def rectified(self) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ class Masked(Waiting):
         self.shared = shared
         """True if it is the gradient of another tensor, too."""
 
-    def compute(self) -> Tensor:
+    def compute(self, reader: str) -> Tensor:
         """Return the gradient where it passes, else 0."""
         layout = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
         return torch.where(where_passes(self.mask, layout), laid_as(layout, self.g), 0)
@@ -182,7 +182,7 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
         return None
     if other.shape != x.shape or other.dtype != x.dtype or other.device != x.device:
         return None
-    residual = other.plain() if isinstance(other, Waiting) else other
+    residual = other.plain("add") if isinstance(other, Waiting) else other
     if type(residual) not in (Tensor, torch.nn.Parameter) or residual.is_inference():
         return None
     made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
@@ -193,18 +193,21 @@ def rectified(y: Normalized, in_place: bool) -> Tensor:
     """Return the ReLU of a result that waits, in one pass."""
     function: Any = _RectifyInPlace if in_place else _Rectify
     # In place, y and what is returned are the same memory; what follows gets a plain tensor.
-    result: Tensor = aliased(function.apply(y))
+    result: Tensor = aliased(function.apply(y), "relu")
     return result
 
 
-def aliased(one: Any) -> Any:
+def aliased(one: Any, reader: str) -> Any:
     """Return a plain tensor with the memory and the history of one that waits; anything else as it is."""
-    return aten.alias.default(one) if isinstance(one, Waiting) else one
+    if not isinstance(one, Waiting):
+        return one
+    one.plain(reader)
+    return aten.alias.default(one)
 
 
-def without_waiting(results: Any) -> Any:
+def without_waiting(results: Any, reader: str) -> Any:
     """Return results, in whatever lists or dictionaries, with plain tensors in the place of those that wait."""
-    return tree_map(aliased, results)
+    return tree_map(lambda one: aliased(one, reader), results)
 
 
 class _Rectify(torch.autograd.Function):
@@ -244,7 +247,7 @@ def _masked(context: Any, g: Tensor) -> Tensor:
     if torch.is_grad_enabled():  # to be differentiated again
         like = torch.empty_strided(g.shape, context.strides, dtype=g.dtype, device=g.device)
         return g * where_passes(mask, like)
-    return Masked(g.plain() if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
+    return Masked(g.plain("relu") if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
 
 
 class Normalize(torch.autograd.Function):
@@ -288,7 +291,7 @@ class Normalize(torch.autograd.Function):
             if g.shared:
                 g.become(masked)
         else:
-            g = g.plain() if isinstance(g, Waiting) else g
+            g = g.plain("batch_norm") if isinstance(g, Waiting) else g
             d_x, d_weight, d_bias, _ = call("batch_normalize_backward", g, x, mean, inverse, weight, None, False)
         return d_x, None, None, d_weight if needs[3] else None, d_bias if needs[4] else None, None, None, None, None
 
