@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lograd
 from lograd.integer.normalization import TRIES
+from lograd.integer.running import take_off
 
 
 class Changing(nn.Module):
@@ -165,3 +167,26 @@ def test_copies_of_a_model_are_served_as_well() -> None:
     with lograd.integer.normalization(net) as handle:
         copy.deepcopy(net)(images()).sum().backward()
     assert handle.calls == 1
+
+
+def test_a_copy_without_the_hooks() -> None:
+    net = nn.Sequential(Applied(F.relu), nn.Conv2d(4, 4, 1))
+    handles = [
+        lograd.integer.normalization(net),
+        lograd.integer.saved_activations(net),
+        lograd.integer.attention(net),
+    ]
+    copied = copy.deepcopy(net)
+    copied.register_forward_pre_hook(print)
+    hooks = sum(len(module._forward_hooks) for module in net.modules())
+    take_off(copied)
+    assert [*copied._forward_pre_hooks.values()] == [print]
+    copied._forward_pre_hooks.clear()
+    copied = pickle.loads(pickle.dumps(copied))
+    for module in copied.modules():
+        assert not any(len(table) for name, table in vars(module).items() if "_hooks" in name)
+    assert sum(len(module._forward_hooks) for module in net.modules()) == hooks  # the model keeps its own
+    copied(images()).sum().backward()
+    assert handles[0].calls == 0
+    for handle in handles:
+        handle.remove()

@@ -25,7 +25,7 @@ from ..errors import InvalidType, plural, sentence
 from ..ops.reference.normalization import in_memory
 from ..ops.registry import call, transforming
 from .deferred import Normalize, Waiting, aliased, without_waiting
-from .running import WhileRunning
+from .running import WhileRunning, taken_off
 
 TRIES = 3
 """Results of a layer that wait although no ReLU has taken one."""
@@ -93,6 +93,7 @@ def _hooked(module: nn.Module, answers: _Answers) -> WhileRunning:
     return WhileRunning(module, lambda: answers, lambda one: one is module)
 
 
+@taken_off
 def _plainly(model: nn.Module, arguments: Any, output: Any) -> Any:
     """Hook: what leaves the model does not wait."""
     if torch.compiler.is_compiling() or not any(isinstance(one, Waiting) for one in tree_leaves(output)):
