@@ -109,7 +109,7 @@ class _Answers(TorchFunctionMode):
         self._handle = handle
         self._fused, self._read = False, 0
         self.reader = ""
-        """What looked at the last result that no ReLU took."""
+        """The name of the last reader."""
 
     @property
     def waits(self) -> bool:
