@@ -124,7 +124,7 @@ def test_whatever_follows_may_be_checkpointed(name: str, reentrant: bool) -> Non
 
 
 def test_two_forwards_before_a_checkpointed_backward() -> None:
-    """Of a layer that is used in two ways."""
+    """One layer is used in two ways."""
     uses = [F.relu, F.gelu] * TRIES
     net, given = nn.BatchNorm2d(4), images().requires_grad_()
 
@@ -133,8 +133,9 @@ def test_two_forwards_before_a_checkpointed_backward() -> None:
         return list(torch.autograd.grad(sum((one * one).sum() for one in outputs), [given, *net.parameters()]))
 
     expected = run()
-    with lograd.integer.normalization(net):
+    with lograd.integer.normalization(nn.Sequential(net)) as handle:  # else what leaves the layer would be plain
         assert_near(run(), expected)
+    assert handle.fused == 2 * TRIES
 
 
 def test_a_look_does_not_end_waiting() -> None:
