@@ -10,78 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from normalizing import FUSED, OTHER, Applied, Block, assert_near, compare, images, trained
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import lograd
 from lograd.errors import InvalidType
 from lograd.models import CifarResNet
-
-
-class Block(nn.Module):
-    """Two convolutions with BatchNorm beside a shortcut, as torchvision writes them: in place."""
-
-    def __init__(self, channels: int = 8, inplace: bool = True) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.bn1, self.bn2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=inplace)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.bn1(self.conv1(x))
-        out = self.relu(out)
-        out = self.bn2(self.conv2(out))
-        out += x
-        result: Tensor = self.relu(out)
-        return result
-
-
-class Applied(nn.Module):
-    """A BatchNorm whose result goes through a function."""
-
-    def __init__(self, then: Callable[[Tensor], Tensor], norm: nn.Module | None = None) -> None:
-        super().__init__()
-        self.norm, self.then = norm or nn.BatchNorm2d(4), then
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self.norm(x))
-
-
-def images(channels: int = 4, last: bool = True, seed: int = 0) -> Tensor:
-    x = torch.randn(3, channels, 5, 7, generator=torch.Generator().manual_seed(seed)) * 2 + 1
-    return x.contiguous(memory_format=torch.channels_last) if last else x
-
-
-def trained(net: nn.Module, x: Tensor, steps: int = 2) -> list[Tensor]:
-    """Output, gradients and buffers after a few passes."""
-    net.zero_grad()
-    for _ in range(steps):
-        given = x.clone().requires_grad_()
-        y = net(given)
-        (y * torch.linspace(-1, 2, y.numel()).view(y.shape)).sum().backward()
-    gradients = [p.grad.clone() for p in net.parameters() if p.grad is not None]
-    return [y.detach().clone(), given.grad, *gradients, *(b.clone().double() for b in net.buffers())]
-
-
-def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 2e-5) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert (one - other).norm() <= tolerance * other.norm() + 1e-6, (one, other)
-
-
-def compare(net: nn.Module, x: Tensor) -> lograd.integer.NormalizationHandle:
-    """Both ways; the model is the same bytes after."""
-    plain = copy.deepcopy(net)
-    expected = trained(plain, x)
-    plain.zero_grad(set_to_none=True)
-    with lograd.integer.normalization(net) as handle:
-        assert_near(trained(net, x), expected)
-    net.zero_grad(set_to_none=True)
-    assert net.state_dict().keys() == plain.state_dict().keys()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    return handle
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "NCHW"])
@@ -107,63 +42,6 @@ def test_a_removed_handle_leaves_the_model_as_it_was() -> None:
     assert net.state_dict().keys() == pickle.loads(before).state_dict().keys()
     handle.remove()
     assert pickle.dumps(net) == before
-
-
-def changed_by_a_view(y: Tensor) -> Tensor:
-    y[:, 0] = 0.5
-    return y.relu()
-
-
-def changed_behind_autograd(y: Tensor) -> Tensor:
-    y.detach().mul_(2)
-    return y.relu()
-
-
-def overwritten_by_name(y: Tensor) -> Tensor:
-    F.relu(y, inplace=True)
-    return y * y
-
-
-def summed_in_place(y: Tensor) -> Tensor:
-    y += y.mean((2, 3), keepdim=True).expand_as(y) * 0.5
-    return torch.relu_(y)
-
-
-FUSED: dict[str, Callable[[Tensor], Tensor]] = {
-    "F.relu": F.relu,
-    "torch.relu": torch.relu,
-    "Tensor.relu": lambda y: y.relu(),
-    "in place": lambda y: y.relu_(),
-    "in place by name": overwritten_by_name,
-    "nn.ReLU": nn.ReLU(),
-    "nn.ReLU in place": nn.ReLU(inplace=True),
-    "of a sum": lambda y: F.relu(y + images(seed=2)),
-    "of a sum by method": lambda y: y.add(images(seed=2)).relu(),
-    "of a sum turned round": lambda y: F.relu(images(seed=2, last=False) + y),
-    "in other calls": lambda y: F.relu(y) + F.relu(y),
-}
-OTHER: dict[str, Callable[[Tensor], Tensor]] = {
-    "nothing": lambda y: y,
-    "gelu": F.gelu,
-    "relu6": F.relu6,
-    "product": lambda y: y * 2,
-    "relu after another use": lambda y: y.mean() + F.relu(y),
-    "relu before another use": lambda y: F.relu(y) * y,
-    "sum without relu": lambda y: (y + images(seed=2)) * 3,
-    "sum of broadcast": lambda y: F.relu(y + torch.ones(1, 4, 1, 1)),
-    "sum with a number": lambda y: F.relu(y + 1),
-    "sum with a factor": lambda y: F.relu(torch.add(y, images(seed=2), alpha=2)),
-    "sum with itself": lambda y: F.relu(y + y),
-    "sum of three": lambda y: F.relu(y + images(seed=2) + images(seed=3)),
-    "view": lambda y: y.permute(0, 2, 3, 1).flatten(1).relu(),
-    "slices": lambda y: torch.cat([y[:, :2].relu(), y[:, 2:]], 1),
-    "changed in place": lambda y: y.mul_(0.5).relu(),
-    "changed by a view": changed_by_a_view,
-    "changed behind autograd": changed_behind_autograd,
-    "summed in place": summed_in_place,
-    "numpy": lambda y: y * float(y.detach().numpy().mean()),
-    "a branch on values": lambda y: y.relu() if bool((y > 0).any()) else y,
-}
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "NCHW"])
@@ -258,43 +136,6 @@ def test_gradients_of_gradients(then: Callable[[Tensor], Tensor]) -> None:
         assert_near(second(net), expected, 1e-4)
 
 
-def test_an_input_that_changes_before_it_is_used_is_an_error() -> None:
-    class Changing(nn.Module):
-        def __init__(self, what: str) -> None:
-            super().__init__()
-            self.norm, self.what = nn.BatchNorm2d(4), what
-
-        def forward(self, x: Tensor) -> Tensor:
-            x, other = x * 1, x * 2
-            y = self.norm(x) + other
-            (x if self.what == "input" else other).mul_(2)
-            return F.relu(y)
-
-    for what, words in (("input", "the input or a parameter of a BatchNorm"), ("sum", "a tensor that was added to")):
-        with (
-            lograd.integer.normalization(net := Changing(what)),
-            pytest.raises(RuntimeError, match=f"{words}.* has been modified by an inplace operation"),
-        ):
-            net(images())
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.blocks = nn.Sequential(Block(4), Block(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.blocks, x, use_reentrant=reentrant)
-            return result
-
-    handle = compare(Checkpointed(), images())
-    assert handle.calls == 16
-    assert handle.fused >= 8
-
-
 def test_hooks_see_plain_numbers() -> None:
     def seen(net: Applied) -> list[Tensor]:
         found: list[Tensor] = []
@@ -375,13 +216,6 @@ def test_layers_in_integers_take_a_result_that_waits() -> None:
             found.append(trained(one, x))
             assert "bits are real" in str(handle.explain())
     assert_near(found[1], found[0], 0.02)  # another bit may round to another level
-
-
-def test_copies_of_a_model_are_served_as_well() -> None:
-    net = Applied(F.relu)
-    with lograd.integer.normalization(net) as handle:
-        copy.deepcopy(net)(images()).sum().backward()
-    assert handle.calls == 1
 
 
 def test_only_modules_are_taken() -> None:

@@ -27,11 +27,11 @@ _opaque: Any = torch.compiler.disable  # a compiled part of a model is not to fo
 class Layer(Protocol):
     """A BatchNorm layer, and what is known of it from call to call."""
 
-    waits: bool
-    """True if its result waits for a ReLU."""
-
     def fused(self) -> None:
         """Count a result that a ReLU took."""
+
+    def read(self, reader: str) -> None:
+        """Note a result that something else took."""
 
 
 class Waiting(Tensor):
@@ -39,6 +39,8 @@ class Waiting(Tensor):
 
     value: Tensor | None
     """The tensor, once it is computed."""
+    sources: tuple[str, ...] = ()
+    """Attributes that it is computed from, which nothing needs afterwards."""
 
     @staticmethod
     def __new__(cls, like: Tensor, strides: Sequence[int], *rest: Any) -> Waiting:
@@ -46,15 +48,20 @@ class Waiting(Tensor):
         made.value = None
         return made
 
-    def compute(self) -> Tensor:
-        """Return the tensor that this one stands for."""
+    def compute(self, reader: str) -> Tensor:
+        """Return the tensor that this one stands for; reader names what looks at it."""
         raise NotImplementedError
 
-    def plain(self) -> Tensor:
-        """Return the tensor, computed at the first call."""
-        if self.value is None:
-            self.value = self.compute()
-        return self.value
+    def plain(self, reader: str) -> Tensor:
+        """Return the tensor, computed at the first call, for what has the name of reader."""
+        return self.become(self.compute(reader)) if self.value is None else self.value
+
+    def become(self, value: Tensor) -> Tensor:
+        """Stand for a tensor that is computed, hold no other, and return it."""
+        self.value = value
+        for name in self.sources:
+            setattr(self, name, None)
+        return value
 
     @classmethod
     @_opaque  # type: ignore[untyped-decorator]
@@ -64,7 +71,7 @@ class Waiting(Tensor):
             if func in RELU and args and isinstance(args[0], Normalized) and args[0].value is None:
                 return rectified(args[0], in_place=RELU[func] or bool((*args[1:], *options.values(), False)[0]))
             if func in OF_MEMORY:
-                args, options = tree_map(aliased, args), tree_map(aliased, options)
+                args, options = without_waiting((args, options), func.__name__.strip("_"))
             return func(*args, **options)
 
     @classmethod
@@ -77,7 +84,7 @@ class Waiting(Tensor):
         def plain(one: Any) -> Any:
             if not isinstance(one, Waiting):
                 return one
-            value = one.plain()
+            value = one.plain(func.overloadpacket.__name__)
             owners[id(value)] = one
             return value
 
@@ -87,37 +94,39 @@ class Waiting(Tensor):
 
 
 class Source:
-    """All that BatchNorm's result follows from, which must not change until it is computed."""
+    """All that BatchNorm's result follows from: x must not change until it is computed, weight and bias may."""
 
-    def __init__(self, *arguments: Tensor | None) -> None:
-        self.arguments = tuple(None if one is None else one.detach() for one in arguments)
-        """x, mean, inverse, weight and bias."""
-        self.versions = self._versions()
+    def __init__(self, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+        self.x, self.version = x.detach(), x._version
+        # An optimizer may change weight and bias while a result still waits, say one that a hook has stored.
+        self.numbers = mean, inverse, _copy_of(weight), _copy_of(bias)
 
     def result(self, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
         """Return the result, and the mask of the ReLU."""
-        if self._versions() != self.versions:
-            raise _changed("the input or a parameter of a BatchNorm")
-        x, *others = self.arguments
-        assert x is not None
-        y, mask = call("batch_normalize", x, *others, residual, relu)
+        if self.x._version != self.version:
+            raise _changed("the input of a BatchNorm")
+        y, mask = call("batch_normalize", self.x, *self.numbers, residual, relu)
         return y, mask
 
-    def _versions(self) -> list[int]:
-        return [0 if one is None else one._version for one in self.arguments]
+
+def _copy_of(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.detach().clone()
 
 
 class Normalized(Waiting):
     """The result of a BatchNorm, or the sum of it and another tensor, which waits for a ReLU."""
 
+    sources = ("source", "residual", "watched")
+
     def __init__(self, like: Tensor, strides: Sequence[int], source: Source, layer: Layer) -> None:
         self.source, self.layer = source, layer
         self.residual: Tensor | None = None
-        self.version = 0
+        self.watched: list[tuple[Tensor, int]] = []
+        """Tensors of the sum that must not change, with their versions."""
 
-    def compute(self) -> Tensor:
-        """Return the result without a ReLU; the layer's next one does not wait."""
-        self.layer.waits = False
+    def compute(self, reader: str) -> Tensor:
+        """Return the result without a ReLU."""
+        self.layer.read(reader)
         return self._result(relu=False)[0]
 
     def rectified(self) -> tuple[Tensor, Tensor]:
@@ -125,13 +134,15 @@ class Normalized(Waiting):
         self.layer.fused()
         return self._result(relu=True)
 
-    def joined_by(self, residual: Tensor) -> Normalized:
-        """Stand for the sum from now on."""
-        self.residual, self.version = residual, residual._version
+    def joined_by(self, other: Tensor, residual: Tensor) -> Normalized:
+        """Stand for the sum with another tensor from now on, of which residual is the plain one."""
+        self.residual = residual
+        # Operators in place on a tensor that waited move its own version; those on views of it, that of the plain one.
+        self.watched = [(one, one._version) for one in (other, residual)]
         return self
 
     def _result(self, relu: bool) -> tuple[Tensor, Tensor]:
-        if self.residual is not None and self.residual._version != self.version:
+        if any(one._version != version for one, version in self.watched):
             raise _changed("a tensor that was added to the result of a BatchNorm")
         return self.source.result(self.residual, relu)
 
@@ -139,12 +150,14 @@ class Normalized(Waiting):
 class Masked(Waiting):
     """The gradient behind a ReLU, which waits for the backward of the BatchNorm."""
 
+    sources = ("g", "mask")
+
     def __init__(self, g: Tensor, strides: Sequence[int], mask: Tensor, shared: bool) -> None:
         self.g, self.mask = g, mask
         self.shared = shared
         """True if it is the gradient of another tensor, too."""
 
-    def compute(self) -> Tensor:
+    def compute(self, reader: str) -> Tensor:
         """Return the gradient where it passes, else 0."""
         layout = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
         return torch.where(where_passes(self.mask, layout), laid_as(layout, self.g), 0)
@@ -169,29 +182,32 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
         return None
     if other.shape != x.shape or other.dtype != x.dtype or other.device != x.device:
         return None
-    residual = other.plain() if isinstance(other, Waiting) else other
+    residual = other.plain("add") if isinstance(other, Waiting) else other
     if type(residual) not in (Tensor, torch.nn.Parameter) or residual.is_inference():
         return None
     made = x if in_place else Normalized(x, x.stride(), x.source, x.layer)
-    return made.joined_by(residual)
+    return made.joined_by(other, residual)
 
 
 def rectified(y: Normalized, in_place: bool) -> Tensor:
     """Return the ReLU of a result that waits, in one pass."""
     function: Any = _RectifyInPlace if in_place else _Rectify
     # In place, y and what is returned are the same memory; what follows gets a plain tensor.
-    result: Tensor = aliased(function.apply(y))
+    result: Tensor = aliased(function.apply(y), "relu")
     return result
 
 
-def aliased(one: Any) -> Any:
+def aliased(one: Any, reader: str) -> Any:
     """Return a plain tensor with the memory and the history of one that waits; anything else as it is."""
-    return aten.alias.default(one) if isinstance(one, Waiting) else one
+    if not isinstance(one, Waiting):
+        return one
+    one.plain(reader)
+    return aten.alias.default(one)
 
 
-def without_waiting(results: Any) -> Any:
+def without_waiting(results: Any, reader: str) -> Any:
     """Return results, in whatever lists or dictionaries, with plain tensors in the place of those that wait."""
-    return tree_map(aliased, results)
+    return tree_map(lambda one: aliased(one, reader), results)
 
 
 class _Rectify(torch.autograd.Function):
@@ -214,10 +230,11 @@ class _RectifyInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, y: Normalized) -> Tensor:
-        y.value, mask = y.rectified()
+        result, mask = y.rectified()
         context.save_for_backward(mask)
         context.mark_dirty(y)
         context.strides, context.shared = y.stride(), y.residual is not None
+        y.become(result)
         return y
 
     @staticmethod
@@ -230,7 +247,7 @@ def _masked(context: Any, g: Tensor) -> Tensor:
     if torch.is_grad_enabled():  # to be differentiated again
         like = torch.empty_strided(g.shape, context.strides, dtype=g.dtype, device=g.device)
         return g * where_passes(mask, like)
-    return Masked(g.plain() if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
+    return Masked(g.plain("relu") if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
 
 
 class Normalize(torch.autograd.Function):
@@ -271,9 +288,10 @@ class Normalize(torch.autograd.Function):
             d_x, d_weight, d_bias, masked = call(
                 "batch_normalize_backward", g.g, x, mean, inverse, weight, g.mask, g.shared
             )
-            g.value = masked if g.shared else None
+            if g.shared:
+                g.become(masked)
         else:
-            g = g.plain() if isinstance(g, Waiting) else g
+            g = g.plain("batch_norm") if isinstance(g, Waiting) else g
             d_x, d_weight, d_bias, _ = call("batch_normalize_backward", g, x, mean, inverse, weight, None, False)
         return d_x, None, None, d_weight if needs[3] else None, d_bias if needs[4] else None, None, None, None, None
 

@@ -2,7 +2,8 @@
 
 A mode of PyTorch's functions is open while a BatchNorm layer runs, and answers batch_norm by the native operators.  The
 result waits for what the model does with it: a ReLU, of it or of the sum of it and another tensor, is computed in the
-same pass, and so is its backward; anything else gets the plain tensor, and the layer's next results do not wait.
+same pass, and so is its backward; anything else gets the plain tensor.  A layer whose first results no ReLU takes does
+not wait any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from ..errors import InvalidType, plural, sentence
 from ..ops.reference.normalization import in_memory
 from ..ops.registry import call, transforming
 from .deferred import Normalize, Waiting, aliased, without_waiting
-from .running import WhileRunning
+from .running import WhileRunning, taken_off
+
+TRIES = 3
+"""Results of a layer that wait although no ReLU has taken one."""
 
 
 def normalization(model: nn.Module) -> NormalizationHandle:
@@ -55,7 +59,9 @@ class NormalizationHandle:
         """Calls among them whose ReLU was computed in the same pass."""
         self.left_alone: Counter[str] = Counter()
         """Calls that PyTorch computed, by the reason."""
-        self._running = [_hooked(module, self) for module in model.modules() if isinstance(module, _BatchNorm)]
+        layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._answers = [_Answers(self) for _ in layers]
+        self._running = [_hooked(*each) for each in zip(layers, self._answers, strict=True)]
         self._hook = model.register_forward_hook(_plainly)
 
     def __enter__(self) -> NormalizationHandle:
@@ -70,8 +76,11 @@ class NormalizationHandle:
 
     def words(self) -> str:
         """Return what was computed in one pass, and what was not, for people."""
+        readers = [one.reader for one in self._answers if not one.waits]
+        by = ", ".join(sorted(set(readers)))
+        read = f"; {plural(len(readers), 'layer')} without, whose result was read by {by}" if readers else ""
         left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
-        return f"{plural(self.calls, 'call')}, {self.fused} with a ReLU in the same pass{left.rstrip('.')}"
+        return f"{plural(self.calls, 'call')}, {self.fused} with a ReLU in the same pass{read}{left.rstrip('.')}"
 
     def remove(self) -> None:
         """Leave BatchNorm to PyTorch again."""
@@ -80,16 +89,16 @@ class NormalizationHandle:
         self._hook.remove()
 
 
-def _hooked(module: nn.Module, handle: NormalizationHandle) -> WhileRunning:
-    answers = _Answers(handle)
+def _hooked(module: nn.Module, answers: _Answers) -> WhileRunning:
     return WhileRunning(module, lambda: answers, lambda one: one is module)
 
 
+@taken_off
 def _plainly(model: nn.Module, arguments: Any, output: Any) -> Any:
     """Hook: what leaves the model does not wait."""
     if torch.compiler.is_compiling() or not any(isinstance(one, Waiting) for one in tree_leaves(output)):
         return None
-    return without_waiting(output)
+    return without_waiting(output, "the caller of the model")
 
 
 class _Answers(TorchFunctionMode):
@@ -98,11 +107,28 @@ class _Answers(TorchFunctionMode):
     def __init__(self, handle: NormalizationHandle) -> None:
         super().__init__()
         self._handle = handle
-        self.waits = True
+        self._fused, self._read = False, 0
+        self.reader = ""
+        """The name of the last reader."""
+
+    @property
+    def waits(self) -> bool:
+        """True if the next result waits.
+
+        Checkpointing runs a layer again in the backward, and must find what the forward did.  So a layer whose result a
+        ReLU has taken always waits; one without keeps the same tensors for the backward whether it waits or not.
+        """
+        return self._fused or self._read < TRIES
 
     def fused(self) -> None:
         """Count a result that a ReLU took."""
         self._handle.fused += 1
+        self._fused = True
+
+    def read(self, reader: str) -> None:
+        """Note a result that something else took."""
+        self._read += 1
+        self.reader = reader
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -122,7 +148,7 @@ class _Answers(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        handle, x = self._handle, aliased(input)
+        handle, x = self._handle, aliased(input, "batch_norm")
         reason = reason_not_answered(x, (running_mean, running_var, weight, bias), training)
         if reason is not None:
             handle.left_alone[reason] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import local
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from torch import nn
 
@@ -38,7 +38,7 @@ class WhileRunning:
             self._hooks.pop().remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WhileRunning:
-        """Hooks of a copied model are those of the first; `remove` does not reach the copy."""
+        """Hooks of a copied model are those of the first; `remove` does not reach the copy, `take_off` does."""
         return self
 
     def _enter(self, module: nn.Module, arguments: Any) -> None:
@@ -54,3 +54,35 @@ class WhileRunning:
         if not running.depth:
             context, running.context = running.context, None
             context.__exit__(None, None, None)
+
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+_MARKED: list[Any] = []
+
+
+def taken_off(hook: Hook) -> Hook:
+    """Return a function that is a forward hook, marked as one that `take_off` removes."""
+    _MARKED.append(hook)
+    return hook
+
+
+def take_off(model: nn.Module) -> None:
+    """Remove from a model, such as a copy of another, the hooks of all that is in force while its modules run.
+
+    Other hooks stay.
+    """
+    for module in model.modules():
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_pre_hooks,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_hooks_with_kwargs,
+            module._forward_hooks_always_called,
+        )
+        for number in [number for table in tables for number, hook in table.items() if _is_ours(hook)]:
+            for table in tables:  # numbers are those of one hook
+                table.pop(number, None)
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), WhileRunning) or any(hook is one for one in _MARKED)
