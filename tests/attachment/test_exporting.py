@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,3 +138,13 @@ def test_a_shared_weight_is_rounded_for_the_layer_alone() -> None:
     assert torch.equal(found.model.embedding.weight, model.embedding.weight)
     assert torch.equal(found.weights["head"].decode(), found.model.head.weight)
     assert not torch.equal(found.model.head.weight, model.head.weight)
+
+
+def test_what_a_plan_does_beside_layers_stays_behind() -> None:
+    model = Net()
+    plan = replace(lograd.Plan.uniform("int8-full", keep=()), attention=8, saved=8, normalization=True)
+    handle = lograd.attach(model, plan)
+    model(torch.randn(4, 8, 4, 4)).sum().backward()
+    found = handle.export().model
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in found.modules())
+    assert pickle.loads(pickle.dumps(found)).state_dict().keys() == model.state_dict().keys()

@@ -14,6 +14,7 @@ from ..coded import CodedTensor
 from ..engine.coding import applied, encoded
 from ..engine.layer import LayerEngine
 from ..engine.layers import unwrapped, works_transposed
+from ..integer.running import take_off
 
 Result = TypeVar("Result")
 
@@ -44,6 +45,7 @@ class Evaluation(NamedTuple, Generic[Result]):
 def export(model: nn.Module, layers: Mapping[str, LayerEngine]) -> Exported:
     """Return a plain copy of a model with its rounded weights, and the codes and ranges."""
     plain = copy.deepcopy(unwrapped(model)).eval()
+    take_off(plain)
     found = Exported(plain, {}, {}, {})
     for name, layer in layers.items():
         if (site := layer.activations.at["output"]) is not None:
