@@ -199,7 +199,8 @@ def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeyp
 def float_bytes() -> int:
     """Bytes of all float32 tensors that are alive."""
     gc.collect()
-    alive = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x) is not LowPrecisionTensor]
+    # Other tests of this process may have left tensors without memory, such as those of a tracer.
+    alive = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
     known = {x.untyped_storage().data_ptr(): x for x in alive if x.dtype == torch.float32}
     return sum(x.untyped_storage().nbytes() for x in known.values())
 
