@@ -196,13 +196,20 @@ def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeyp
     train(model, optimizer, 2)
 
 
+def memory_of(x: torch.Tensor) -> tuple[int, int] | None:
+    """Address and bytes of a float32 tensor; None for others, also those without memory that a tracer left behind."""
+    try:
+        storage = x.untyped_storage()
+        return (storage.data_ptr(), storage.nbytes()) if x.dtype == torch.float32 else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def float_bytes() -> int:
     """Bytes of all float32 tensors that are alive."""
     gc.collect()
-    # Other tests of this process may have left tensors without memory, such as those of a tracer.
     alive = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
-    known = {x.untyped_storage().data_ptr(): x for x in alive if x.dtype == torch.float32}
-    return sum(x.untyped_storage().nbytes() for x in known.values())
+    return sum(dict(filter(None, map(memory_of, alive))).values())
 
 
 def test_no_float32_copy_is_alive_between_steps() -> None:
