@@ -44,7 +44,7 @@ class Way:
 
     name: str
     format: str = ""
-    """Of weights in low precision; none if empty."""
+    """The format in which weights are stored; empty for weights as they are."""
     state_bits: Literal[8] | None = None
     dtype: torch.dtype = torch.float32
 

@@ -64,7 +64,7 @@ def test_noise_of_one_linear_layer():
 
 
 def test_noise_that_is_passed_on():
-    """Of the last of two layers, the noise in dX = Q(G) W reaches the first: variance times |w|^2 of the output."""
+    """Noise in dX of the second layer reaches the first: its variance is multiplied by |w|^2 of the output."""
     batches, model = pairs(), chain()
     plan = lograd.Plan({"1": lograd.LayerPlan.of(both(PTQ))})
     found = lograd.variance(model, batches, plan, weighted, steps=3, treated=1, repeats=40)

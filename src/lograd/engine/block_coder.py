@@ -24,7 +24,7 @@ class BlockCoder:
     def __init__(self, engine: Layer) -> None:
         self.engine = engine
         self.refused = ""
-        """Why the last tensors were not coded, where integer products do not serve them."""
+        """The reason for which the last tensors were not coded; empty if they were."""
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if these tensors can be coded now."""

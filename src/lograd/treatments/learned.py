@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 import torch
 
 from .. import ops
-from ..coded import Encoded
 from ..formats.values import check_width
 from ..ops.layouts import dense, flat
 from .fields import check_choice
+from .packed import PackedLevels
 from .tensors import finite_part, steady_square_sum, steady_sum
 from .treatment import Numbers, Setting, Treatment
 
@@ -27,7 +27,7 @@ SMALLEST, LARGEST = 1e-12, 1e38
 
 @final
 @dataclass(frozen=True)
-class Learned(Treatment):
+class Learned(PackedLevels, Treatment):
     """Levels over [-c, c], or over [0, c] where the first tensor has nothing negative, with a clip c that is learned.
 
         x_q = s clamp(round(x / s), -Q, Q)        s = c / Q        Q = 2^(bits - 1) - 1
@@ -65,10 +65,6 @@ class Learned(Treatment):
     def __post_init__(self) -> None:
         check_width("bits", self.bits, 2, 8)
         check_choice("method", self.method, get_args(Method))
-
-    @property
-    def element_bits(self) -> float:
-        return self.bits
 
     @property
     def memory_size(self) -> int:
@@ -115,22 +111,6 @@ class Learned(Treatment):
         factor = 1.0 if self.method == "clip" else 1 / math.sqrt(max(x.numel(), 1) * largest)
         total = steady_sum(flat(dense(slopes))) * (factor / largest)
         return d_x.to(g.dtype), total.reshape(1).to(memory.device, torch.float32)
-
-    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        found = self._packed(g, setting)
-        return ops.Counted(found.coded.decode(), found.counts)
-
-    @property
-    def can_encode(self) -> bool:
-        return True
-
-    @property
-    def level_bits(self) -> int:
-        return self.bits
-
-    def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        found = self._packed(g, setting)
-        return Encoded(found.coded, found.counts)
 
     def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
         if not float(setting.memory[INITIAL]):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 from .. import ops
-from ..coded import Encoded
 from ..errors import InvalidValue, sentence
+from .packed import PackedLevels
 from .tensors import finite_part, steady_square_sum, steady_sum
-from .treatment import Numbers, Setting, Treatment
+from .treatment import Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ COEFFICIENTS = {2: (3.212, 2.178), 4: (12.1, 12.2), 5: (17.74, 18.64)}
 
 @final
 @dataclass(frozen=True)
-class Sawb(Treatment):
+class Sawb(PackedLevels, Treatment):
     """SAWB [choi2019]: 2^bits - 1 levels over [-c, c], c = a sqrt(E x^2) - b E|x|, to nearest.
 
     The coefficients make c nearly the range of least squared error for the usual bell-shaped laws; they are published
@@ -43,26 +43,6 @@ class Sawb(Treatment):
         if self.bits not in COEFFICIENTS or isinstance(self.bits, bool):
             raise InvalidValue(sentence("bits", self.bits, "2, 4 or 5, for which the coefficients of SAWB are known"))
 
-    @property
-    def element_bits(self) -> float:
-        return self.bits
-
-    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        found = self._packed(g, setting)
-        return ops.Counted(found.coded.decode(), found.counts)
-
-    @property
-    def can_encode(self) -> bool:
-        return True
-
-    @property
-    def level_bits(self) -> int:
-        return self.bits
-
-    def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        found = self._packed(g, setting)
-        return Encoded(found.coded, found.counts)
-
     def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
         clip = self.clip(g)
         found: ops.RangedCodes = ops.pack_integers(
@@ -81,9 +61,6 @@ class Sawb(Treatment):
         clip = a * root - b * float(steady_sum(values.abs())) / values.numel()
         largest = float(values.abs().max())
         return clip if 0 < clip < largest else largest
-
-    def numbers(self, statistics: object) -> Numbers:
-        return {}
 
     def __str__(self) -> str:
         return f"int{self.bits} levels, SAWB"
