@@ -67,10 +67,10 @@ class Bits(Experiment):
         only: names of ways, with commas between them; empty for all.
         model: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.
         width: of the model; None takes its usual one.
-        epochs: length of each run.
+        epochs: length of each run; steps: its length in steps, where less than an epoch is enough.
         batch: None takes the usual one of the model.
         seeds: how many; 0, 1, ...
-        turns: steps of each way that are made in turns to time them, of which the last third counts.
+        turns: steps of each way that are made in turns to time them, of which the last third counts; 0 times nothing.
     """
 
     words: ClassVar[str] = "accuracy and step time with all three products in few bits, against float32"
@@ -83,6 +83,7 @@ class Bits(Experiment):
     model: str = "resnet8"
     width: int | None = None
     epochs: int = 20
+    steps: int | None = None
     batch: int | None = None
     seeds: int = 3
     turns: int = 30
@@ -96,6 +97,8 @@ class Bits(Experiment):
         for seed in range(self.seeds):
             for name in chosen:
                 yield Trained(f"{name}-{seed}", replace(self._config(name), seed=seed))
+        if not self.turns:
+            return
         given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns, "ways": [*chosen]}
         # One for each choice of ways: processes that share a folder time their own, beside float32.
         name = "-".join([TIMES, *chosen]) if self.only else TIMES
@@ -109,11 +112,12 @@ class Bits(Experiment):
             "steps in the time of a float32 one",
         ]  # fmt: skip
         usual = self.options()
-        given = {name: getattr(self, name) for name in ("model", "width", "epochs", "batch", "seeds", "turns")}
+        given = {name: getattr(self, name) for name in ("model", "width", "epochs", "steps", "batch", "seeds")}
         changed = [f" --set {name}={value}" for name, value in given.items() if value != usual[name]]
         command = f"lograd reproduce bits --data FILE{''.join(changed)}"
+        length = f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
         claim = (
-            f"{self.model}, {self.epochs} epochs, batch {config.batch}, {config.optimizer}, learning rate "
+            f"{self.model}, {length}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule, one thread. Differences are those of runs of the same "
             "seed. The first convolution and the last linear layer stay as they are. Products are integers where the "
             f"kernels serve, else dense products of rounded values. `{command}` makes this table."
@@ -131,8 +135,9 @@ class Bits(Experiment):
     def _config(self, name: str) -> Config:
         recipe = WAYS[name].recipe
         return Config(
-            self.model, str(self._data()), recipe=recipe, width=self.width, epochs=self.epochs, batch=self.batch,
-            threads=1, backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200,
+            self.model, str(self._data()), recipe=recipe, width=self.width,
+            epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch, threads=1,
+            backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200,
         )  # fmt: skip
 
     def _time(self, names: list[str]) -> Found:
