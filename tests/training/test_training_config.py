@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lograd
+from lograd.files.seals import checksum_of_json
 from lograd.training import TASKS, Config
 from lograd.training.schedules import learning_rate
 
@@ -41,6 +42,7 @@ def configs(draw):
         evaluate_every=draw(maybe),
         checkpoint_every=draw(counts),
         tensorboard=draw(st.booleans()),
+        **draw(st.sampled_from([{}, {"weights": "int8"}, {"weights": "e4m3fn", "state_bits": 8}])),
     )
 
 
@@ -53,7 +55,7 @@ def test_json_is_an_exact_inverse(config):
 @pytest.mark.parametrize("model", TASKS)
 def test_what_is_not_given_is_settled_at_once(model):
     config = Config(model, "x")
-    open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every"}
+    open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every", "weights", "state_bits"}
     assert {field.name for field in fields(config) if getattr(config, field.name) is None} == open_fields
     transformer = model in ("charlm", "bert-mini")
     assert config.optimizer == ("adamw" if transformer else "sgd")
@@ -88,6 +90,17 @@ def test_what_is_not_given_is_settled_at_once(model):
         ({"model": "charlm", "augment": True}, "augment is for images, and charlm is trained on text"),
         ({"augment": "yes"}, "augment must be true or false"),
         ({"log_every": 0}, "log_every must be"),
+        ({"weights": "int88"}, r"weights cannot be stored as 'int88': 'int88' is not a format"),
+        (
+            {"weights": "float16"},
+            r"weights cannot be stored as 'float16': format must be int2 to int8, .* or 'bfloat16'",
+        ),
+        ({"weights": "uint8"}, "weights cannot be stored as 'uint8': format must have a sign"),
+        ({"weights": "mxfp4"}, "weights cannot be stored as 'mxfp4': format must be int2 to int8"),
+        ({"weights": 8}, "weights must be the name of a format, or nothing; got 8"),
+        ({"weights": "int8", "state_bits": 4}, "state_bits must be 8, or nothing for state in float32; got 4"),
+        ({"weights": "int8", "state_bits": True}, "state_bits must be 8"),
+        ({"state_bits": 8}, "state_bits is for weights in low precision; give weights as well, such as int8"),
     ],
 )
 def test_wrong_settings_are_refused_in_words(settings, words):
@@ -103,6 +116,24 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 def test_wrong_json_is_refused_in_words(data, words):
     with pytest.raises(lograd.LogradError, match=words):
         Config.from_json(data)
+
+
+RECORDED = {
+    "model": "resnet8", "data": "cifar100.npz", "plan": None, "recipe": None, "seed": 0, "epochs": 6, "steps": None,
+    "batch": 128, "lr": 0.1, "optimizer": "sgd", "weight_decay": 0.0001, "schedule": "cosine", "warmup": 0, "width": 16,
+    "augment": True, "threads": 1, "backend": "dense", "start": 0, "log_every": 10, "evaluate_every": 1000000,
+    "checkpoint_every": 200, "tensorboard": False,
+}  # fmt: skip
+"""Settings in the config.json of a run from before weights could be stored in low precision."""
+
+
+def test_settings_from_before_weights_in_low_precision_have_their_checksum():
+    now = Config.from_json(RECORDED).to_json()
+    assert list(now.items()) == list(RECORDED.items())  # in the same order, which the checksum depends on
+    del now["data"]
+    assert checksum_of_json(now) == "6d0d6eda9f0214d6"  # as that run's checkpoint has it
+    stored = Config.from_json(RECORDED | {"weights": "int8"})
+    assert (stored.treatment, stored.to_json()) == ("dense, int8 weights", RECORDED | {"weights": "int8"})
 
 
 @given(st.integers(1, 500), st.integers(0, 600), rates)

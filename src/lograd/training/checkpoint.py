@@ -6,6 +6,7 @@ that is refused leaves nothing half loaded.
 
 from __future__ import annotations
 
+import copy
 import io
 import zipfile
 from dataclasses import fields
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import InvalidValue, LogradError
+from .. import InvalidType, InvalidValue, LogradError
 from ..errors import sentence
 from ..files.atomic import CannotRead, read_file, replace_file
 from ..files.checks import check_number, check_object, check_whole
 from ..files.seals import check_seal, sealed
+from ..weights import LowPrecisionTensor, WeightsHandle
+from ..weights.saving import load_state
 from .measuring import Interval
 
 VERSION = 1
@@ -27,6 +30,8 @@ FIELDS = ("version", "steps", "seconds", "lr", "interval", "random", "model", "o
 LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 """Names of the tensors that optimizers keep for each element of a parameter."""
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
+WORDS = {"learned": "learned ranges", "weights": "weights in low precision"}
+"""Parts of a run that have other names in a sentence."""
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -69,8 +74,8 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
 
     Args:
         total: steps of the run.
-        parts: its model, optimizer, handle and scaler, by name, None where it has none; and the optimizer of what a
-            plan learns, as "learned", if there is one.
+        parts: its model, optimizer, handle, scaler and handle of weights, by name, None where it has none; and the
+            optimizer of what a plan learns, as "learned", if there is one.
         settings: the checksum of its settings.
     """
     version = state.get("version") if isinstance(state, dict) else None
@@ -81,8 +86,8 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
         raise InvalidValue("the settings in config.json were changed after the checkpoint was written; put them back.")
     for name, part in parts.items():
         if (part is None) != (state.get(name) is None):
-            what = "learned ranges" if name == "learned" else name
-            raise InvalidValue(f"the checkpoint was written by a run {'with' if part is None else 'without'} {what}.")
+            how = "with" if part is None else "without"
+            raise InvalidValue(f"the checkpoint was written by a run {how} {WORDS.get(name, name)}.")
     check_whole("steps of the checkpoint", state["steps"], 0, total)
     check_number("seconds of the checkpoint", state["seconds"], 0)
     check_number("lr of the checkpoint", state["lr"], 0)
@@ -96,6 +101,8 @@ def check(state: Any, total: int, parts: dict[str, Any], settings: str) -> None:
         _check_scaler(state["scaler"], parts["scaler"])
     if parts["handle"] is not None:
         parts["handle"].check_state_dict(state["handle"])
+    if parts["weights"] is not None:
+        _check_weights(state["weights"], parts["weights"])
 
 
 def _check_interval(values: Any) -> None:
@@ -122,13 +129,22 @@ def _check_model(tensors: Any, model: nn.Module) -> None:
             _check_like(f"{name} of the model", tensors[name], tensor)
 
 
-def _check_like(what: str, tensor: Any, like: Tensor) -> None:
+def _check_weights(saved: Any, weights: WeightsHandle) -> None:
+    """Load codes into copies of those in memory, which refuses whatever does not fit."""
+    try:
+        load_state({name: copy.deepcopy(weight) for name, weight in weights.weights.items()}, saved)
+    except InvalidType as error:
+        raise InvalidValue(str(error)) from None
+
+
+def _check_like(what: str, tensor: Any, like: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Refuse what has not the shape of another tensor, and its type unless another one is given."""
+    dtype = dtype or like.dtype
     if not isinstance(tensor, Tensor):
         raise InvalidValue(sentence(what, tensor, "a tensor"))
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+    if tensor.shape != like.shape or tensor.dtype != dtype:
         raise InvalidValue(
-            f"{what} must be {like.dtype} of shape {tuple(like.shape)}; got {tensor.dtype} of shape "
-            f"{tuple(tensor.shape)}."
+            f"{what} must be {dtype} of shape {tuple(like.shape)}; got {tensor.dtype} of shape {tuple(tensor.shape)}."
         )
 
 
@@ -154,9 +170,11 @@ def _check_kept(what: str, values: Any, parameter: Tensor) -> None:
     """Check the tensors that the optimizer keeps for one parameter."""
     if not isinstance(values, dict):
         raise InvalidValue(sentence(f"the optimizer's state of {what}", values, "an object"))
+    # Steps on weights in low precision are made in float32, whatever the type of the model.
+    dtype = torch.float32 if isinstance(parameter, LowPrecisionTensor) else parameter.dtype
     for name, value in values.items():
         if name in LIKE_PARAMETER and value is not None:
-            _check_like(f"{name} of {what}", value, parameter)
+            _check_like(f"{name} of {what}", value, parameter, dtype)
         if name in SQUARES and bool((value < 0).any()):
             raise InvalidValue(f"{name} of {what} has negative elements.")
         if name == "step":

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
-from .. import InvalidType, InvalidValue, Plan
-from ..errors import nearest_name, sentence
+from .. import InvalidType, InvalidValue, LogradError, Plan
+from ..errors import nearest_name, sentence, shown
 from ..files.checks import MAX_FLOAT
 from ..treatments import Backend
+from ..weights.coding import coding_of
 from .checking import MOST_THREADS
 from .tasks import TASKS, Task
 
@@ -24,6 +25,9 @@ LARGEST_SEED = 2**63 - 1
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
+ONLY_IF_GIVEN = ("weights", "state_bits")
+"""Settings that are left out of the JSON where they are None: runs from before these existed have the checksums that
+they had."""
 
 
 @final
@@ -55,6 +59,9 @@ class Config:
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
         checkpoint_every: steps to a checkpoint.
         tensorboard: write events for TensorBoard as well.
+        weights: the format in which weights are stored, "int8", "e4m3fn", "bfloat16" or another one that
+            `low_precision_weights` takes, without a copy in float32; None stores them as the model has them.
+        state_bits: 8 keeps the optimizer's moments of such weights as FP8 codes; None keeps them in float32.
     """
 
     model: str
@@ -79,6 +86,8 @@ class Config:
     evaluate_every: int | None = None
     checkpoint_every: int = 100
     tensorboard: bool = False
+    weights: str | None = None
+    state_bits: Literal[8] | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -113,6 +122,7 @@ class Config:
         for name in ("tensorboard",) if self.own else ("augment", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
+        self._check_weights()
         self._check_together()
 
     def _check_own(self) -> None:
@@ -143,6 +153,22 @@ class Config:
         for name, value in usual.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+
+    def _check_weights(self) -> None:
+        """Refuse formats that weights cannot have, and 8-bit state of weights that are not in low precision."""
+        if not isinstance(self.weights, str | None):
+            raise InvalidType(sentence("weights", self.weights, "the name of a format, or nothing"))
+        if self.weights is not None:
+            try:
+                coding_of(self.weights)
+            except LogradError as error:
+                raise InvalidValue(f"weights cannot be stored as {shown(self.weights)}: {error}") from None
+        if self.state_bits is None:
+            return
+        if isinstance(self.state_bits, bool) or self.state_bits != 8:
+            raise InvalidValue(sentence("state_bits", self.state_bits, "8, or nothing for state in float32"))
+        if self.weights is None:
+            raise InvalidValue("state_bits is for weights in low precision; give weights as well, such as int8.")
 
     def _check_together(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -190,8 +216,9 @@ class Config:
 
     @property
     def treatment(self) -> str:
-        """The recipe, the name of the plan's file, or "dense"."""
-        return self.recipe or (os.path.basename(self.plan) if self.plan else "dense")
+        """The recipe, the name of the plan's file, or "dense"; and the format of weights in low precision."""
+        plan = self.recipe or (os.path.basename(self.plan) if self.plan else "dense")
+        return plan if self.weights is None else f"{plan}, {self.weights} weights"
 
     def load_plan(self) -> Plan | None:
         """The plan of the run, from its file or its recipe; None if it trains dense."""
@@ -211,8 +238,8 @@ class Config:
         return cast(int, self.epochs) * steps_per_epoch
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain values."""
-        return asdict(self)
+        """The settings as plain values, without those of `ONLY_IF_GIVEN` that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in ONLY_IF_GIVEN}
 
     @classmethod
     def from_json(cls, data: Any) -> Config:

@@ -16,6 +16,7 @@ from ..files.atomic import CannotRead
 from ..files.checks import check_whole
 from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
+from ..weights import WeightsHandle
 from . import checkpoint
 from .measuring import Interval, treated
 from .schedules import Rates
@@ -75,7 +76,7 @@ class Session:
     """One run in memory.
 
     `step()` makes one step; `state_dict()` is all that the next one depends on.  As a context it takes its plan off the
-    model at the end.
+    model at the end, and weights in low precision become plain parameters again.
 
     Args:
         work: what is trained.
@@ -86,6 +87,8 @@ class Session:
         self.work, self.metric, self.total = work, work.metric, work.total
         self.model = work.build()
         self.optimizer = work.optimizer(self.model)
+        self.weights: WeightsHandle | None = work.store_weights(self.model, self.optimizer)
+        """The handle of weights in low precision; None where weights are stored as the model has them."""
         self.rates = work.rates(self.optimizer)
         scale = INITIAL_LOSS_SCALE if needs_loss_scaling(plan) else None
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
@@ -106,13 +109,15 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the plan off the model."""
+    def __exit__(self, kind: object, *error: object) -> None:
         if self.handle is not None:
             self.handle.remove()
+        if self.weights is not None:
+            self.weights.__exit__(kind, *error)
+
+    def close(self) -> None:
+        """Take the plan off the model, and make weights in low precision plain parameters again."""
+        self.__exit__(None)
 
     @property
     def epoch(self) -> float:
@@ -210,12 +215,16 @@ class Session:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "handle", "scaler")
+        names = ("model", "optimizer", "handle", "scaler", "weights")
         return {name: getattr(self, name) for name in (*names, *(() if self.learned is None else ("learned",)))}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on."""
-        return {
+        """All that the next step depends on.
+
+        The model's state is plain tensors, also of weights in low precision, for any program to read; the codes of
+        these are beside it.
+        """
+        state = {
             "version": checkpoint.VERSION,
             "settings": self._settings,
             "steps": self.steps,
@@ -226,6 +235,7 @@ class Session:
             "interval": self.interval.to_json(),
             "random": torch.get_rng_state(),
         } | {name: None if part is None else part.state_dict() for name, part in self._parts.items()}
+        return state if self.weights is None else state | {"model": self.weights.plain_state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All of it, or nothing: what does not fit is refused before anything is changed."""

@@ -36,6 +36,7 @@ def summarise(
             "total": counters.total.to_json(),
             "sparsity": {name: count.sparsity for name, count in counters.layers.items()},
         },
+        "weights": None if session.weights is None else session.weights.counters()._asdict(),
     }
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from .. import Handle, InvalidValue, Plan, attach
+from .. import Handle, InvalidValue, Plan, attach, low_precision_weights
+from ..weights import WeightsHandle
 from .config import Config
 from .data import Batch, Dataset
 from .images import Images
@@ -58,6 +59,10 @@ class Work(ABC):
     @abstractmethod
     def rates(self, optimizer: Optimizer) -> Rates:
         """The learning rates of the optimizer, step by step."""
+
+    def store_weights(self, model: nn.Module, optimizer: Optimizer) -> WeightsHandle | None:
+        """Store the weights of the model in low precision, where the work asks for it; None where it does not."""
+        return None
 
     @abstractmethod
     def attach(self, model: nn.Module, plan: Plan, loss_scale: float | None) -> Handle:
@@ -110,6 +115,14 @@ class Configured(Work):
 
     def rates(self, optimizer: Optimizer) -> Rates:
         return Rates.of(self.config, optimizer, self.total)
+
+    def store_weights(self, model: nn.Module, optimizer: Optimizer) -> WeightsHandle | None:
+        config = self.config
+        if config.weights is None:
+            return None
+        return low_precision_weights(
+            model, config.weights, optimizer=optimizer, state_bits=config.state_bits, seed=config.seed
+        )
 
     def attach(self, model: nn.Module, plan: Plan, loss_scale: float | None) -> Handle:
         config = self.config
