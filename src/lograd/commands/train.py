@@ -15,8 +15,8 @@ SLOW = (
     "bits of two runs may differ."
 )
 SIMULATED = (
-    "few bits are simulated, which saves neither time nor memory; --backend auto takes integer products where they are "
-    "faster."
+    "products of few bits are simulated, which saves neither time nor memory; --backend auto takes integer ones where "
+    "they are faster."
 )
 
 
@@ -62,6 +62,17 @@ LogEvery = Annotated[int | None, typer.Option(help="Steps to a line of metrics."
 EvaluateEvery = Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")]
 Tensorboard = Annotated[bool | None, typer.Option("--tensorboard", help="Write events for TensorBoard as well.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="Store weights as int8, e4m3fn, bfloat16 or another such format, without a float32 copy.",
+        show_default="as the model has them",
+    ),
+]
+StateBits = Annotated[
+    int | None,
+    typer.Option(help="8 keeps the optimizer's moments of such weights as FP8 codes.", show_default="float32"),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
@@ -92,6 +103,8 @@ def train(
     evaluate_every: EvaluateEvery = None,
     checkpoint_every: CheckpointEvery = None,
     tensorboard: Tensorboard = None,
+    weights: Weights = None,
+    state_bits: StateBits = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -116,6 +129,7 @@ def train(
         "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup, "width": width, "augment": augment,
         "threads": threads, "backend": backend, "start": start, "log_every": log_every,
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+        "weights": weights, "state_bits": state_bits,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
@@ -177,6 +191,8 @@ def _result(run: Any) -> str:
         parts.append(f"{final['sparsity']:.1%} zeros")
     if run.config.backend == "dense" and run.summary.get("pruned"):
         parts.append("dense products, which save no time (--backend auto)")
+    if stored := run.summary.get("weights"):
+        parts.append(f"{run.config.weights} weights, {stored['bytes'] / max(stored['weights'], 1):.2f} bytes each")
     if skipped := run.summary.get("skipped_steps"):
         parts.append(f"{plural(skipped, 'step')} skipped by the loss scale")
     return ", ".join(parts)
