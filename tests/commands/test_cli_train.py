@@ -214,6 +214,9 @@ IMAGES = ["--model", "resnet8", "--data", "images.npz"]
         (["train", *IMAGES, "-o", "x", "--plan", "none.json"], "Cannot read none.json"),
         (["train", *IMAGES, "-o", "x", "--lr", "-1"], "lr must be finite and above 0; got -1.0"),
         (["train", *IMAGES, "-o", "x", "--steps", "1", "--epochs", "1"], "by epochs or by steps; got both"),
+        (["train", *IMAGES, "-o", "x", "--weights", "fp8"], "weights must be int8, e4m3fn, e5m2, another signed"),
+        (["train", *IMAGES, "-o", "x", "--state-bits", "8"], "state_bits is for weights in low precision"),
+        (["train", *IMAGES, "-o", "x", "--weights", "int8", "--state-bits", "4"], "state_bits must be 8, or nothing"),
         (["train", "--model", "resnet", "--data", "images.npz", "-o", "x"], "Did you mean 'resnet8'?"),
         (["train", "--model", "charlm", "--data", "images.npz", "-o", "x"], "it is not UTF-8"),
         (["train", *IMAGES, "-o", "x", "--resume", "--overwrite"], "give one of them"),
@@ -248,6 +251,19 @@ def test_resume_and_overwrite(folder, run):
     assert code == 2
     assert "these differ: recipe (the run has None, given is fp6), lr (the run has 0.1, given is 0.3)" in err
     assert run(*train, "--overwrite")[0] == 0
+
+
+def test_weights_in_low_precision(folder, run):
+    code, out, err = run("train", *IMAGES, "-o", "x", *TINY, "--weights", "int8", "--state-bits", "8")
+    assert code == 0, err
+    stored = Run.load(folder / "x").summary["weights"]
+    assert f"int8 weights, {stored['bytes'] / stored['weights']:.2f} bytes each" in out
+    code, _, err = run("train", "-o", "x", "--resume", "--weights", "e4m3fn")
+    assert code == 2
+    assert "these differ: weights (the run has int8, given is e4m3fn)" in err
+    code, out, _ = run("train", "-o", "x", "--resume", "--json")
+    settings = json.loads(out)["settings"]
+    assert (settings["weights"], settings["state_bits"]) == ("int8", 8)
 
 
 def test_a_diverged_run_is_exit_code_1(folder, run):

@@ -127,6 +127,21 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(config, tmp_path):
         assert found[name] == whole[name]
 
 
+def test_cells_from_before_weights_in_low_precision_are_taken_for_finished(config, tmp_path):
+    folder, cell = CellFolder(tmp_path / "cells"), Trained("a", config)
+    before = {
+        "model": "resnet8", "data": "images.npz", "plan": None, "recipe": "prune85", "seed": 0, "epochs": None,
+        "steps": 6, "batch": 8, "lr": 0.1, "optimizer": "sgd", "weight_decay": 0.0001, "schedule": "cosine",
+        "warmup": 0, "width": 8, "augment": True, "threads": 1, "backend": "dense", "start": 0, "log_every": 2,
+        "evaluate_every": None, "checkpoint_every": 2, "tensorboard": False,
+    }  # fmt: skip
+    assert cell.settings == before
+    folder.finish(Measured("a", before, lambda: {"status": "finished"}))
+    assert folder.finish(cell) == {"status": "finished"}
+    with pytest.raises(InvalidValue, match=r"these differ: weights \(it has None, given is int8\)"):
+        folder.finish(Trained("a", replace(config, weights="int8")))
+
+
 def test_an_interrupted_run_of_other_settings_is_refused(config, tmp_path):
     folder = CellFolder(tmp_path)
     (tmp_path / "a").mkdir()

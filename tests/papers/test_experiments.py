@@ -107,6 +107,21 @@ def test_bits(tmp_path):
         assert way.recipe is None or Plan.uniform(way.recipe)
 
 
+def test_bits_without_float32_copies_of_weights(tmp_path):
+    data = files.images(tmp_path / "images.npz")
+    ways = ["int8-weights", "int8-full-weights"]
+    cells, (table,) = finished("bits", tmp_path, data=data, only=",".join(ways))
+    assert set(cells.found("times-int8-weights-int8-full-weights")) == {"fp32", *ways}
+    assert [row[0] for row in table.rows] == [WAYS[name].title for name in ways]
+    assert all("without float32 copies" in row[0] and float(row[5]) > 0 for row in table.rows)
+    for name, recipe in zip(ways, [None, "int8-full"], strict=True):
+        record = cells.record(f"{name}-0")
+        assert (record["settings"]["weights"], record["settings"]["recipe"]) == ("int8", recipe)
+        stored = record["found"]["weights"]
+        assert stored["steps"] == 4  # 64 images, batch 16
+        assert stored["bytes"] < 0.3 * stored["float_bytes"]
+
+
 def test_explosion(tmp_path):
     cells, (table,) = finished("explosion", tmp_path)
     assert cells.names == ["0-after-0", "0-after-1", "3-after-0", "3-after-1"]

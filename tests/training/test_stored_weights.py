@@ -120,10 +120,16 @@ def test_the_end_of_a_session_gives_plain_parameters_back(small):
     assert type(session.model[1]) is nn.Linear
     assert type(session.model[1].weight) is nn.Parameter
     assert all(torch.equal(part, expected[name]) for name, part in session.model.state_dict().items())
-    graphs = []
-    with pytest.raises(ZeroDivisionError), Session(BuiltIn(config, load_data(config)), None) as session:
-        graphs.append(session.model[1](torch.ones(1, 192)))  # it holds the weights, which must not hide the error
+    session = Session(BuiltIn(config, load_data(config)), None)
+    held = session.model[1](torch.ones(1, 192, requires_grad=True))
+    with pytest.raises(ZeroDivisionError), session:  # the graph holds the weights, which must not hide the error
         raise ZeroDivisionError
+    assert isinstance(session.model[1].weight, LowPrecisionTensor)
+    with pytest.raises(lograd.InvalidValue, match="is held by a graph"):
+        session.close()
+    del held
+    session.close()
+    assert type(session.model[1].weight) is nn.Parameter
 
 
 def test_no_float32_copy_of_a_weight_is_left_between_steps(small, tmp_path):

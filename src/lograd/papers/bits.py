@@ -32,6 +32,8 @@ class Way(NamedTuple):
 
     title: str
     recipe: str | None
+    weights: str | None = None
+    """The format in which weights are stored, with no copy in float32; None keeps them in float32."""
 
 
 def _statquant() -> dict[str, Way]:
@@ -46,8 +48,10 @@ def _statquant() -> dict[str, Way]:
 WAYS = {
     BASE: Way("float32", None),
     "qat8": Way("forward of 8 bits, gradients as they are", "int8wa"),
+    "int8-weights": Way("INT8 weights without float32 copies, products in float32", None, "int8"),
     **_statquant(),
     "int8-full": Way("INT8, largest magnitudes", "int8-full"),
+    "int8-full-weights": Way("INT8, largest magnitudes, weights without float32 copies", "int8-full", "int8"),
     "int6-full": Way("INT6, largest magnitudes", "int6-full"),
     "int4-full": Way("INT4, largest magnitudes", "int4-full"),
     "int4-minmax": Way("INT4, learned clips, gradients by largest magnitudes", "int4wa-clips+int4"),
@@ -120,7 +124,9 @@ class Bits(Experiment):
             f"{self.model}, {length}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule, one thread. Differences are those of runs of the same "
             "seed. The first convolution and the last linear layer stay as they are. Products are integers where the "
-            f"kernels serve, else dense products of rounded values. `{command}` makes this table."
+            "kernels serve, else dense products of rounded values. Weights without float32 copies are stored as codes "
+            "in all layers, decoded where they are used, and rounded stochastically once a step. "
+            f"`{command}` makes this table."
         )
         title = f"Training in few bits: {self.model}"
         return [Result(self.label, title, claim, columns, list(self._rows(folder)))]
@@ -133,11 +139,11 @@ class Bits(Experiment):
         return {name: WAYS[name] for name in names}
 
     def _config(self, name: str) -> Config:
-        recipe = WAYS[name].recipe
+        _, recipe, weights = WAYS[name]
         return Config(
             self.model, str(self._data()), recipe=recipe, width=self.width,
             epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch, threads=1,
-            backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200,
+            backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200, weights=weights,
         )  # fmt: skip
 
     def _time(self, names: list[str]) -> Found:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, final, get_args
 
 from .. import InvalidType, InvalidValue, LogradError, Plan
-from ..errors import nearest_name, sentence, shown
+from ..errors import nearest_name, sentence
 from ..files.checks import MAX_FLOAT
 from ..treatments import Backend
 from ..weights.coding import coding_of
@@ -161,8 +161,9 @@ class Config:
         if self.weights is not None:
             try:
                 coding_of(self.weights)
-            except LogradError as error:
-                raise InvalidValue(f"weights cannot be stored as {shown(self.weights)}: {error}") from None
+            except LogradError:  # its words are for formats of all kinds
+                valid = "int8, e4m3fn, e5m2, another signed format of at most 8 bits, or bfloat16"
+                raise InvalidValue(sentence("weights", self.weights, valid)) from None
         if self.state_bits is None:
             return
         if isinstance(self.state_bits, bool) or self.state_bits != 8:
