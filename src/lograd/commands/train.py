@@ -124,12 +124,11 @@ def train(
     """
     backend = _renamed(products, backend)
     settings = {
-        "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed,
-        "epochs": epochs, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer,
-        "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup, "width": width, "augment": augment,
-        "threads": threads, "backend": backend, "start": start, "log_every": log_every,
-        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
-        "weights": weights, "state_bits": state_bits,
+        "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs,
+        "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay,
+        "schedule": schedule, "warmup": warmup, "width": width, "augment": augment, "threads": threads,
+        "backend": backend, "start": start, "log_every": log_every, "evaluate_every": evaluate_every,
+        "checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "weights": weights, "state_bits": state_bits,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
