@@ -240,7 +240,7 @@ def pruned_options(
 
     >>> from lograd.laws import LogNormal
     >>> [(s, round(t, 3), round(n, 3)) for s, t, n in pruned_options(LogNormal(0, 2), 0.0, {0.8: 3, 0.9: 2}, [0.85])]
-    [(0.85, 2.5, 0.017)]
+    [(0.85, 2.5, 0.015)]
     """
     timed = np.array(sorted(seconds))
     if not timed.size or timed[0] <= 0 or timed[-1] >= 1:
