@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lograd.variances.estimates import SIGMAS, Draws, Measured, bias_of, mean_of, noise_of
+from lograd.profiles.measured import SIGMAS, Measured, mean_of
+from lograd.variances.estimates import Draws, bias_of, noise_of
 
 REPEATS = 12
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lograd
-from lograd.variances.values import VECTORS
+from lograd.profiles.minibatch import VECTORS
 
 FEW = {"steps": 3, "treated": 1, "repeats": 4}
 

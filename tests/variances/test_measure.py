@@ -12,9 +12,9 @@ from torch import nn
 import lograd
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
+from lograd.profiles.minibatch import TOTAL, VECTORS
 from lograd.treatments import Integers, StatQuant, apply, both
 from lograd.treatments.products import ProductPlan, Treated
-from lograd.variances.values import TOTAL, VECTORS
 
 PTQ = StatQuant(3, "ptq")
 FEW = {"steps": 3, "treated": 1, "repeats": 4}

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from trained import trained_resnet
 
 import lograd
+from lograd.profiles.measured import SIGMAS
 from lograd.treatments import Interval, both
 from lograd.variances import Variance
-from lograd.variances.estimates import SIGMAS
 
 METHODS = ("ptq", "psq", "bhq")
 UNBIASED = ("int5-bhq", "int4-psq", "fp4-luq", "prune70", "int8-full")

@@ -9,6 +9,9 @@
 - samples: float32, the samples of all layers one after another
 - noise: float64, only where it was measured: the rows own, passed and those of transfer, a column for each layer that
   "noise" in the header names
+- energies: float64, where these were measured: the rows own and passed, with the columns of `noise`
+- minibatch: float64, where it was measured: a row for each weight tensor that "minibatch" in the header names, and one
+  for the whole gradient, with the columns elements, variance, its standard error, signal
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from ..plan import StepWork
 from ..theory import Propagation
 from . import file_checks
 from .file_checks import BINS, COLUMNS
+from .minibatch import Minibatch
+from .minibatch_file import packed_minibatch, unpacked_minibatch
 from .noise import Contributions
 from .nonfinite import NonFiniteLoss
 from .records import LayerProfile, Record
@@ -51,7 +56,15 @@ _SIDES = ("records", "weight_records")
 """The lists of `LayerProfile` that the column "side" stands for."""
 
 Contents = tuple[
-    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, NonFiniteLoss | None, str
+    dict[str, LayerProfile],
+    dict[str, str],
+    int,
+    int,
+    Contributions | None,
+    StepWork | None,
+    NonFiniteLoss | None,
+    str,
+    Minibatch | None,
 ]
 
 
@@ -64,6 +77,7 @@ def pack(
     work: StepWork | None,
     loss: NonFiniteLoss | None,
     uncounted: str,
+    minibatch: Minibatch | None,
 ) -> bytes:
     """Return the bytes of the file; the arguments are the attributes of `Profile`."""
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
@@ -92,6 +106,10 @@ def pack(
     if noise is not None:
         header["noise"] = list(noise.layers)
         measured["noise"] = np.vstack([noise.factors.own, noise.factors.passed, noise.factors.transfer])
+        if noise.energies is not None:
+            measured["energies"] = np.vstack([noise.energies.own, noise.energies.passed])
+    if minibatch is not None:
+        header["minibatch"], measured["minibatch"] = packed_minibatch(minibatch)
     file = io.BytesIO()
     np.savez_compressed(
         file,
@@ -116,7 +134,7 @@ def unpack(content: bytes, limit: int) -> Contents:
         raise InvalidValue("it is not a profile that lograd saved.")
     try:
         check_seal(content)
-        arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise"], limit)
+        arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise", "energies", "minibatch"], limit)
     except TooLarge:
         raise
     except InvalidValue as error:
@@ -183,16 +201,22 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
         file_checks.check_layer(layer)
     noise = None
     if "noise" in header:
-        noise = _noise(header["noise"], arrays.get("noise"))
+        noise = _noise(header["noise"], arrays.get("noise"), arrays.get("energies"))
     work = StepWork.from_json(header["work"]) if "work" in header else None
     uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
     loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
-    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted
+    minibatch = unpacked_minibatch(header["minibatch"], arrays.get("minibatch")) if "minibatch" in header else None
+    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted, minibatch
 
 
-def _noise(names: list[str], factors: NDArray[Any] | None) -> Contributions:
+def _noise(names: list[str], factors: NDArray[Any] | None, energies: NDArray[Any] | None) -> Contributions:
     if factors is None or factors.dtype != np.float64 or factors.shape != (2 + len(names), len(names)):
         raise InvalidValue("the factors of its noise do not fit the layers that they are said to be of.")
     own, passed, *transfer = factors
-    return Contributions(tuple(names), Propagation(own, passed, np.array(transfer)))
+    measured = Propagation(own, passed, np.array(transfer))
+    if energies is None:  # a profile of before
+        return Contributions(tuple(names), measured)
+    if energies.dtype != np.float64 or energies.shape != (2, len(names)):
+        raise InvalidValue("the energies of its noise do not fit the layers that they are said to be of.")
+    return Contributions(tuple(names), measured, Propagation(energies[0], energies[1], measured.transfer))

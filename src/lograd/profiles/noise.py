@@ -23,7 +23,9 @@ from ..plan import LayerPlan
 from ..plan.forecast import Forecast
 from ..theory import Propagation, threshold
 from ..treatments.verdicts import noise_of
+from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
+from .measured import Values
 from .records import LayerProfile
 
 PROBE = 0.85
@@ -36,10 +38,19 @@ MOST_NOISE = 1e6
 @final
 @dataclass(frozen=True)
 class Contributions:
-    """Measured factors by which noise travels between layers, in the order of `layers`."""
+    """Measured factors by which noise travels between layers, in the order of `layers`.
+
+    Args:
+        layers: their names.
+        factors: relative to the energies of the weight gradients without noise, as `Propagation` says.
+        energies: the same transfer with `own` and `passed` as energies: |error of the gradient|^2 for a noise-to-signal
+            ratio of one in a layer's gradient, in the layer's own weight and bias, and in all other parameters of the
+            model.  So `energies.total(n_dX, n_dW)` is the variance W that a plan adds.  None in profiles of before.
+    """
 
     layers: tuple[str, ...]
     factors: Propagation
+    energies: Propagation | None = None
 
     def among(self, names: Sequence[str]) -> Propagation:
         """Return the factors between some of the layers, without the noise of the others."""
@@ -50,10 +61,19 @@ class Contributions:
 
 def mean_of(several: Sequence[Contributions]) -> Contributions:
     """Return the mean of factors that were measured on several batches."""
-    own, passed, transfer = (
-        np.mean([getattr(one.factors, name) for one in several], axis=0) for name in ("own", "passed", "transfer")
+    energies = [one.energies for one in several if one.energies is not None]
+    return Contributions(
+        several[0].layers,
+        _mean([one.factors for one in several]),
+        _mean(energies) if len(energies) == len(several) else None,
     )
-    return Contributions(several[0].layers, Propagation(own, passed, transfer))
+
+
+def _mean(several: Sequence[Propagation]) -> Propagation:
+    own, passed, transfer = (
+        np.mean([getattr(one, name) for one in several], axis=0) for name in ("own", "passed", "transfer")
+    )
+    return Propagation(own, passed, transfer)
 
 
 class _ProbedLayer:
@@ -89,7 +109,7 @@ class _Backward:
             layer.place, layer.error = 0, 0.0
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
         self.first = False
-        return list(gradients)
+        return [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
 
     def layer_ran(self, layer: _ProbedLayer, module: nn.Module, args: object, output: object) -> None:
         """Put a hook on the gradient of the layer's output; a forward hook."""
@@ -146,46 +166,74 @@ def measure(
         weights = list({id(weight): weight for several in owned.values() for weight in several}.values())
         if not weights:
             return None
-        clean = backward.run(value, weights)
-        order = [id(weight) for weight in weights]
-        places = {name: [order.index(id(weight)) for weight in several] for name, several in owned.items()}
-        factors = _Factors(layers, places, clean)
+        others = [one for one in learned_parameters(model).values() if all(one is not weight for weight in weights)]
+        learned = [*weights, *others]
+        clean = backward.run(value, learned)
+        order = {id(one): place for place, one in enumerate(learned)}
+        places = {name: [order[id(weight)] for weight in several] for name, several in owned.items()}
+        own = {name: _places_of(layer.module, order) for name, layer in layers.items()}
+        factors = _Factors(layers, places, own, clean, len(weights))
         for name in progress(layers, len(layers)):
             for repeat in range(repeats):
                 backward.disturbed, backward.seed = layers[name], repeat << 32
-                factors.add(name, backward.run(value, weights))
+                factors.add(name, backward.run(value, learned))
     finally:
         stance.__exit__(None, None, None)
         for hook in hooks:
             hook.remove()
-    return Contributions(tuple(layers), factors.result())
+    return Contributions(tuple(layers), factors.result(), factors.energies())
+
+
+def _places_of(module: nn.Module, order: Mapping[int, int]) -> list[int]:
+    """Return the places of the module's own parameters among those that learn."""
+    return [order[id(one)] for one in module.parameters() if id(one) in order]
 
 
 class _Factors:
-    """Sums over all backward passes, from which the factors follow."""
+    """Sums over all backward passes, from which the factors follow.
+
+    Args:
+        layers: those that are pruned in turn.
+        weights: the places of each layer's weight among the gradients.
+        parameters: the places of its weight and its bias.
+        clean: the gradients without noise: those of all weights of layers, then those of all other parameters.
+        among: the number of these weights.
+    """
 
     def __init__(
-        self, layers: dict[str, _ProbedLayer], places: dict[str, list[int]], clean: list[Tensor | None]
+        self,
+        layers: dict[str, _ProbedLayer],
+        weights: dict[str, list[int]],
+        parameters: dict[str, list[int]],
+        clean: list[Tensor | None],
+        among: int,
     ) -> None:
         count = len(layers)
-        self.layers = layers
-        self.places = places
+        self.layers, self.weights, self.parameters, self.among = layers, weights, parameters, among
         self.clean = clean
-        self.signals = [0.0 if gradient is None else _energy(gradient) for gradient in clean]
-        self.energies = np.array([layer.energy for layer in layers.values()])
+        self.signals = [0.0 if gradient is None else _energy(gradient) for gradient in clean[:among]]
+        self.absolute = np.zeros((2, count))
+        """Energies of errors, in a layer's own parameters and in all others."""
+        self.gradients = np.array([layer.energy for layer in layers.values()])
         self.added = np.zeros(count)
         self.own = np.zeros(count)
         self.passed = np.zeros(count)
         self.transfer = np.zeros((count, count))
 
     def add(self, name: str, gradients: list[Tensor | None]) -> None:
-        """Add the weight gradients of a backward in which the named layer was pruned."""
+        """Add the gradients of a backward in which the named layer was pruned."""
         column = list(self.layers).index(name)
-        arrived = [
-            _energy(noisy - clean) / signal if noisy is not None and clean is not None and signal > 0 else 0.0
-            for noisy, clean, signal in zip(gradients, self.clean, self.signals, strict=True)
+        moved = [
+            _energy(noisy - clean) if noisy is not None and clean is not None else 0.0
+            for noisy, clean in zip(gradients, self.clean, strict=True)
         ]
-        own = sum(arrived[place] for place in self.places[name])
+        inside = sum(moved[place] for place in self.parameters[name])
+        self.absolute[:, column] += inside, max(sum(moved) - inside, 0.0)
+        arrived = [
+            energy / signal if signal > 0 else 0.0
+            for energy, signal in zip(moved[: self.among], self.signals, strict=True)
+        ]
+        own = sum(arrived[place] for place in self.weights[name])
         self.own[column] += own
         self.passed[column] += sum(arrived) - own
         errors = np.array([layer.error for layer in self.layers.values()])
@@ -193,12 +241,21 @@ class _Factors:
         errors[column] = 0.0
         self.transfer[:, column] += errors
 
+    def _unit(self) -> tuple[Values, Values]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unit = np.where(self.added > 0, self.gradients / self.added, 0.0)  # one over the noise-to-signal ratio
+            relative = np.where(self.gradients[:, None] > 0, self.transfer / self.gradients[:, None], 0.0)
+        return unit, relative * unit
+
     def result(self) -> Propagation:
         """Return the factors, for a noise-to-signal ratio of one."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            unit = np.where(self.added > 0, self.energies / self.added, 0.0)  # one over the noise-to-signal ratio
-            relative = np.where(self.energies[:, None] > 0, self.transfer / self.energies[:, None], 0.0)
-        return Propagation(self.own * unit, self.passed * unit, relative * unit)
+        unit, transfer = self._unit()
+        return Propagation(self.own * unit, self.passed * unit, transfer)
+
+    def energies(self) -> Propagation:
+        """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one."""
+        unit, transfer = self._unit()
+        return Propagation(self.absolute[0] * unit, self.absolute[1] * unit, transfer)
 
 
 def learned_weights(module: nn.Module) -> list[Tensor]:

@@ -16,8 +16,10 @@ from ..attachment.swap import engine_of
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
 from ..report.progress import shown, tracked
+from .gradients import Groups, Minibatches, gradient_of, learned_parameters
 from .layers import FilterFunction
 from .loss import LossFunction, loss_of
+from .minibatch import LEAST_BATCHES
 from .model_profile import Profile
 from .noise import check_plain, measure
 from .nonfinite import after_step, nonfinite_layers
@@ -55,7 +57,9 @@ def profile(
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
         noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
             all weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It also takes the
-            memory of all layers' gradients at once.  No plan may be attached.
+            memory of all layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the
+            gradient over them is estimated too (`Profile.minibatch`), the unit in which noise of plans is told; that
+            takes the memory of one gradient in float64.
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
 
@@ -70,7 +74,8 @@ def profile(
     check_kinds(batches, loss_fn, progress)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
-        batch = _run(model, _taken(batches, steps), loss_fn, observer)
+        minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
+        batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
@@ -78,11 +83,13 @@ def profile(
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
     if result.broken:
         warnings.warn(result.broken, LogradWarning, stacklevel=2)
-    if noise:
+    if minibatches is not None:
         with shown(progress), restored(model), torch.enable_grad():
             problem = _measure_noise(model, result, partial(loss_of, model, batch, loss_fn), noise)
         if problem:
             warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
+        elif minibatches.count >= LEAST_BATCHES:
+            result.minibatch = minibatches.result()
     return result
 
 
@@ -116,9 +123,16 @@ def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor]
     return "" if result.noise is not None else ": no layer has a weight that learns"
 
 
-def _run(model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None, observer: Observer) -> Any:
+def _run(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction | None,
+    observer: Observer,
+    minibatches: Minibatches | None,
+) -> Any:
     """Run forward and backward of each batch; return the last batch, None without any."""
     parameters = list(model.parameters())
+    learned = list(learned_parameters(model).values())
     batch = None
     for step, batch in enumerate(batches):
         for parameter in parameters:
@@ -127,6 +141,8 @@ def _run(model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None,
             loss = loss_of(model, batch, loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
         observer.result.loss = after_step(observer.result.loss, step, float(loss.detach()))
+        if minibatches is not None:
+            minibatches.add([gradient_of(parameter) for parameter in learned])
     return batch
 
 

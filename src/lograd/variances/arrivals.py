@@ -16,9 +16,9 @@ from torch import nn
 
 from ..errors import LogradWarning
 from ..profiles.loss import LossFunction
+from ..profiles.measured import Values
 from ..profiles.noise import Contributions as Factors
 from ..profiles.profiler import profile
-from .estimates import Values
 from .values import SiteVariance
 
 PROBES = 2

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ..attachment import Handle, attach
 from ..attachment.keys import set_keys
-from ..engine.layers import plain_name, unwrapped
 from ..engine.operand import Operand
 from ..engine.site import Site
 from ..engine.slots import STRIDE
 from ..errors import InvalidValue, LogradWarning
 from ..plan import LayerPlan, Plan
+from ..profiles.gradients import gradient_of, learned_parameters
 from ..profiles.loss import LossFunction, loss_of
 from . import variants
 
@@ -80,8 +80,7 @@ class Bench:
         self.model, self.plan, self.loss_fn, self.seed = model, plan, loss_fn, seed
         self.advance: Callable[[], None] = lambda: None
         """Called after each pass."""
-        named = unwrapped(model).named_parameters()
-        self.parameters = {plain_name(name): one for name, one in named if one.requires_grad}
+        self.parameters = learned_parameters(model)
         self.layers: dict[str, LayerPlan] = {}
         """The treated layers, in the order of the model, and their plans."""
         self._settled: dict[str, dict[str, _Settled]] = {}
@@ -193,7 +192,6 @@ class Bench:
 
 def _taken(parameter: nn.Parameter) -> Tensor:
     """Return the gradient of a parameter, zero where none came, and take it from the parameter."""
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is None:
-        return torch.zeros_like(parameter, requires_grad=False)
-    return gradient.to_dense() if gradient.is_sparse else gradient.detach()
+    gradient = gradient_of(parameter)
+    parameter.grad = None
+    return gradient

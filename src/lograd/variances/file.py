@@ -10,7 +10,8 @@ from ..errors import InvalidValue, sentence
 from ..files import strict_json
 from ..files.checks import check_number, check_object, check_text, check_whole
 from ..files.seals import checksum_of_json
-from .estimates import LEAST_REPEATS, Measured
+from ..profiles.measured import Measured
+from .estimates import LEAST_REPEATS
 from .values import Contributions, Findings, ForwardChange, SiteVariance, TensorVariance
 
 VERSION = 1

@@ -15,7 +15,10 @@ from ..engine.layers import candidates
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..plan import Plan
+from ..profiles.gradients import Groups, Minibatches
 from ..profiles.loss import LossFunction
+from ..profiles.measured import Measured, Values, mean_of
+from ..profiles.minibatch import LEAST_BATCHES
 from ..profiles.noise import Contributions as Factors
 from ..profiles.noise import check_plain, learned_weights
 from ..profiles.profiler import check_kinds, restored
@@ -23,14 +26,10 @@ from ..report.progress import progress as steps_shown
 from ..report.progress import shown
 from . import arrivals, sites, variants
 from .bench import Bench, Gradients
-from .estimates import LEAST_REPEATS, Draws, Measured, Values, bias_of, mean_of, noise_of
+from .estimates import LEAST_REPEATS, Draws, bias_of, noise_of
 from .result import Variance
 from .table import listed
-from .tensors import Groups, Minibatches
 from .values import Contributions, ForwardChange, SiteVariance, TensorVariance
-
-LEAST_BATCHES = 3
-"""The fewest minibatches from which a variance and its standard error can be estimated."""
 
 
 def variance(

@@ -15,12 +15,12 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import candidates
 from ..engine.site import Site
 from ..laws import Empirical
+from ..profiles.gradients import energy
 from ..profiles.layers import countable, on_gradient
+from ..profiles.measured import Measured, Values, mean_of
 from ..treatments import BACKWARD, SYMBOLS, Statistics, describe, predict
 from .bench import Bench
 from .bounds import bound_of
-from .estimates import Measured, Values, mean_of
-from .tensors import energy
 from .values import SiteVariance
 
 DRAWS = 16

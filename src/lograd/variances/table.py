@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import plural
+from ..profiles.measured import Measured
 from ..report import TextTable, text_table
-from .estimates import Measured
 from .values import Findings, SiteVariance, TensorVariance
 
 NOISE = ("rho = W/V",)

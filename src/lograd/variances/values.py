@@ -11,12 +11,8 @@ from typing import final
 import numpy as np
 
 from ..errors import InvalidValue, nearest_name
-from .estimates import Measured, Values
-
-VECTORS = "(vectors)"
-"""Stands for all parameters with one dimension, such as biases and the parameters of norms."""
-TOTAL = "(all)"
-"""Stands for the whole gradient."""
+from ..profiles.measured import Measured, Values
+from ..profiles.minibatch import TOTAL
 
 
 @final

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lograd.variances.tensors import Groups, Minibatches, energy
-from lograd.variances.values import TOTAL, VECTORS
+from lograd.profiles.gradients import Groups, Minibatches, energy
+from lograd.profiles.minibatch import TOTAL, VECTORS
 
 
 def test_groups_add_up():

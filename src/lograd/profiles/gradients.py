@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .estimates import Measured, Values, mean_of
-from .values import TOTAL, VECTORS
+from ..engine.layers import plain_name, unwrapped
+from .measured import Measured, Values, mean_of
+from .minibatch import TOTAL, VECTORS, GradientVariance, Minibatch
 
 
 class Groups:
@@ -24,9 +25,9 @@ class Groups:
         vectors = [VECTORS] if len(tensors) < len(parameters) else []
         self.names = (*tensors, *vectors, TOTAL)
         self._of = [self.names.index(name if one.dim() > 1 else VECTORS) for name, one in parameters.items()]
-        self.elements = self._summed([one.numel() for one in parameters.values()]).astype(np.int64).tolist()
+        self.elements = self.summed([one.numel() for one in parameters.values()]).astype(np.int64).tolist()
 
-    def _summed(self, numbers: Sequence[float] | Values) -> Values:
+    def summed(self, numbers: Sequence[float] | Values) -> Values:
         """Return sums over the groups of numbers that belong to parameters, the first dimension."""
         each = np.asarray(numbers, dtype=np.float64)
         found = np.zeros((len(self.names), *each.shape[1:]))
@@ -36,12 +37,12 @@ class Groups:
 
     def energies(self, gradients: Sequence[Tensor]) -> Values:
         """Return |g|^2 of each group."""
-        return self._summed([energy(one) for one in gradients])
+        return self.summed([energy(one) for one in gradients])
 
     def products(self, ones: Sequence[Tensor], others: Sequence[Tensor]) -> Values:
         """Return <g, h> of each group."""
         pairs = zip(ones, others, strict=True)
-        return self._summed([float(torch.dot(_flat(one), _flat(other))) for one, other in pairs])
+        return self.summed([float(torch.dot(_flat(one), _flat(other))) for one, other in pairs])
 
     def gram(self, draws: Sequence[Sequence[Tensor]]) -> Values:
         """Return <d_r, d_s> of each group for all pairs of draws; its diagonal holds their energies."""
@@ -51,7 +52,7 @@ class Groups:
             products = (matrix @ matrix.T).numpy(force=True)
             np.fill_diagonal(products, [energy(one) for one in several])
             found.append(products)
-        return self._summed(np.array(found))
+        return self.summed(np.array(found))
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -62,6 +63,20 @@ def energy(tensor: Tensor) -> float:
     """Return |g|^2 of a tensor."""
     flat = _flat(tensor)
     return float(torch.dot(flat, flat))
+
+
+def learned_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that learn, by their names in the plain model."""
+    named = unwrapped(model).named_parameters()
+    return {plain_name(name): one for name, one in named if one.requires_grad}
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter, dense, and zero where none came."""
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter, requires_grad=False)
+    return gradient.to_dense() if gradient.is_sparse else gradient.detach()
 
 
 class Minibatches:
@@ -82,17 +97,25 @@ class Minibatches:
         """Add the gradient of one more minibatch."""
         self.count += 1
         if not self._mean:
-            self._mean = [one.double() for one in gradients]
+            self._mean = [one.to(torch.float64, copy=True) for one in gradients]
             return
-        steps = [one.double() - mean for one, mean in zip(gradients, self._mean, strict=True)]
-        self._contrasts.append(self.groups.energies(steps) * (self.count - 1) / self.count)
-        for mean, step in zip(self._mean, steps, strict=True):
+        moved = []
+        for mean, one in zip(self._mean, gradients, strict=True):  # one at a time, for the memory of one in float64
+            step = one.double() - mean
+            moved.append(energy(step))
             mean += step / self.count
+        self._contrasts.append(self.groups.summed(moved) * (self.count - 1) / self.count)
 
     def variance(self) -> list[Measured]:
         """Return V of each group; it needs three minibatches."""
         means, errors = mean_of(np.array(self._contrasts).T)
         return [Measured(float(mean), float(error)) for mean, error in zip(means, errors, strict=True)]
+
+    def result(self) -> Minibatch:
+        """Return variance and signal of each weight tensor and of the whole gradient; it needs three minibatches."""
+        columns = zip(self.groups.names, self.groups.elements, self.variance(), self.signal().tolist(), strict=True)
+        *tensors, total = (GradientVariance(*column) for column in columns)
+        return Minibatch(tuple(tensors), total, self.count)
 
     def signal(self) -> Values:
         """Return |E g|^2 of each group, without the share of it that is variance."""
