@@ -27,6 +27,7 @@ from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
 from . import version1
 from .change import Change, changes
+from .expected import Expected
 from .forecast import Forecast
 from .layer import LayerPlan, check_fields
 from .table import plan_table
@@ -35,6 +36,7 @@ from .work import StepWork
 VERSION = 2
 FIELDS = (
     "every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization",
+    "expected",
 )  # fmt: skip
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
@@ -63,6 +65,8 @@ class Plan:
             as it is.  Codes of at most 4 bits that treated layers keep then share bytes.
         normalization: compute BatchNorm in training and the ReLU behind it in one pass; results are PyTorch's within
             float32 rounding.
+        expected: the noise that the profile predicts, in units of the minibatch's own variance; None where the profile
+            has not measured both.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Plan:
     attention: int | None = None
     saved: int | None = None
     normalization: bool = False
+    expected: Expected | None = None
 
     def __post_init__(self) -> None:
         for name, bits in (("attention", self.attention), ("saved", self.saved)):
@@ -123,6 +128,7 @@ class Plan:
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
             **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
             **({"normalization": True} if self.normalization else {}),
+            **({} if self.expected is None else {"expected": self.expected.to_json()}),
         }
 
     @classmethod
@@ -157,6 +163,7 @@ class Plan:
             attention=data.get("attention"),
             saved=data.get("saved"),
             normalization=data.get("normalization", False),
+            expected=Expected.from_json(data["expected"]) if "expected" in data else None,
         )
 
     @property
@@ -238,7 +245,8 @@ class Plan:
             self,
             layers={name: layers[name] for name in order if name in layers},
             kept=kept,
-            growth=None,  # it followed from the layers as they were
+            growth=None,  # both followed from the layers as they were
+            expected=None,
             unpruned={name: reason for name, reason in self.unpruned.items() if name not in changed},
         )
 
@@ -287,7 +295,8 @@ class Plan:
         named = [plural(len(self.layers), "layer")] if self.layers or not every else []
         kept = [f"{len(self.kept)} kept"] if self.kept else []
         skipped = [f"{self.skipped:.1%} of the work skipped"] if self.skipped else []
-        return f"Plan({', '.join([*named, *every, *kept, *skipped])})"
+        noise = [self.expected.brief] if self.expected is not None and self.expected.brief else []
+        return f"Plan({', '.join([*named, *every, *kept, *skipped, *noise])})"
 
     # -- the file --
 

@@ -9,6 +9,7 @@ from ..errors import plural
 from ..report import TextTable, text_table
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prediction, Sentence, describe
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from .expected import Expected
 from .forecast import Forecast
 from .layer import LayerPlan
 from .work import StepWork, percent
@@ -58,6 +59,10 @@ class Planned(Protocol):
     @property
     def growth(self) -> Forecast | None:
         """The predicted growth of noise; None where it is not known."""
+
+    @property
+    def expected(self) -> Expected | None:
+        """The predicted noise in units of the minibatch's variance; None where it is not known."""
 
 
 def plan_table(plan: Planned) -> TextTable:
@@ -122,6 +127,8 @@ def _notes(plan: Planned) -> list[str]:
     notes += _work_lines(plan)
     if plan.growth is not None:
         notes.append(plan.growth.words())
+    if plan.expected is not None:
+        notes.append(plan.expected.words())
     return notes
 
 

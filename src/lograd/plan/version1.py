@@ -67,8 +67,11 @@ def hash_of(data: dict[str, Any], layers: dict[str, LayerPlan], every: LayerPlan
 
 
 def digits(data: dict[str, Any]) -> str:
-    """Return hexadecimal digits that change with anything in a plan but the work of the whole step."""
-    content = {name: value for name, value in data.items() if name != "step"}
+    """Return hexadecimal digits that change with anything in a plan but what does not change the training.
+
+    That is the work of the whole step, and the noise that is expected.
+    """
+    content = {name: value for name, value in data.items() if name not in ("step", "expected")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

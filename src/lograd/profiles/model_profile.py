@@ -13,11 +13,12 @@ import numpy as np
 from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..files.archives import TooLarge
 from ..files.atomic import check_folder, read_file, replace_file
-from ..plan import Plan, StepWork
+from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import file, page, planner, table
-from .minibatch import Minibatch, mean_of_minibatches
+from .expectation import expected_of, planned_layers
+from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
 from .records import LayerProfile, Record, sum_of
@@ -182,19 +183,51 @@ class Profile:
             everywhere: prune all layers, also those in which zeros save no time.
 
         The plan holds the predicted growth of gradients by noise (`plan.growth`); a LogradWarning tells where it
-        explodes.
+        explodes.  Where noise and the minibatch's variance were measured, it holds its noise in units of that variance
+        (`plan.expected`).
         """
         usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
-        return replace(made, step=self.work)
+        return replace(made, step=self.work, expected=expected_of(made.layers, self.noise, self.minibatch))
+
+    def expected(self, plan: Plan) -> Expected | None:
+        """Return the noise that a plan would add here, in units of the minibatch's own variance.
+
+        None where the profile has not measured both: it takes `lograd.profile(..., noise=2)` on 3 batches at least.
+        Noise is predicted of unbiased treatments of gradients that the law of their magnitudes decides; of others the
+        result has the reason why it is not known, and `lograd.variance` measures them.
+
+        Args:
+            plan: any plan for this model, such as `Plan.uniform("fp6")`.
+        """
+        if not isinstance(plan, Plan):
+            raise InvalidType(sentence("plan", plan, "a Plan"))
+        return expected_of(planned_layers(plan, self.layers), self.noise, self.minibatch, plan)
 
     # -- table and page --
 
     def table(self) -> TextTable:
         """Return a table for the terminal with one row for each layer."""
-        return table.profile_table(self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken)
+        return table.profile_table(
+            self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken, self.minibatch, self.unitless
+        )
+
+    @property
+    def unitless(self) -> str | None:
+        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; None where both were.
+
+        Also None where neither was.
+        """
+        if self.noise is None or self.minibatch is not None:
+            return None
+        if self.steps < LEAST_BATCHES:
+            return (
+                "The minibatch's own variance, the unit of noise, was not estimated: it takes "
+                f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
+            )
+        return "The minibatch's own variance, the unit of noise, is not in this profile; make it again with noise=2."
 
     def __repr__(self) -> str:
         seen = "each" if self.every == 1 else f"one of {self.every}"
@@ -208,7 +241,16 @@ class Profile:
         """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
         check_folder(path)  # fails before the page is computed
         built = page.build(
-            self.layers, self.missed, self.steps, title, self.work, self.uncounted, self.broken, self.noise
+            self.layers,
+            self.missed,
+            self.steps,
+            title,
+            self.work,
+            self.uncounted,
+            self.broken,
+            self.noise,
+            self.minibatch,
+            self.unitless,
         )
         return built.save(path)
 

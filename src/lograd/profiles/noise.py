@@ -45,7 +45,8 @@ class Contributions:
         factors: relative to the energies of the weight gradients without noise, as `Propagation` says.
         energies: the same transfer with `own` and `passed` as energies: |error of the gradient|^2 for a noise-to-signal
             ratio of one in a layer's gradient, in the layer's own weight and bias, and in all other parameters of the
-            model.  So `energies.total(n_dX, n_dW)` is the variance W that a plan adds.  None in profiles of before.
+            model, for a batch of usual size: the mean over the observed steps.  So `energies.total(n_dX, n_dW)` is the
+            variance W that a plan adds.  None in profiles of before.
     """
 
     layers: tuple[str, ...]
@@ -181,7 +182,18 @@ def measure(
         stance.__exit__(None, None, None)
         for hook in hooks:
             hook.remove()
-    return Contributions(tuple(layers), factors.result(), factors.energies())
+    typical = np.array([_typical(profiles[name], layer.energy) for name, layer in layers.items()])
+    return Contributions(tuple(layers), factors.result(), factors.energies(typical))
+
+
+def _typical(profile: LayerProfile, energy: float) -> float:
+    """Return |g|^2 of a layer's gradient in all observed steps, their mean, over that in the step of the measurement.
+
+    Noise is a share of the gradient that it is put into, and gradients of some batches are much larger than others.
+    """
+    laws = [record.law for record in profile.records if record.law is not None]
+    mean = sum(float(law.count) * float(law.moment(2)) for law in laws) / len(profile.records)
+    return mean / energy if len(profile.records) > 1 and energy > 0 else 1.0
 
 
 def _places_of(module: nn.Module, order: Mapping[int, int]) -> list[int]:
@@ -252,10 +264,14 @@ class _Factors:
         unit, transfer = self._unit()
         return Propagation(self.own * unit, self.passed * unit, transfer)
 
-    def energies(self) -> Propagation:
-        """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one."""
+    def energies(self, typical: Values) -> Propagation:
+        """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one.
+
+        Args:
+            typical: the usual energy of each layer's gradient over that of these passes.
+        """
         unit, transfer = self._unit()
-        return Propagation(self.absolute[0] * unit, self.absolute[1] * unit, transfer)
+        return Propagation(self.absolute[0] * unit * typical, self.absolute[1] * unit * typical, transfer)
 
 
 def learned_weights(module: nn.Module) -> list[Tensor]:

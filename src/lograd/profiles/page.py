@@ -13,12 +13,13 @@ from ..report import Page
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import precision
 from .charts import format_charts, layer_charts, overview_charts, quantile_of
+from .minibatch import Minibatch
 from .noise import Contributions
 from .precision import FormatTrial
 from .records import LayerProfile
 from .sparsity import joint_outlook, pruning_outlooks
 from .sparsity_page import add_sparsity, sparsity_in_words, sparsity_tile
-from .table import work_lines, work_share
+from .table import variance_lines, work_lines, work_share
 
 FOOTER = "Made by lograd: Profile.to_html"
 LAW_COLUMNS = (
@@ -33,6 +34,7 @@ TRIAL_COLUMNS = (
     "width", "format", "relative error predicted", "measured", "cosine predicted", "measured", "zeros predicted",
     "measured",
 )  # fmt: skip
+VARIANCE_COLUMNS = ("weight tensor", "elements", "V", "share", "signal |E g|²", "V / signal, batches")
 
 
 def build(
@@ -44,6 +46,8 @@ def build(
     uncounted: str = "",
     broken: str | None = None,
     noise: Contributions | None = None,
+    minibatch: Minibatch | None = None,
+    unitless: str | None = None,
 ) -> Page:
     """Return the page of a profile.
 
@@ -57,6 +61,8 @@ def build(
         work: operations of the whole step; None where they were not counted, and `uncounted` says why.
         broken: a sentence on NaN and infinite gradients; None where all were finite.
         noise: how noise travels between layers, where that was measured.
+        minibatch: the variance of the gradient over minibatches, where that was measured.
+        unitless: a sentence on why it was not, where noise was.
     """
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     page = Page(title, f"{plural(len(layers), 'layer')}, {observed:,} of {steps:,} backward passes observed.", FOOTER)
@@ -75,6 +81,7 @@ def build(
     _laws(page, ordered)
     _missed(page, missed)
     _work(page, layers, work, uncounted)
+    _minibatch(page, minibatch, unitless)
     _formats(page, found)
     page.heading("Layer by layer")
     page.text("Open a layer to see its magnitudes, the laws fitted to them, and what each format would do to it.")
@@ -230,6 +237,32 @@ def _work(page: Page, layers: Mapping[str, LayerProfile], work: StepWork | None,
     page.table(
         ("part", "kind", "work", "note"), rows, "Shares of the whole step; forward included where not treated", "llrl"
     )
+
+
+def _minibatch(page: Page, minibatch: Minibatch | None, unitless: str | None) -> None:
+    """Add the variance of the gradient over minibatches, by weight tensor."""
+    lines = variance_lines(minibatch, unitless)
+    if not lines:
+        return
+    page.heading("The minibatch's own variance")
+    page.text(
+        f"{lines[0]} Noise of a plan is told in this unit: a step to which noise adds ρ V is worth about one with "
+        "1 / (1 + ρ) of the samples."
+    )
+    if minibatch is None:
+        return
+    rows: list[list[object]] = [
+        [
+            one.name,
+            f"{one.elements:,}",
+            f"{one.variance.mean:.3g} ± {one.variance.error:.2g}",
+            percent(one.variance.mean / minibatch.unit) if minibatch.unit > 0 else None,
+            f"{one.signal:.3g}",
+            None if one.noise_scale is None else f"{one.noise_scale:.3g}",
+        ]
+        for one in (*minibatch.tensors, minibatch.total)
+    ]
+    page.table(VARIANCE_COLUMNS, rows, "Variance over minibatches at the weights of the profile", "lrrrrr")
 
 
 def _tile(value: float) -> str:

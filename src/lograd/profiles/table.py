@@ -11,6 +11,7 @@ from ..laws import HalfNormal, LogNormal
 from ..plan import StepWork, percent
 from ..report import TextTable, text_table
 from ..treatments.verdicts import VERDICTS_IN_WORDS
+from .minibatch import Minibatch
 from .records import LayerProfile
 from .sparsity import pruning_outlook
 
@@ -19,6 +20,8 @@ COLUMNS = (
     "layer", "<kind", "<weight", "elements/step", "work", "zeros", "masked", "sigma (ln)", "smallest", "largest",
     "KS lognormal", "KS normal", "<nearest law", "weights' sigma", *ZEROS,
 )  # fmt: skip
+SHARE = "V"
+SHARE_MEANS = "V: the share of the layer's weight in the minibatch's own variance of the gradient."
 DROPPABLE = (
     "weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step", "KS normal", "KS lognormal",
     "<nearest law",
@@ -33,6 +36,8 @@ def profile_table(
     work: StepWork | None,
     uncounted: str,
     broken: str | None,
+    minibatch: Minibatch | None = None,
+    unitless: str | None = None,
 ) -> TextTable:
     """Return the table of a profile; the arguments are the attributes of `Profile`."""
     observed = max((len(layer.records) for layer in layers.values()), default=0)
@@ -41,14 +46,32 @@ def profile_table(
     lines = [] if broken is None else [broken]
     lines += [f"{name}: not observed, {reason}" for name, reason in missed.items()]
     lines += work_lines(layers, work, uncounted)
+    lines += variance_lines(minibatch, unitless)
+    shares = () if minibatch is None else (SHARE,)
+    place = COLUMNS.index("work") + 1
+    rows = [_row(layer, work) for layer in layers.values()]
+    if minibatch is not None:
+        for layer, row in zip(layers, rows, strict=True):
+            row.insert(place, variance_share(minibatch, layer) or "–")
     return text_table(
         title,
-        COLUMNS,
-        [_row(layer, work) for layer in layers.values()],
+        (*COLUMNS[:place], *shares, *COLUMNS[place:]),
+        rows,
         "\n".join(lines),
-        droppable=DROPPABLE,
-        notes=[(ZEROS, meaning)] if layers else [],
+        droppable=(*DROPPABLE, SHARE) if shares else DROPPABLE,
+        notes=[(ZEROS, meaning), *([(shares, SHARE_MEANS)] if shares else [])] if layers else [],
     )
+
+
+def variance_lines(minibatch: Minibatch | None, unitless: str | None) -> list[str]:
+    """Return a sentence on the minibatch's variance, or on why it is not known where noise is."""
+    return [minibatch.words()] if minibatch is not None else [] if unitless is None else [unitless]
+
+
+def variance_share(minibatch: Minibatch, layer: str) -> str | None:
+    """Return the share of the minibatch's variance in a layer's weight; None where no weight is the layer's own."""
+    share = minibatch.share(layer)
+    return None if share is None else percent(share)
 
 
 def work_lines(layers: Mapping[str, LayerProfile], work: StepWork | None, uncounted: str) -> list[str]:
