@@ -93,9 +93,7 @@ class Menus:
             "uniform": dict(self.uniform),
             "extras": dict(self.extras),
             "loss": dict(self.loss),
-            "layers": {
-                name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()
-            },
+            "layers": {name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()},
         }
 
     @classmethod
