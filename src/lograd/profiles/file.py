@@ -1,7 +1,7 @@
 """The file of a profile: one .npz of plain arrays with a JSON header and a checksum (`seals`), no pickle.
 
 - header: JSON with version, steps, every, missed, a description of each layer, the work of a step or the reason why it
-  was not counted, and the first loss that was not finite, if there was one
+  was not counted, the first loss that was not finite, if there was one, and the menus of layers, if they were timed
 - records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
   bins, zeros, NaN, infinities
 - masked: float64, a number for each record; NaN where there is no BatchNorm
@@ -31,6 +31,7 @@ from ..plan import StepWork
 from ..theory import Propagation
 from . import file_checks
 from .file_checks import BINS, COLUMNS
+from .menus import Menus
 from .noise import Contributions
 from .nonfinite import NonFiniteLoss
 from .records import LayerProfile, Record
@@ -51,7 +52,15 @@ _SIDES = ("records", "weight_records")
 """The lists of `LayerProfile` that the column "side" stands for."""
 
 Contents = tuple[
-    dict[str, LayerProfile], dict[str, str], int, int, Contributions | None, StepWork | None, NonFiniteLoss | None, str
+    dict[str, LayerProfile],
+    dict[str, str],
+    int,
+    int,
+    Contributions | None,
+    StepWork | None,
+    NonFiniteLoss | None,
+    str,
+    Menus | None,
 ]
 
 
@@ -64,6 +73,7 @@ def pack(
     work: StepWork | None,
     loss: NonFiniteLoss | None,
     uncounted: str,
+    menus: Menus | None = None,
 ) -> bytes:
     """Return the bytes of the file; the arguments are the attributes of `Profile`."""
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
@@ -88,6 +98,8 @@ def pack(
         header["uncounted"] = uncounted
     if loss is not None:
         header["loss"] = loss.to_json()
+    if menus is not None:
+        header["menus"] = menus.to_json()
     measured: dict[str, Any] = {}
     if noise is not None:
         header["noise"] = list(noise.layers)
@@ -188,7 +200,8 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
     uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
     loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
-    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted
+    menus = Menus.from_json(header["menus"], named) if "menus" in header else None
+    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted, menus
 
 
 def _noise(names: list[str], factors: NDArray[Any] | None) -> Contributions:

@@ -17,6 +17,7 @@ from ..plan import Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import file, page, planner, table
+from .menus import Menus
 from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
 from .records import LayerProfile, Record, sum_of
@@ -40,6 +41,7 @@ class Profile:
         work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
         loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
         uncounted: the reason why `work` is None.
+        menus: what each method costs in each layer, and the noise that it brings; None where that was not measured.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Profile:
     work: StepWork | None = None
     loss: NonFiniteLoss | None = None
     uncounted: str = ""
+    menus: Menus | None = None
 
     @property
     def broken(self) -> str | None:
@@ -82,7 +85,15 @@ class Profile:
         return replace_file(
             path,
             file.pack(
-                self.layers, self.missed, self.steps, self.every, self.noise, self.work, self.loss, self.uncounted
+                self.layers,
+                self.missed,
+                self.steps,
+                self.every,
+                self.noise,
+                self.work,
+                self.loss,
+                self.uncounted,
+                self.menus,
             ),
         )
 
@@ -106,7 +117,7 @@ class Profile:
 
         The histograms of a step are added.  For the neural gradient this gives the histogram of the whole batch.  The
         weight gradients are counted as the ranks have them, before they are averaged over the ranks.  Measured noise is
-        averaged, if all ranks have measured it.
+        averaged, if all ranks have measured it.  Menus are those of the first.
         """
         profiles = list(profiles)
         if not profiles or not all(isinstance(one, Profile) for one in profiles):
@@ -121,7 +132,7 @@ class Profile:
         works = [one.work for one in profiles if one.work is not None]
         work = StepWork.sum(works) if len(works) == len(profiles) else None
         loss = next((one.loss for one in profiles if one.loss is not None), None)
-        return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss)
+        return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss, menus=first.menus)
 
     # -- plan --
 
