@@ -63,8 +63,8 @@ def profile(
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
         times: also measure on the last batch what each method costs in each layer, and what noise it brings
-            (`Profile.menus`).  That takes about as long as 6 steps for each method and 2 for each layer, up to 50; the
-            model must be on the CPU, with no plan attached.  Set `torch.set_num_threads` first.
+            (`Profile.menus`).  That takes about as long as 5 steps for each method, and 2 for each layer, at most 50
+            of these.  The model must be on the CPU, without a plan; `torch.get_num_threads()` threads are timed.
         methods: names of the methods to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for all of
             `profiles.methods.METHODS`.
 

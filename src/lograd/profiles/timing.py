@@ -32,11 +32,11 @@ from .noise import MOST_NOISE
 from .penalties import Passes, Penalties, attached
 from .records import LayerProfile
 
-WARM_UP = 2
-"""Steps before a method is timed: in the first it takes statistics, in the second it runs for the first time."""
+WARM_UP = 1
+"""Steps before a method is timed, in which it runs for the first time; pruning takes its statistics in one before."""
 TIMED = 3
 """Steps of each method that are timed."""
-DRAWS = 4
+DRAWS = 2
 """Random numbers for the noise of rounding."""
 NORMALIZED = "int8"
 """The method on top of which `Plan.normalization` is timed."""
@@ -70,15 +70,18 @@ def measure(
     bits = sorted({one.bits for one in methods if one.bits is not None})
     normalizes = NORMALIZED in names and any(isinstance(module, _BatchNorm) for module in model.modules())
     treated = [one for one in methods if one.name != DENSE]
-    total = 2 + _plain_steps(treated) + (WARM_UP + TIMED) * (len(treated) + normalizes)
-    total += penalties.passes_needed(len(modules), bits)
+    total = 2 + _plain_steps(treated) + sum(_warm_up(one) + TIMED for one in treated)
+    total += (WARM_UP + TIMED) * normalizes + penalties.passes_needed(len(modules), bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes = Passes(model, loss, advance)
         arrived = arriving(modules, passes.run)
         clean = passes.run()
         timer = _Timer(model, loss, modules, advance)
-        for one in treated:
-            timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), noise=_Noise(one, modules, arrived, profiles))
+        for place, one in enumerate(treated):
+            if place % 2 == 0:  # so that plain steps share what the machine does
+                timer.plain()
+            noise = _Noise(one, modules, arrived, profiles)
+            timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), _warm_up(one), noise)
         while timer.plain_steps < _plain_steps(treated):
             timer.plain()
         extras = {"normalization": timer.saved_by_normalization()} if normalizes else {}
@@ -88,8 +91,13 @@ def measure(
 
 
 def _plain_steps(treated: Sequence[Method]) -> int:
-    """Return the plain steps that are timed: one after each method, so that they share what the machine does."""
-    return max(len(treated), TIMED)
+    """Return the plain steps that are timed: before every second method, and one at the end."""
+    return max((len(treated) + 1) // 2 + 1, TIMED)
+
+
+def _warm_up(one: Method) -> int:
+    """Return the steps of a method that are not timed."""
+    return WARM_UP + (one.sparsity is not None)
 
 
 class _Times(NamedTuple):
@@ -129,11 +137,11 @@ class _Timer:
         self.plain_steps += 1
         self._keep(DENSE, self._step())
 
-    def time(self, name: str, plan: Plan, noise: _Noise | None = None) -> None:
-        """Time steps under a plan, then a plain one."""
+    def time(self, name: str, plan: Plan, warm_up: int, noise: _Noise | None = None) -> None:
+        """Time steps under a plan after some others, and measure its noise."""
         self._plans[name] = plan
         with attached(self.model, plan) as handle:
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 self._step()
                 handle.step()
             _take_no_statistics(handle)
@@ -142,13 +150,11 @@ class _Timer:
                 release_workspace()  # as handle.step() does
             if noise is not None:
                 self.noises[name] = noise.by_layer(handle)
-        if noise is not None:
-            self.plain()
 
     def saved_by_normalization(self) -> float:
         """Return the seconds that `Plan.normalization` saves in a step with a method in every layer."""
         name = f"{NORMALIZED} with normalization"
-        self.time(name, replace(self._plans[NORMALIZED], normalization=True))
+        self.time(name, replace(self._plans[NORMALIZED], normalization=True), WARM_UP)
         return max(self.times[NORMALIZED].step - self.times[name].step, 0.0)
 
     def _keep(self, name: str, times: _Times) -> None:
