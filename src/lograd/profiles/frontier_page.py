@@ -83,7 +83,7 @@ class Frontier:
             COLUMNS,
             [[str(cell) if cell is not None else "" for cell in row] for row in self.rows()],
             "Faster: than the plain step. rho: noise of the backward, pi: change by the forward's rounding, both in "
-            "units of the minibatch's variance. Progress: speed / (1 + rho + pi). Measured: the step of a uniform plan.",
+            "units of the minibatch's variance. Progress: speed / (1 + rho + pi). Measured: a step of a uniform plan.",
             droppable=("measured", "pi", "step"),
         )
 

@@ -57,6 +57,8 @@ class Menus:
         extras: seconds that switches of a whole plan save, such as "normalization".
         threads: threads that PyTorch had.
         loss: the change of the loss of one batch by a method in every layer, where it rounds the forward.
+        penalty: |g_q - g|^2 with such a method in every layer.  Penalties of single layers add up to more where there
+            are kinks: an input of a ReLU that two errors push over zero has changed sides once.
     """
 
     layers: Mapping[str, Mapping[str, Candidate]]
@@ -65,6 +67,7 @@ class Menus:
     extras: Mapping[str, float] = field(default_factory=dict)
     threads: int = 1
     loss: Mapping[str, float] = field(default_factory=dict)
+    penalty: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -93,9 +96,8 @@ class Menus:
             "uniform": dict(self.uniform),
             "extras": dict(self.extras),
             "loss": dict(self.loss),
-            "layers": {
-                name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()
-            },
+            "penalty": dict(self.penalty),
+            "layers": {name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()},
         }
 
     @classmethod
@@ -105,16 +107,17 @@ class Menus:
         Args:
             layers: the names that a profile knows.
         """
-        check_object("menus", data, ("step", "threads", "uniform", "extras", "loss", "layers"))
+        check_object("menus", data, ("step", "threads", "uniform", "extras", "loss", "penalty", "layers"))
         if not isinstance(data["layers"], dict) or not set(layers).issuperset(data["layers"]):
             raise InvalidValue("its menus must be those of layers which it has.")
         return cls(
             {name: _menu(name, entries) for name, entries in data["layers"].items()},
             check_number("the seconds of a step", data["step"], 0),
-            {method(name).name: value for name, value in _numbers("uniform", data["uniform"], 0).items()},
+            _by_method("uniform", data["uniform"], 0),
             _numbers("extras", data["extras"], 0),
             check_whole("threads", data["threads"], 1, MOST_NAMED),
-            {method(name).name: value for name, value in _numbers("loss", data["loss"]).items()},
+            _by_method("loss", data["loss"]),
+            _by_method("penalty", data["penalty"], 0),
         )
 
     # -- for people --
@@ -162,6 +165,10 @@ def _numbers(what: str, data: Any, low: float = float("-inf")) -> dict[str, floa
     if not isinstance(data, dict):
         raise InvalidValue(f"{what} of menus must be an object with a number for each name.")
     return {name: check_number(f"{what} of {name[:60]!r}", value, low) for name, value in data.items()}
+
+
+def _by_method(what: str, data: Any, low: float = float("-inf")) -> dict[str, float]:
+    return {method(name).name: value for name, value in _numbers(what, data, low).items()}
 
 
 def _cells(menu: Mapping[str, Candidate], methods: tuple[str, ...]) -> list[str]:

@@ -83,8 +83,8 @@ def method(name: str) -> Method:
             sparsity = float(percent) / 100 if percent else None
             return Method(name, replace(plan, **changed), int(bits) if bits else None, sparsity)
     raise InvalidValue(
-        f"{name[:60]!r} is not a method; they are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, such "
-        f"as {', '.join(METHODS[1:])}.{nearest_name(name[:60], METHODS)}"
+        f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
+        f"such as {', '.join(METHODS[1:])}.{nearest_name(name[:60], METHODS)}"
     )
 
 
