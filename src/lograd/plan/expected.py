@@ -1,4 +1,7 @@
-"""The noise that a plan is predicted to add, in units of the variance that the minibatch itself has.  No torch here."""
+"""What a profile predicts of a plan: its noise, in units of the variance that the minibatch itself has, and its time.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_text
+from ..laws.law import Values
+from ..theory import Propagation
+
+NUMBERS = ("penalty", "seconds", "dense_seconds", "budget")
+"""Fields that a file may lack."""
+LONGEST = 10_000
+"""The most layers whose factors a file may hold."""
 
 
 @final
@@ -20,6 +32,12 @@ class Expected:
             that it has from minibatch to minibatch; None where theory does not tell.
         unit: V, in the unit of the squared gradient, at the time of the profile.
         unknown: the reason why rho is None; else empty.
+        penalty: pi, the squared change of the exact gradient by the forward's rounding, over V.
+        seconds: of a step with the plan; None where methods were not timed.
+        dense_seconds: of the plain step.
+        budget: the most of rho + pi for which the plan is meant; None where it was not made for one.
+        layers: the layers between which it was measured how noise travels.
+        energies: how it travels: own and passed energies of each layer's noise, and the transfer between layers.
 
     >>> Expected(0.25, 1.5).words()
     "Noise adds 0.25 of the minibatch's variance: a step is worth about one with 80 % of the samples."
@@ -28,42 +46,134 @@ class Expected:
     rho: float | None
     unit: float
     unknown: str = ""
+    penalty: float | None = None
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    budget: float | None = None
+    layers: tuple[str, ...] = ()
+    energies: Propagation | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.unit < math.inf:
             raise InvalidValue(sentence("unit of a plan's noise", self.unit, "finite and above zero"))
-        if self.rho is not None and not 0 <= self.rho < math.inf:
-            raise InvalidValue(sentence("rho of a plan", self.rho, "finite, zero or positive"))
+        for name in ("rho", *NUMBERS):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidValue(sentence(f"{name} of a plan", value, "finite, zero or positive"))
         if (self.rho is None) != bool(self.unknown):
             raise InvalidValue("a plan has either rho, its noise, or the reason why that is not known.")
+        if (self.seconds is None) != (self.dense_seconds is None):
+            raise InvalidValue("a plan has either both seconds and dense_seconds, or none of them.")
+        found = 0 if self.energies is None else self.energies.own.size
+        if found != len(self.layers) or len(set(self.layers)) < found:
+            raise InvalidValue(
+                sentence("layers of the energies of a plan", len(self.layers), f"{found} different names")
+            )
+
+    @property
+    def total(self) -> float | None:
+        """rho + pi, which the budget holds; None where rho is not known."""
+        return None if self.rho is None else self.rho + (self.penalty or 0.0)
+
+    @property
+    def speed(self) -> float | None:
+        """How many times as fast as the plain step one with the plan is; None where methods were not timed."""
+        if self.seconds is None or self.dense_seconds is None:
+            return None
+        return self.dense_seconds / self.seconds if self.seconds > 0 else math.inf
+
+    @property
+    def progress(self) -> float | None:
+        """Progress per second over that of the plain step: speed / (1 + rho + pi); None where one is not known."""
+        return None if self.speed is None or self.total is None else self.speed / (1 + self.total)
 
     def words(self) -> str:
-        """Return a sentence for the table of a plan."""
-        if self.rho is None:
+        """Return sentences for the table of a plan."""
+        if self.total is None:
             return f"Noise in units of the minibatch's variance is not predicted: {self.unknown}."
-        worth = 1 / (1 + self.rho)
+        worth = 1 / (1 + self.total)
         samples = f"{worth:.0%}".replace("%", " %") if worth > 0.005 else "less than 1 %"
-        return f"Noise {self.brief}: a step is worth about one with {samples} of the samples."
+        parts = ""
+        if self.penalty:
+            parts = f" (rho {_number(self.rho or 0.0)} by the backward, pi {_number(self.penalty)} by the forward)"
+        noise = f"Noise adds {_number(self.total)} of the minibatch's variance{parts}"
+        return f"{self._time()}{noise}: a step is worth about one with {samples} of the samples."
+
+    def _time(self) -> str:
+        if self.speed is None or self.seconds is None or self.dense_seconds is None:
+            return ""
+        return (
+            f"A step is predicted to take {1e3 * self.seconds:.4g} ms against {1e3 * self.dense_seconds:.4g} ms of the "
+            f"plain one, {self.speed:.2f} times as fast. "
+        )
 
     @property
     def brief(self) -> str:
-        """The noise in a few words; empty where it is not known."""
-        return "" if self.rho is None else f"adds {_number(self.rho)} of the minibatch's variance"
+        """Speed and noise in a few words; empty where noise is not known."""
+        if self.total is None:
+            return ""
+        speed = "" if self.speed is None else f"{self.speed:.2f} times as fast, "
+        return f"{speed}adds {_number(self.total)} of the minibatch's variance"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, of which `from_json` makes this value again."""
         found: dict[str, Any] = {"unit": self.unit}
-        return found | ({"unknown": self.unknown} if self.rho is None else {"rho": self.rho})
+        found |= {"unknown": self.unknown} if self.rho is None else {"rho": self.rho}
+        found |= {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
+        if self.energies is not None:
+            found["travel"] = {
+                "layers": list(self.layers),
+                "own": _row_to_text(self.energies.own),
+                "passed": _row_to_text(self.energies.passed),
+                "transfer": [_row_to_text(row) for row in self.energies.transfer],
+            }
+        return found
 
     @classmethod
     def from_json(cls, data: Any) -> Expected:
         """Return the value that `to_json` was given; the exact inverse."""
-        check_object("expected of a plan", data, ("unit",), ("rho", "unknown"))
+        check_object("expected of a plan", data, ("unit",), ("rho", "unknown", *NUMBERS, "travel"))
+        layers, energies = _travel(data["travel"]) if "travel" in data else ((), None)
+        numbers = {name: check_number(f"{name} of a plan", data[name], 0) for name in NUMBERS if name in data}
         return cls(
             check_number("rho of a plan", data["rho"], 0) if "rho" in data else None,
             check_number("unit of a plan's noise", data["unit"], 0),
             check_text("why noise of a plan is not known", data.get("unknown", "")),
+            layers=layers,
+            energies=energies,
+            **numbers,
         )
+
+
+def _travel(data: Any) -> tuple[tuple[str, ...], Propagation]:
+    names = ("layers", "own", "passed", "transfer")
+    check_object("travel of a plan's noise", data, names)
+    for name in ("layers", "transfer"):
+        if not isinstance(data[name], list) or not 0 < len(data[name]) <= LONGEST:
+            raise InvalidValue(sentence(f"{name} of a plan's noise", data[name], "a list with an entry for each layer"))
+    layers = tuple(check_text("a layer of a plan's noise", name) for name in data["layers"])
+    if len(data["transfer"]) != len(layers):
+        raise InvalidValue(sentence("transfer of a plan's noise", len(data["transfer"]), f"{len(layers)} rows"))
+    own, passed, *transfer = (
+        _row_from_text(row, len(layers)) for row in (data["own"], data["passed"], *data["transfer"])
+    )
+    return layers, Propagation(own, passed, np.array(transfer))
+
+
+def _row_to_text(row: Values) -> str:
+    """Return numbers on one line: as a list they would take a line each."""
+    return " ".join(f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in row.tolist())
+
+
+def _row_from_text(text: Any, size: int) -> Values:
+    words = check_text("a row of a plan's noise", text).split()
+    try:
+        numbers = np.array([float(word) for word in words], dtype=np.float64)
+    except ValueError:
+        raise InvalidValue(sentence("a row of a plan's noise", text, f"{size} numbers in a text")) from None
+    if numbers.size != size or not np.all(np.isfinite(numbers)):
+        raise InvalidValue(sentence("a row of a plan's noise", text, f"{size} finite numbers in a text"))
+    return numbers
 
 
 def _number(value: float) -> str:

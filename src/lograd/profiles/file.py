@@ -1,7 +1,7 @@
 """The file of a profile: one .npz of plain arrays with a JSON header and a checksum (`seals`), no pickle.
 
 - header: JSON with version, steps, every, missed, a description of each layer, the work of a step or the reason why it
-  was not counted, and the first loss that was not finite, if there was one
+  was not counted, the first loss that was not finite, if there was one, and the menus of layers, if they were timed
 - records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
   bins, zeros, NaN, infinities
 - masked: float64, a number for each record; NaN where there is no BatchNorm
@@ -34,6 +34,7 @@ from ..plan import StepWork
 from ..theory import Propagation
 from . import file_checks
 from .file_checks import BINS, COLUMNS
+from .menus import Menus
 from .minibatch import Minibatch
 from .minibatch_file import packed_minibatch, unpacked_minibatch
 from .noise import Contributions
@@ -65,6 +66,7 @@ Contents = tuple[
     NonFiniteLoss | None,
     str,
     Minibatch | None,
+    Menus | None,
 ]
 
 
@@ -78,6 +80,7 @@ def pack(
     loss: NonFiniteLoss | None,
     uncounted: str,
     minibatch: Minibatch | None,
+    menus: Menus | None = None,
 ) -> bytes:
     """Return the bytes of the file; the arguments are the attributes of `Profile`."""
     rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
@@ -102,6 +105,8 @@ def pack(
         header["uncounted"] = uncounted
     if loss is not None:
         header["loss"] = loss.to_json()
+    if menus is not None:
+        header["menus"] = menus.to_json()
     measured: dict[str, Any] = {}
     if noise is not None:
         header["noise"] = list(noise.layers)
@@ -207,7 +212,9 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
     loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
     minibatch = unpacked_minibatch(header["minibatch"], arrays.get("minibatch")) if "minibatch" in header else None
-    return named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted, minibatch
+    menus = Menus.from_json(header["menus"], named) if "menus" in header else None
+    found = (named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted)
+    return (*found, minibatch, menus)
 
 
 def _noise(names: list[str], factors: NDArray[Any] | None, energies: NDArray[Any] | None) -> Contributions:

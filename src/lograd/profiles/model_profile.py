@@ -18,6 +18,7 @@ from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import file, page, planner, table
 from .expectation import expected_of, planned_layers
+from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
@@ -43,6 +44,7 @@ class Profile:
         loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
         uncounted: the reason why `work` is None.
         minibatch: the variance of the gradient over the batches, the unit of noise; None where it was not measured.
+        menus: what each method costs in each layer, and the noise that it brings; None where that was not measured.
     """
 
     layers: dict[str, LayerProfile] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Profile:
     loss: NonFiniteLoss | None = None
     uncounted: str = ""
     minibatch: Minibatch | None = None
+    menus: Menus | None = None
 
     @property
     def broken(self) -> str | None:
@@ -95,6 +98,7 @@ class Profile:
                 self.loss,
                 self.uncounted,
                 self.minibatch,
+                self.menus,
             ),
         )
 
@@ -118,7 +122,8 @@ class Profile:
 
         The histograms of a step are added.  For the neural gradient this gives the histogram of the whole batch.  The
         weight gradients are counted as the ranks have them, before they are averaged over the ranks.  Measured noise is
-        averaged, if all ranks have measured it, and so is the variance of a rank's minibatches.
+        averaged, if all ranks have measured it, and so is the variance of a rank's minibatches.  Menus are those of the
+        first.
         """
         profiles = list(profiles)
         if not profiles or not all(isinstance(one, Profile) for one in profiles):
@@ -134,7 +139,8 @@ class Profile:
         work = StepWork.sum(works) if len(works) == len(profiles) else None
         loss = next((one.loss for one in profiles if one.loss is not None), None)
         minibatch = mean_of_minibatches([one.minibatch for one in profiles])
-        return cls(layers, dict(first.missed), first.steps, first.every, noise, work, loss, minibatch=minibatch)
+        step = (dict(first.missed), first.steps, first.every)
+        return cls(layers, *step, noise, work, loss, minibatch=minibatch, menus=first.menus)
 
     # -- plan --
 

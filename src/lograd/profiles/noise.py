@@ -130,10 +130,10 @@ class _Backward:
         return noisy
 
 
-def check_plain(model: nn.Module) -> None:
-    """Refuse a model with an attached plan, whose own noise would be measured as well."""
+def check_plain(model: nn.Module, what: str = "noise is") -> None:
+    """Refuse a model with an attached plan, which would be measured as well."""
     if any(engine_of(module) is not None for module in model.modules()):
-        raise InvalidValue("noise is measured on a plain model, and this one has a plan attached; call remove() first.")
+        raise InvalidValue(f"{what} measured on a plain model, and this one has a plan attached; call remove() first.")
 
 
 def measure(

@@ -102,10 +102,10 @@ def build(
     layers = {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
     if not layers:
         raise InvalidValue("a plan needs a profile of a linear layer or convolution; this one has none.")
-    kept = _kept(layers, _patterns(keep))
+    kept = kept_layers(layers, keep_patterns(keep))
     if budget.sparsity is not None:
         checked_sparsity(budget.sparsity)
-    statistics = {name: found for name, layer in layers.items() if (found := _statistics(layer)) is not None}
+    statistics = {name: found for name, layer in layers.items() if (found := statistics_of(layer)) is not None}
     work = {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()}
     treated = {name: layer for name, layer in layers.items() if name not in kept}
     _check_any(treated, kept, layers)
@@ -193,11 +193,12 @@ def _check_words(law: PruningLaw, scale: str, rounding: Literal["stochastic", "n
     Quantize(FloatFormat(4, 1), scale, rounding)
 
 
-def _statistics(layer: LayerProfile) -> Statistics | None:
+def statistics_of(layer: LayerProfile) -> Statistics | None:
+    """Return the law of a layer's gradient with what is masked; None for a gradient of zeros."""
     return None if layer.law is None else Statistics(layer.law, round(layer.masked or 0.0, 6))
 
 
-def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
+def kept_layers(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:
     """Return the layers that are left alone, in their order, with reasons."""
     broken = {one.layer for one in nonfinite_layers(layers)}
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
@@ -215,7 +216,8 @@ def _kept(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str
     return {name: reasons[name] for name in layers if name in reasons}
 
 
-def _patterns(keep: str | Iterable[str]) -> tuple[str, ...]:
+def keep_patterns(keep: str | Iterable[str]) -> tuple[str, ...]:
+    """Return what is to be left alone as a tuple of "first", "last" and patterns; refuse what is no text."""
     patterns = (keep,) if isinstance(keep, str) else tuple(keep) if isinstance(keep, Iterable) else (keep,)
     for pattern in patterns:
         if not isinstance(pattern, str):

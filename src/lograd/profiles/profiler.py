@@ -16,9 +16,11 @@ from ..attachment.swap import engine_of
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
 from ..report.progress import shown, tracked
+from . import timing
 from .gradients import Groups, Minibatches, gradient_of, learned_parameters
 from .layers import FilterFunction
 from .loss import LossFunction, loss_of
+from .methods import check_methods
 from .minibatch import LEAST_BATCHES
 from .model_profile import Profile
 from .noise import check_plain, measure
@@ -38,6 +40,8 @@ def profile(
     sample: int = 8192,
     noise: int = 0,
     progress: bool | None = None,
+    times: bool = False,
+    methods: Iterable[str] | None = None,
 ) -> Profile:
     """Observe the gradients of a model on some batches, and restore the model bit for bit.
 
@@ -62,6 +66,11 @@ def profile(
             takes the memory of one gradient in float64.
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
+        times: also measure on the last batch what each method costs in each layer, and what noise it brings
+            (`Profile.menus`).  That takes about as long as 5 steps for each method, and 2 for each layer, at most 50
+            of these.  The model must be on the CPU, without a plan; `torch.get_num_threads()` threads are timed.
+        methods: names of the methods to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for all of
+            `profiles.methods.METHODS`.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
@@ -72,6 +81,7 @@ def profile(
     if check_width("noise", noise, 0, 2**31):
         check_plain(model)
     check_kinds(batches, loss_fn, progress)
+    names = _methods_to_time(model, times, methods)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
@@ -90,6 +100,11 @@ def profile(
             warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
         elif minibatches.count >= LEAST_BATCHES:
             result.minibatch = minibatches.result()
+    if names:
+        with shown(progress), restored(model), torch.enable_grad():
+            problem = _measure_times(model, result, partial(loss_of, model, batch, loss_fn), names)
+        if problem:
+            warnings.warn(f"times were not measured{problem}.", LogradWarning, stacklevel=2)
     return result
 
 
@@ -121,6 +136,28 @@ def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor]
     show = partial(tracked, what="measuring noise", unit="measurement")
     result.noise = measure(model, result.layers, loss, repeats, show)
     return "" if result.noise is not None else ": no layer has a weight that learns"
+
+
+def _methods_to_time(model: nn.Module, times: bool, methods: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the methods that are to be timed, none without `times`; refuse what cannot be."""
+    if not isinstance(times, bool):
+        raise InvalidType(sentence("times", times, "True or False"))
+    names = check_methods(methods)
+    if not times:
+        if methods is not None:
+            raise InvalidValue("methods are those to be timed; give times=True with them.")
+        return ()
+    check_plain(model, "times are")
+    timing.check_device(model)
+    return names
+
+
+def _measure_times(model: nn.Module, result: Profile, loss: Callable[[], Tensor], methods: tuple[str, ...]) -> str:
+    """Time methods in each layer and store the menus in the profile; return the reason where that is not possible."""
+    if nonfinite_layers(result.layers):
+        return ", since not all gradients are finite"
+    result.menus = timing.measure(model, result.layers, loss, methods)
+    return "" if result.menus is not None else ": no layer can be treated"
 
 
 def _run(

@@ -7,6 +7,7 @@ lognormal law.
 from .allocation import allocate, thresholds_for
 from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
+from .frontier import Choice, Option, Problem, choose, frontier, pruned_options
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,
@@ -23,6 +24,9 @@ from .scaling import scale
 from .variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
 
 __all__ = [
+    "Choice",
+    "Option",
+    "Problem",
     "Propagation",
     "Sparsities",
     "allocate",
@@ -31,14 +35,17 @@ __all__ = [
     "best_format",
     "best_scale",
     "block_householder_variance_bound",
+    "choose",
     "cosine",
     "float_formats",
     "format_errors",
+    "frontier",
     "lognormal_relative_error",
     "noise_to_signal",
     "nonzero_sparsity",
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
+    "pruned_options",
     "relative_error",
     "rounding_cosine",
     "scale",

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..attachment import Handle, attach
@@ -22,8 +21,9 @@ from ..engine.site import Site
 from ..engine.slots import STRIDE
 from ..errors import InvalidValue, LogradWarning
 from ..plan import LayerPlan, Plan
-from ..profiles.gradients import gradient_of, learned_parameters
+from ..profiles.gradients import learned_parameters
 from ..profiles.loss import LossFunction, loss_of
+from ..profiles.start import Start, taken
 from . import variants
 
 WARM_UP = 4
@@ -84,34 +84,16 @@ class Bench:
         self.layers: dict[str, LayerPlan] = {}
         """The treated layers, in the order of the model, and their plans."""
         self._settled: dict[str, dict[str, _Settled]] = {}
-        self._tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-        self._buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
-        self._devices = [one.device for one in self.parameters.values() if one.device.type == "cuda"]
-        self._random = self._random_state()
+        self._start = Start(model)
         self._draws = 0
 
     # -- the state from which all passes start --
 
     def begin(self, batch: Any) -> None:
         """Take the random state of now for all passes of this batch, and warm the plan up if it is the first one."""
-        self._random = self._random_state()
+        self._start.take_random_state()
         if not self._settled:
             self._warm_up(batch)
-
-    def _random_state(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
-
-    def _reset(self) -> None:
-        first, *others = self._random
-        torch.set_rng_state(first)
-        for device, state in zip(self._devices, others, strict=True):
-            torch.cuda.set_rng_state(state, device)
-        for table, entries in self._tables:  # a forward may have bound a name to another tensor
-            table.clear()
-            table.update(entries)
-        with torch.no_grad():
-            for buffer, before in self._buffers.items():
-                buffer.copy_(before)
 
     def _warm_up(self, batch: Any) -> None:
         with attach(self.model, self.plan, self.seed, backend="dense") as handle:
@@ -181,17 +163,10 @@ class Bench:
                 yield [noisy.sub_(exact) for noisy, exact in zip(self._pass(batch), clean, strict=True)]
 
     def _pass(self, batch: Any) -> Gradients:
-        self._reset()
+        self._start.put_back()
         for parameter in self.parameters.values():
             parameter.grad = None
         loss_of(self.model, batch, self.loss_fn).backward()  # type: ignore[no-untyped-call]
-        found = [_taken(parameter) for parameter in self.parameters.values()]
+        found = [taken(parameter) for parameter in self.parameters.values()]
         self.advance()
         return found
-
-
-def _taken(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient of a parameter, zero where none came, and take it from the parameter."""
-    gradient = gradient_of(parameter)
-    parameter.grad = None
-    return gradient

@@ -1,0 +1,327 @@
+"""From what a profile has measured to the fastest plan within a budget of noise.
+
+Times and noise of each method in each layer (`menus`), how noise travels (`noise`) and its unit (`minibatch`) make a
+problem of `theory.frontier`; its choice makes a plan, with what is expected of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import final
+
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
+from ..treatments.products import PRODUCTS, check_backend
+from .menus import Candidate, Menus
+from .methods import DENSE, method
+from .minibatch import Minibatch
+from .noise import Contributions
+from .records import LayerProfile
+
+PROGRESS = "progress"
+MARGIN = 0.02
+"""A method must save this share of a layer's time: the least of disturbed times is too good by about as much."""
+NEEDED = (
+    "needs a profile with measured noise and times; make it with lograd.profile(..., noise=2, times=True), or "
+    "lograd profile --noise 2 --times"
+)
+
+
+@final
+@dataclass(frozen=True)
+class Goal:
+    """What a plan is to reach: one of the three.
+
+    Args:
+        noise: at most this added variance, in units of the minibatch's own; as fast as possible.
+        speed: this many times as fast as the plain step; with the least noise.
+        objective: "progress", the most progress per second.
+    """
+
+    noise: float | None = None
+    speed: float | None = None
+    objective: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("noise", "speed", "objective") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidValue(
+                "a plan has one goal, noise=, speed= or objective='progress'; got "
+                + (" and ".join(given) or "none")
+                + "."
+            )
+        for name in ("noise", "speed"):
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < float("inf")
+            ):
+                raise InvalidValue(
+                    sentence(
+                        name,
+                        value,
+                        "a positive number, such as 0.2" if name == "noise" else "a positive number, such as 2.0",
+                    )
+                )
+        if self.objective not in (None, PROGRESS):
+            raise InvalidValue(
+                sentence("objective", self.objective, repr(PROGRESS)) + nearest_name(str(self.objective), [PROGRESS])
+            )
+
+
+@final
+@dataclass(frozen=True)
+class Measurements:
+    """All that a profile must have measured for a goal to be reached by choice.
+
+    Args:
+        layers: the observed layers, for their laws.
+        menus: seconds and noise of each method.
+        names: the layers of `energies`.
+        energies: how noise travels, in absolute energy.
+        unit: V, the minibatch's own variance.
+    """
+
+    layers: Mapping[str, LayerProfile]
+    menus: Menus
+    names: tuple[str, ...]
+    energies: Propagation
+    unit: float
+
+    @classmethod
+    def of(
+        cls,
+        layers: Mapping[str, LayerProfile],
+        noise: Contributions | None,
+        minibatch: Minibatch | None,
+        menus: Menus | None,
+    ) -> Measurements:
+        """Return the measurements of a profile; refuse one that lacks some, with the way to get them."""
+        lacking = [
+            what
+            for what, missing in (
+                ("times", menus is None),
+                ("noise", noise is None or noise.energies is None),
+                ("the minibatch's variance", minibatch is None),
+            )
+            if missing
+        ]
+        if menus is None or noise is None or noise.energies is None or minibatch is None:
+            raise InvalidValue(f"a plan for noise, speed or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
+        if not minibatch.unit > 0:
+            raise InvalidValue("the gradient was the same in all batches of the profile, so noise has no unit.")
+        return cls(layers, menus, noise.layers, noise.energies, minibatch.unit)
+
+    def among(self, names: Sequence[str]) -> Propagation:
+        """Return how noise travels between some of the layers."""
+        places = [self.names.index(name) for name in names]
+        energies = self.energies
+        return Propagation(energies.own[places], energies.passed[places], energies.transfer[np.ix_(places, places)])
+
+
+@final
+@dataclass(frozen=True)
+class Restriction:
+    """The methods that a plan may use.
+
+    Args:
+        methods: names or patterns such as "int8" and "prune*"; None allows all that were timed, and sparsities between.
+        backends: ways of computing a treated product; None allows all.
+    """
+
+    methods: tuple[str, ...] | None = None
+    backends: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, methods: str | Iterable[str] | None, backends: str | Iterable[str] | None) -> Restriction:
+        """Return the restriction that a user has given; refuse what is no list of names."""
+        return cls(_names("methods", methods, "int8"), _names("backends", backends, "integer"))
+
+    def __post_init__(self) -> None:
+        for backend in self.backends or ():
+            check_backend(backend)
+
+    def check(self, known: Collection[str]) -> None:
+        """Refuse a method that no known name matches."""
+        for pattern in self.methods or ():
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise InvalidValue(
+                    sentence("methods", pattern, f"timed in the profile: {', '.join(known)}")
+                    + nearest_name(pattern, known)
+                )
+
+    def allows(self, name: str) -> bool:
+        """Return True if a method may be used; "dense" always may."""
+        if name == DENSE:
+            return True
+        if self.methods is not None and not any(fnmatchcase(name, pattern) for pattern in self.methods):
+            return False
+        used = {getattr(method(name).plan, product).backend for product in PRODUCTS} - {"auto", "dense"}
+        return self.backends is None or used <= set(self.backends)
+
+
+@final
+@dataclass(frozen=True)
+class PlanProblem:
+    """The problem of a profile: layers with a choice, and those without.
+
+    Args:
+        names: the layers with a choice.
+        problem: their options; the first of each menu is "dense".
+        timed: the same layers with all methods as they were timed, for comparison.
+        kept: layers that stay dense whatever the goal is, and why.
+        dense: seconds of the plain step.
+        normalization: True if the switch `Plan.normalization` is worth it; its seconds are counted.
+    """
+
+    names: tuple[str, ...]
+    problem: Problem
+    timed: Problem
+    kept: Mapping[str, str]
+    dense: float
+    normalization: bool = False
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Measured seconds of a step with one method everywhere."""
+
+    def choose(self, goal: Goal) -> Choice:
+        """Return the choice for a goal; InvalidValue tells what can be had where it is out of reach."""
+        if goal.noise is not None:
+            return choose(self.problem, noise=goal.noise)
+        if goal.speed is not None:
+            # The problem's own dense step already has the switches of the plan; the goal is counted from the plain one.
+            fastest = self.dense / (
+                self.problem.rest + sum(min(one.seconds for one in menu) for menu in self.problem.menus)
+            )
+            if goal.speed > fastest * (1 + 1e-9):
+                raise InvalidValue(
+                    f"no choice of methods makes the step {goal.speed:g} times as fast as the plain one; the most is "
+                    f"{fastest:.2f} times ({milliseconds(self.dense)} to {milliseconds(self.dense / fastest)})."
+                )
+            return choose(self.problem, speed=goal.speed * self.problem.dense_seconds / self.dense)
+        return choose(self.problem, progress=True)
+
+    def methods(self, choice: Choice) -> dict[str, str]:
+        """Return the chosen method of each layer."""
+        return {
+            name: menu[place].name
+            for name, menu, place in zip(self.names, self.problem.menus, choice.places, strict=True)
+        }
+
+    def reasons(self, choice: Choice) -> dict[str, str]:
+        """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
+        found = dict(self.kept)
+        effects = self.problem.table.effects(np.array(choice.places, dtype=np.intp))
+        for layer, (name, menu) in enumerate(zip(self.names, self.problem.menus, strict=True)):
+            if menu[choice.places[layer]].name != DENSE:
+                continue
+            others = [place for place, option in enumerate(menu) if option.name != DENSE]
+            if not others:
+                found[name] = f"nothing is faster than dense here ({milliseconds(menu[0].seconds)})"
+                continue
+            place = min(others, key=lambda place: effects.noise[layer, place] / -effects.seconds[layer, place])
+            found[name] = (
+                f"{menu[place].name} would save {milliseconds(-effects.seconds[layer, place])} and add "
+                f"{effects.noise[layer, place]:.2g} of the minibatch's variance"
+            )
+        return found
+
+
+def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restriction) -> PlanProblem:
+    """Return the problem of a profile.
+
+    Args:
+        found: what was measured.
+        kept: layers that are left alone, and why.
+        allowed: the methods that may be used.
+    """
+    menus = found.menus
+    allowed.check([name for name in menus.methods if name != DENSE])
+    reasons = dict(kept)
+    for name in menus.layers:
+        if name not in found.names:
+            reasons.setdefault(name, "it was not measured how far its noise travels")
+    names = tuple(name for name in menus.layers if name not in reasons)
+    if not names:
+        told = ", ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3])
+        raise InvalidValue(f"a plan needs a layer with a choice of methods; all are left alone ({told}).")
+    extra = menus.extras.get("normalization", 0.0)
+    switched = extra > MARGIN * menus.step / 2
+    fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in reasons)
+    rest = max(menus.rest + fixed - (extra if switched else 0.0), 0.0)
+    energies = found.among(names)
+    timed = [[_option(one) for one in menus.layers[name].values()] for name in names]
+    options = [_worth([one for one in _all(found, name) if allowed.allows(one.name)]) for name in names]
+    return PlanProblem(
+        names,
+        Problem(options, energies, found.unit, rest),
+        Problem(timed, energies, found.unit, menus.rest + fixed),
+        reasons,
+        menus.step,
+        switched,
+        dict(menus.uniform),
+    )
+
+
+def _option(candidate: Candidate) -> Option:
+    return Option(candidate.method, candidate.seconds, candidate.input_noise, candidate.weight_noise, candidate.penalty)
+
+
+def _worth(options: list[Option]) -> list[Option]:
+    """Return "dense" first, and the options that are faster by more than chance."""
+    dense = next(one for one in options if one.name == DENSE)
+    return [dense, *(one for one in options if one.seconds < dense.seconds * (1 - MARGIN))]
+
+
+def _all(found: Measurements, name: str) -> list[Option]:
+    """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
+    menu = found.menus.layers[name]
+    options = {one.method: _option(one) for one in menu.values()}
+    pruned = {
+        sparsity: one
+        for one in menu.values()
+        if (sparsity := method(one.method).sparsity) and _percent(sparsity) == one.method
+    }
+    law = found.layers[name].law if name in found.layers else None
+    if law is None or len(pruned) < 2:
+        return list(options.values())
+    between = pruned_options(law, float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()})
+    # The forward in integers changes neither the pruned gradient nor the products of the backward.
+    joint = [
+        (one, other)
+        for sparsity, other in pruned.items()
+        for one in menu.values()
+        if one.method.endswith(f"+{_percent(sparsity)}")
+    ]
+    for sparsity, seconds, noise in between:
+        plain = _percent(sparsity)
+        options.setdefault(plain, Option(plain, seconds, noise, noise))
+        for one, other in joint:
+            both = one.method.removesuffix(other.method) + plain
+            shifted = max(one.seconds + seconds - other.seconds, one.forward)
+            options.setdefault(both, Option(both, shifted, noise, noise, one.penalty))
+    return list(options.values())
+
+
+def _percent(sparsity: float) -> str:
+    return f"prune{100 * sparsity:g}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> milliseconds(0.00041)
+    '0.41 ms'
+    """
+    return f"{1e3 * seconds:.2f} ms" if seconds < 0.01 else f"{1e3 * seconds:.1f} ms"
+
+
+def _names(what: str, given: str | Iterable[str] | None, example: str) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidType(sentence(what, given, f"a name such as {example!r}, or a list of them"))
+    return tuple(str(name) for name in names)

@@ -1,0 +1,242 @@
+"""The measurement of menus: each method in every layer in turn, timed layer by layer inside steps of the whole model.
+
+A layer's time thus has in it what its neighbours leave in the caches and how they lay out their results.  Each time is
+the least of several; other work on the machine only ever adds to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..attachment import Handle
+from ..engine.layers import candidates, reason_not_supported
+from ..engine.slots import STRIDE
+from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
+from ..errors import InvalidValue
+from ..ops.sparse_products import release_workspace
+from ..plan import Plan
+from ..report.progress import progress
+from ..treatments import BACKWARD, Sentence, Statistics, predict
+from ..treatments.verdicts import noise_of
+from . import penalties
+from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at
+from .menus import Candidate, Menus
+from .methods import DENSE, Method, method
+from .noise import MOST_NOISE
+from .penalties import Passes, Penalties, attached
+from .records import LayerProfile
+
+WARM_UP = 1
+"""Steps before a method is timed, in which it runs for the first time; pruning takes its statistics in one before."""
+TIMED = 3
+"""Steps of each method that are timed."""
+DRAWS = 2
+"""Random numbers for the noise of rounding."""
+NORMALIZED = "int8"
+"""The method on top of which `Plan.normalization` is timed."""
+
+
+def check_device(model: nn.Module) -> None:
+    """Refuse a model that is not on the CPU, whose clock is read here and whose kernels are compared."""
+    for parameter in model.parameters():
+        if parameter.device.type != "cpu":
+            raise InvalidValue(
+                f"times of methods are measured on the CPU, and this model is on {parameter.device.type}."
+            )
+
+
+def measure(
+    model: nn.Module, profiles: Mapping[str, LayerProfile], loss: Callable[[], Tensor], names: Sequence[str]
+) -> Menus | None:
+    """Measure what each method costs in each layer; None if no layer can be treated.
+
+    Args:
+        model: a plain model; its state must be restored by the caller.
+        profiles: the observed layers.
+        loss: runs the forward and returns the loss.
+        names: of methods, "dense" first.
+    """
+    found = candidates(model)
+    modules = {name: found[name] for name in profiles if name in found and reason_not_supported(found[name]) is None}
+    if not modules:
+        return None
+    methods = [method(name) for name in names]
+    bits = sorted({one.bits for one in methods if one.bits is not None})
+    normalizes = NORMALIZED in names and any(isinstance(module, _BatchNorm) for module in model.modules())
+    treated = [one for one in methods if one.name != DENSE]
+    total = 2 + _plain_steps(treated) + sum(_warm_up(one) + TIMED for one in treated)
+    total += (WARM_UP + TIMED) * normalizes + penalties.passes_needed(len(modules), bits)
+    with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
+        passes = Passes(model, loss, advance)
+        arrived = arriving(modules, passes.run)
+        clean = passes.run()
+        timer = _Timer(model, loss, modules, advance)
+        for place, one in enumerate(treated):
+            if place % 2 == 0:  # so that plain steps share what the machine does
+                timer.plain()
+            noise = _Noise(one, modules, arrived, profiles)
+            timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), _warm_up(one), noise)
+        while timer.plain_steps < _plain_steps(treated):
+            timer.plain()
+        extras = {"normalization": timer.saved_by_normalization()} if normalizes else {}
+        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
+        rounded = penalties.measure(passes, clean, modules, signals, bits)
+    return _menus(methods, modules, timer, extras, rounded)
+
+
+def _plain_steps(treated: Sequence[Method]) -> int:
+    """Return the plain steps that are timed: before every second method, and one at the end."""
+    return max((len(treated) + 1) // 2 + 1, TIMED)
+
+
+def _warm_up(one: Method) -> int:
+    """Return the steps of a method that are not timed."""
+    return WARM_UP + (one.sparsity is not None)
+
+
+class _Times(NamedTuple):
+    """The least seconds of a step and of each layer in it."""
+
+    step: float
+    layers: dict[str, LayerSeconds]
+
+    def least(self, other: _Times | None) -> _Times:
+        if other is None:
+            return self
+        pairs = ((name, one, other.layers[name]) for name, one in self.layers.items())
+        layers = {
+            name: LayerSeconds(min(one.forward, two.forward), min(one.backward, two.backward))
+            for name, one, two in pairs
+        }
+        return _Times(min(self.step, other.step), layers)
+
+
+class _Timer:
+    """Steps of a model with one method after the other, and the least times of each."""
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[], Tensor], modules: Mapping[str, nn.Module],
+        advance: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.model, self.loss, self.modules, self.advance = model, loss, modules, advance
+        self.watch = Stopwatch(modules)
+        self.times: dict[str, _Times] = {}
+        self.noises: dict[str, dict[str, tuple[float, float]]] = {}
+        """By method and layer: the noise-to-signal ratios in dX and dW."""
+        self.plain_steps = 0
+        self._plans: dict[str, Plan] = {}
+
+    def plain(self) -> None:
+        """Time a step of the plain model."""
+        self.plain_steps += 1
+        self._keep(DENSE, self._step())
+
+    def time(self, name: str, plan: Plan, warm_up: int, noise: _Noise | None = None) -> None:
+        """Time steps under a plan after some others, and measure its noise."""
+        self._plans[name] = plan
+        with attached(self.model, plan) as handle:
+            for _ in range(warm_up):
+                self._step()
+                handle.step()
+            _take_no_statistics(handle)
+            for _ in range(TIMED):
+                self._keep(name, self._step())
+                release_workspace()  # as handle.step() does
+            if noise is not None:
+                self.noises[name] = noise.by_layer(handle)
+
+    def saved_by_normalization(self) -> float:
+        """Return the seconds that `Plan.normalization` saves in a step with a method in every layer."""
+        name = f"{NORMALIZED} with normalization"
+        self.time(name, replace(self._plans[NORMALIZED], normalization=True), WARM_UP)
+        return max(self.times[NORMALIZED].step - self.times[name].step, 0.0)
+
+    def _keep(self, name: str, times: _Times) -> None:
+        self.times[name] = times.least(self.times.get(name))
+
+    def _step(self) -> _Times:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with self.watch.running():
+            start = seconds()
+            self.loss().backward()  # type: ignore[no-untyped-call]
+            taken = seconds() - start
+        self.advance(1)
+        return _Times(taken, self.watch.read())
+
+
+def _take_no_statistics(handle: Handle) -> None:
+    """Let histograms wait, which steps of a long run take seldom, too."""
+    for engine in handle.layers.values():
+        for operand in engine.operands.values():
+            operand.control[STRIDE] = 0
+
+
+class _Noise(NamedTuple):
+    """The noise of one method's gradients, layer by layer."""
+
+    method: Method
+    modules: Mapping[str, nn.Module]
+    arrived: Mapping[str, Arrived]
+    profiles: Mapping[str, LayerProfile]
+
+    def by_layer(self, handle: Handle) -> dict[str, tuple[float, float]]:
+        """Return the noise-to-signal ratios in dX and dW of each layer; 0 in a dX that is not computed."""
+        found = {}
+        for name in self.modules:
+            ratios = self._predicted(name) if self.method.sparsity is not None else self._measured(name, handle)
+            ratios = {product: min(ratio, MOST_NOISE) for product, ratio in ratios.items()}
+            if not self.arrived[name].passed_on:
+                ratios.pop(DX, None)
+            found[name] = (ratios.get(BACKWARD[0], 0.0), ratios.get(BACKWARD[1], 0.0))
+        return found
+
+    def _predicted(self, name: str) -> dict[str, float]:
+        """Return what the law of the layer's gradient predicts, by product."""
+        law = self.profiles[name].law
+        if law is None:
+            return {}
+        sentences: dict[str, Sentence] = {product: self.method.plan.site(product, "gradient") for product in BACKWARD}
+        predictions = {product: predict(one, Statistics(law)) for product, one in sentences.items() if one}
+        return {product: noise_of(one.cosine) for product, one in predictions.items() if one is not None}
+
+    def _measured(self, name: str, handle: Handle) -> dict[str, float]:
+        """Return what rounding adds to the gradients that have arrived, by product; mean of several draws."""
+        engine, gradients = handle.layers[name], self.arrived[name].gradients
+        signal = sum(map(energy, gradients))
+        if not signal or not engine.gradient.ready:
+            return {}
+        found: dict[str, float] = {}
+        fold = fold_of(engine, self.modules[name])
+        for site in engine.gradient.sites.values():
+            products = [product for product in BACKWARD if engine.gradient.at[product] is site]
+            draws = [noise_at(engine, site, gradients, products, fold) for _ in range(DRAWS)]
+            found |= dict.fromkeys(products, sum(draws) / DRAWS / signal)
+        return found
+
+
+def _menus(
+    methods: Sequence[Method], layers: Mapping[str, object], timer: _Timer, extras: dict[str, float], rounded: Penalties
+) -> Menus:
+    def candidate(layer: str, one: Method) -> Candidate:
+        times = timer.times[one.name].layers[layer]
+        noises = timer.noises.get(one.name, {}).get(layer, (0.0, 0.0))
+        penalty = 0.0 if one.bits is None else rounded.layers[one.bits][layer]
+        return Candidate(one.name, times.forward, times.backward, *noises, penalty)
+
+    moved = {one.name: rounded.together[one.bits] for one in methods if one.bits is not None}
+    return Menus(
+        {layer: {one.name: candidate(layer, one) for one in methods} for layer in layers},
+        timer.times[DENSE].step,
+        {one.name: timer.times[one.name].step for one in methods if one.name != DENSE},
+        extras,
+        torch.get_num_threads(),
+        {name: one.loss for name, one in moved.items()},
+        {name: one.penalty for name, one in moved.items()},
+    )
