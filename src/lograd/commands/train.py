@@ -36,6 +36,10 @@ PlanFile = Annotated[Path | None, typer.Option(help="A plan from lograd plan.")]
 Recipe = Annotated[
     str | None, typer.Option(help="One treatment for all layers, such as fp6 or prune85. Neither means dense.")
 ]
+Fast = Annotated[
+    bool | None,
+    typer.Option("--fast", help="Time all methods first, and train with the plan that makes the most progress per second."),
+]
 Seed = Annotated[int | None, typer.Option(help="Of weights, data order, augmentation and noise.", show_default="0")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run.", show_default="by model")]
 Steps = Annotated[int | None, typer.Option(help="Length of the run in steps instead.")]
@@ -84,6 +88,7 @@ def train(
     data: Data = None,
     plan: PlanFile = None,
     recipe: Recipe = None,
+    fast: Fast = None,
     seed: Seed = None,
     epochs: Epochs = None,
     steps: Steps = None,
@@ -129,6 +134,7 @@ def train(
         "schedule": schedule, "warmup": warmup, "width": width, "augment": augment, "threads": threads,
         "backend": backend, "start": start, "log_every": log_every, "evaluate_every": evaluate_every,
         "checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "weights": weights, "state_bits": state_bits,
+        "fast": fast,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
@@ -225,4 +231,4 @@ def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, 
                 plan = config.load_plan()
                 if prunes(plan) or has_levels(plan):
                     progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
-            return train_run(config, output, progress=progress, overwrite=overwrite)
+            return train_run(config, output, progress=progress, overwrite=overwrite, tell=say)

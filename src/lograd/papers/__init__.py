@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "noise": "Noise",
     "learning": "Learning",
     "bits": "Bits",
+    "speed": "Speed",
     "explosion": "Explosion",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""

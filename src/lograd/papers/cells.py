@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from os.path import basename
 from pathlib import Path
 from typing import Any, final
@@ -80,7 +80,7 @@ class Trained(Cell):
             if not RunFolder(path).has_run:
                 run = train(self.config, path, progress=progress)
             elif (run := Run.load(path, metrics=False)).status != "diverged":
-                run = resume(path, expected=self.config.to_json(), progress=progress)
+                run = resume(path, expected=asdict(self.config), progress=progress)
         except Diverged:
             run = Run.load(path)
         assert run.summary is not None, "a run that has ended has a summary"

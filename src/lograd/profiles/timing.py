@@ -240,3 +240,28 @@ def _menus(
         {name: one.loss for name, one in moved.items()},
         {name: one.penalty for name, one in moved.items()},
     )
+
+
+class Compared(NamedTuple):
+    """The least seconds of a plain step, and of one with a plan."""
+
+    plain: float
+    planned: float
+
+
+def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan) -> Compared:
+    """Time a plan against the plain model: forward and backward, before, with and after it.
+
+    Args:
+        model: a plain model; its state must be restored by the caller.
+        loss: runs the forward and returns the loss.
+    """
+    total = 2 * TIMED + WARM_UP + TIMED
+    with progress("timing the plan", total, "step") as advance, torch.compiler.set_stance("force_eager"):
+        timer = _Timer(model, loss, {}, advance)
+        for _ in range(TIMED):
+            timer.plain()
+        timer.time("plan", plan)
+        for _ in range(TIMED):
+            timer.plain()
+    return Compared(timer.times[DENSE].step, timer.times["plan"].step)

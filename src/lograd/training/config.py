@@ -25,8 +25,8 @@ LARGEST_SEED = 2**63 - 1
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
-ONLY_IF_GIVEN = ("weights", "state_bits")
-"""Settings that are left out of the JSON where they are None: runs from before these existed have the checksums that
+ONLY_IF_GIVEN = ("weights", "state_bits", "fast")
+"""Settings that are left out of the JSON where they are None or False: runs from before these existed have the checksums that
 they had."""
 
 
@@ -61,6 +61,8 @@ class Config:
         tensorboard: write events for TensorBoard as well.
         weights: the format in which weights are stored, "int8", "e4m3fn", "bfloat16" or another one that
             `low_precision_weights` takes, without a copy in float32; None stores them as the model has them.
+        fast: measure before the run which plan makes the most progress per second, and train with it under a guard, as
+            `lograd.accelerate` does.
         state_bits: 8 keeps the optimizer's moments of such weights as FP8 codes; None keeps them in float32.
     """
 
@@ -88,6 +90,7 @@ class Config:
     tensorboard: bool = False
     weights: str | None = None
     state_bits: Literal[8] | None = None
+    fast: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -119,7 +122,7 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("tensorboard",) if self.own else ("augment", "tensorboard"):
+        for name in ("tensorboard", "fast") if self.own else ("augment", "tensorboard", "fast"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()
@@ -174,6 +177,8 @@ class Config:
     def _check_together(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise InvalidValue("the length of a run is given by epochs or by steps; got both.")
+        if self.fast and (self.plan is not None or self.recipe is not None or self.start):
+            raise InvalidValue("a fast run finds its own plan and begins by itself; leave out plan, recipe and start.")
         if self.plan is not None and self.recipe is not None:
             raise InvalidValue("a run has a plan or a recipe; got both.")
         if self.recipe is not None:
@@ -218,7 +223,7 @@ class Config:
     @property
     def treatment(self) -> str:
         """The recipe, the name of the plan's file, or "dense"; and the format of weights in low precision."""
-        plan = self.recipe or (os.path.basename(self.plan) if self.plan else "dense")
+        plan = self.recipe or (os.path.basename(self.plan) if self.plan else "fast" if self.fast else "dense")
         return plan if self.weights is None else f"{plan}, {self.weights} weights"
 
     def load_plan(self) -> Plan | None:
@@ -239,8 +244,8 @@ class Config:
         return cast(int, self.epochs) * steps_per_epoch
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain values, without those of `ONLY_IF_GIVEN` that are None."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in ONLY_IF_GIVEN}
+        """The settings as plain values, without those of `ONLY_IF_GIVEN` that are None or False."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ONLY_IF_GIVEN}
 
     @classmethod
     def from_json(cls, data: Any) -> Config:

@@ -20,6 +20,7 @@ from .. import InvalidValue, Plan, __version__
 from ..errors import LogradWarning
 from .config import Config
 from .events import Events, open_events
+from .fast import find_plan
 from .folder import RunFolder, check_same
 from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
@@ -51,7 +52,14 @@ class Status:
 Progress = Callable[[Status], None]
 
 
-def train(config: Config, folder: str | Path, *, progress: Progress | None = None, overwrite: bool = False) -> Run:
+def train(
+    config: Config,
+    folder: str | Path,
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Run:
     """Train a model, and leave the run in a folder.
 
     Everything that a run needs is read and checked before the folder is touched.  A plan.json that no run has written,
@@ -64,6 +72,7 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
         config: the settings.
         folder: where to; it is made, and one that has a run is refused unless `overwrite` is given.
         progress: called after each step.
+        tell: called with what was found for a fast run, in one sentence, before it begins.
     """
     target = RunFolder(folder)
     if target.has_run and not overwrite:
@@ -74,10 +83,17 @@ def train(config: Config, folder: str | Path, *, progress: Progress | None = Non
         check_same(target.plan, plan, overwrite=overwrite)
     events = open_events(config, target)
     with torch_settings(config.threads):
+        found = find_plan(load_work(config)) if config.fast else None
+        if found is not None:
+            plan = found.plan
+            if tell is not None:
+                tell(found.words)
         work = load_work(config)
         session = Session(work, plan)  # a plan that does not fit the model is refused here
         _check_resumable(session, work.config)
         record = _record(session, work, plan)
+        if found is not None:
+            record["planning"] = {"words": found.words, "seconds": round(found.seconds, 3)}
         if target.metrics.exists():
             Journal(target.metrics).close()  # refuses to remove a run that another process is training
         target.prepare(overwrite=overwrite)

@@ -1,0 +1,152 @@
+"""`lograd.accelerate`: a faster training step from one call, or a sentence that says why not.
+
+It profiles the model, times each method in each layer, plans for the most progress per second, times the plan against
+the plain model, and attaches it with a guard.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attachment import Guard, Handle, attach
+from .attachment.guard import check_guard
+from .errors import InvalidValue, plural
+from .formats.values import check_width
+from .plan import Plan
+from .profiles import Profile, profile
+from .profiles.loss import LossFunction, loss_of
+from .profiles.profiler import restored
+from .profiles.timing import compared
+from .report.progress import shown
+
+BATCHES = 8
+"""Batches of the profile, unless told otherwise."""
+LEAST_BATCHES = 3
+"""The fewest batches that the variance of a minibatch is estimated from."""
+LEAST_GAIN = 0.03
+"""A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
+
+
+def accelerate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction | None = None,
+    *,
+    noise: float | None = None,
+    steps: int = BATCHES,
+    seed: int = 0,
+    keep: str | Iterable[str] = (),
+    methods: Iterable[str] | None = None,
+    guard: bool | Guard = True,
+    quiet: bool = False,
+    progress: bool | None = None,
+) -> Handle:
+    """Attach the plan with the most progress per second, found by measurement; return its handle.
+
+    The model is trained as before, with `handle.step()` after each optimizer step.  What was found is printed to
+    standard error: the expected speed, what is done to how many layers, and what noise it adds.  Where nothing makes
+    the step faster, it says so, and the handle's plan leaves every layer alone.
+
+    Args:
+        model: on the CPU, in the mode in which it trains, without an attached plan.
+        batches: any iterable, such as a DataLoader; `steps` batches are taken, and 3 are needed.
+        loss_fn: as for `lograd.profile`.
+        noise: the most added variance, in units of the minibatch's own, for the fastest plan within it; None plans for
+            progress, 1 / (time (1 + noise)).
+        steps: batches of the profile.
+        seed: of the random numbers of the plan.
+        keep: layers that are left alone, as for `Profile.plan`.
+        methods: names of the methods to choose from, such as ["int8"]; None for all.
+        guard: as for `attach`.
+        quiet: print nothing.
+        progress: as for `lograd.profile`.
+    """
+    checked = check_guard(guard)
+    plan, words = fastest_plan(
+        model, batches, loss_fn, noise=noise, steps=steps, keep=keep, methods=methods, progress=progress
+    )
+    if not quiet:
+        print(f"lograd: {words}", file=sys.stderr)
+    return attach(model, plan, seed, guard=checked or False)
+
+
+def fastest_plan(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction | None = None,
+    *,
+    noise: float | None = None,
+    steps: int = BATCHES,
+    keep: str | Iterable[str] = (),
+    methods: Iterable[str] | None = None,
+    progress: bool | None = None,
+) -> tuple[Plan, str]:
+    """Return the plan that `accelerate` attaches, and what it says of it; the arguments are those of `accelerate`.
+
+    A plan without layers is returned where nothing is gained.  The model is restored bit for bit.
+    """
+    check_width("steps", steps, LEAST_BATCHES, 2**31)
+    taken = list(islice(batches, steps))
+    if len(taken) < LEAST_BATCHES:
+        raise InvalidValue(
+            f"accelerate needs at least {LEAST_BATCHES} batches, for the variance between them; got {len(taken)}."
+        )
+    found = profile(model, taken, loss_fn, steps=steps, noise=1, times=True, methods=methods, progress=progress)
+    if found.menus is None or found.noise is None or found.minibatch is None or not found.minibatch.unit > 0:
+        return _none(f"the step stays as it is: {_lacking(found)}")
+    plan = found.plan(objective="progress", keep=keep) if noise is None else found.plan(noise=noise, keep=keep)
+    if not plan.layers:
+        return _none(f"the step stays as it is: no method is faster than dense float32 in any layer {_with(found)}")
+    with shown(progress), restored(model), torch.enable_grad():
+        seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan)
+    gain = 1 - seconds.planned / seconds.plain
+    if gain < LEAST_GAIN:
+        return _none(
+            f"the step stays as it is: the best plan takes {1e3 * seconds.planned:.1f} ms, and dense float32 "
+            f"{1e3 * seconds.plain:.1f} ms {_with(found)}"
+        )
+    return plan, _gained(plan, seconds.plain, seconds.planned)
+
+
+def _gained(plan: Plan, plain: float, planned: float) -> str:
+    assert plan.expected is not None
+    added = plan.expected.total or 0.0
+    return (
+        f"forward and backward take {1e3 * planned:.1f} ms instead of {1e3 * plain:.1f} ms, {plain / planned:.2f} "
+        f"times faster (measured): {_what_is_done(plan)}; predicted to add {added:.2g} of the minibatch's variance to "
+        f"the gradient."
+    )
+
+
+def _what_is_done(plan: Plan) -> str:
+    """Return how many layers are treated in which way, the most frequent first."""
+    words = [layer.words() for layer in plan.layers.values()]
+    kinds = sorted(set(words), key=words.count, reverse=True)
+    if len(kinds) > 3:
+        kinds = kinds[:3]
+    parts = [f"{plural(words.count(kind), 'layer')} with {kind}" for kind in kinds]
+    return ", ".join(parts)
+
+
+def _with(found: Profile) -> str:
+    assert found.menus is not None
+    return f"({plural(len(found.menus.layers), 'layer')}, {plural(found.menus.threads, 'thread')})."
+
+
+def _lacking(found: Profile) -> str:
+    if found.broken:
+        return found.broken
+    if found.menus is None:
+        return "it has no layer that lograd can treat."
+    return "the variance of its minibatches could not be measured."
+
+
+def _none(words: str) -> tuple[Plan, str]:
+    return Plan(), words

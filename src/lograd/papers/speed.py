@@ -1,0 +1,207 @@
+"""Time to accuracy: how many seconds a fast run takes until it is as good as a dense float32 run at its end.
+
+    lograd reproduce speed --data cifar100_20k.npz --set model=resnet18 --set width=32 --set steps=1800
+
+Dense and fast runs (`lograd train --fast`) have the same seeds and schedule; a fast one may make more steps.  What they
+reach depends on their steps alone, and is taken from ordinary runs, which may share the machine.  The seconds of a step
+are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts, of which the faster
+counts, and the plan that is found for that number of threads.  The seconds in which the plan is found are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean, median, stdev
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+
+from ..report import Chart, Line
+from ..training import Config, Run, Session, in_turns, load_data
+from ..training.fast import find_plan
+from ..training.measuring import Metric, metric_of
+from ..training.work import BuiltIn
+from .cells import Cell, CellFolder, Found, Measured, Trained
+from .experiment import Experiment
+from .result import Result
+from .runs import finished
+
+DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
+
+
+class Point(NamedTuple):
+    """An evaluation."""
+
+    step: int
+    value: float
+
+
+class Reached(NamedTuple):
+    """The steps after which a dense run had its final value, and after which the fast one had it; None for never."""
+
+    target: float
+    dense: int
+    fast: int | None
+    final: float
+    """The value of the fast run at its end."""
+
+
+@final
+@dataclass(frozen=True)
+class Speed(Experiment):
+    """One model on one data set, dense and fast.
+
+    Args:
+        data: images, text or sentences, as the model wants.
+        model: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.
+        width, batch: None takes the usual ones of the model.
+        steps: length of a dense run.
+        stretch: length of a fast run over that of a dense one.
+        points: evaluations of a run.
+        seeds: how many; 0, 1, ...
+        turns: steps of each way that are timed in turns, of which the last half counts; 0 times nothing.
+    """
+
+    words: ClassVar[str] = "seconds until a dense run's accuracy is reached, with the plan of lograd.accelerate"
+    presets: ClassVar = {
+        "smoke": {"model": "resnet8", "width": 8, "steps": 6, "batch": 16, "seeds": 1, "points": 2, "turns": 3},
+        "cpu": {},
+    }
+
+    model: str = "resnet18"
+    width: int | None = None
+    batch: int | None = None
+    steps: int = 1500
+    stretch: float = 1.1
+    points: int = 20
+    seeds: int = 3
+    turns: int = 20
+
+    @property
+    def label(self) -> str:
+        return f"speed-{self.model}" + (f"-{self.width}" if self.width is not None else "")
+
+    def cells(self, folder: CellFolder) -> Iterator[Cell]:
+        for seed in range(self.seeds):
+            for way in (DENSE, FAST):
+                yield Trained(f"{way}-{seed}", replace(self._config(way), seed=seed))
+        for threads in (1, 2) if self.turns else ():
+            given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns}
+            yield Measured(f"times-{threads}", given | {"threads": threads}, partial(self._time, threads), threads)
+
+    def _config(self, way: str) -> Config:
+        steps = self.steps if way == DENSE else max(round(self.stretch * self.steps), 1)
+        return Config(
+            self.model, str(self._data()), width=self.width, batch=self.batch, steps=steps, threads=1,
+            evaluate_every=max(self.steps // self.points, 1), checkpoint_every=200, fast=way == FAST,
+        )  # fmt: skip
+
+    def _time(self, threads: int) -> Found:
+        """Seconds of single steps, and of finding the plan."""
+        dense, fast = (replace(self._config(way), threads=threads) for way in (DENSE, FAST))
+        data = load_data(dense)
+        found = find_plan(BuiltIn(fast, data))
+        sessions = {
+            DENSE: Session(BuiltIn(dense, data), None),
+            CHANNELS_LAST: Session(BuiltIn(dense, data), None),
+            FAST: Session(BuiltIn(fast, data), found.plan),
+        }
+        sessions[CHANNELS_LAST].model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        taken: dict[str, list[float]] = {name: [] for name in sessions}
+        for turn in in_turns(sessions, self.turns):
+            if turn.step > self.turns // 2:
+                taken[turn.name].append(turn.session.times.batch + turn.session.times.step)
+        return {"steps": taken, "planning": found.seconds, "plan": found.words}
+
+    # -- drawing --
+
+    def draw(self, folder: CellFolder) -> list[Result]:
+        config = self._config(DENSE)
+        metric = metric_of(config.task.kind)
+        pairs = list(self._reached(folder, metric))
+        columns = [
+            "threads", "step, dense", "step, fast", "finding the plan", "seeds", f"{metric.words}, dense",
+            f"{metric.words}, fast at its end", "seconds, dense", "seconds, fast", "times sooner", "spread over seeds",
+        ]  # fmt: skip
+        usual = self.options()
+        given = ("model", "width", "batch", "steps", "stretch", "points", "seeds")
+        changed = [f" --set {name}={getattr(self, name)}" for name in given if getattr(self, name) != usual[name]]
+        claim = (
+            f"{self.model} of width {config.width}, batch {config.batch}, {config.optimizer}, learning rate "
+            f"{config.lr:g} with a {config.schedule} schedule: dense runs of {self.steps} steps, and fast ones of "
+            f"{self._config(FAST).steps}. Seconds are those of training, without evaluations, until the final value of "
+            f"the dense run of the same seed is reached; those of a fast run have in them what it took to find its plan. "
+            f"`lograd reproduce speed --data FILE{''.join(changed)}` makes this table."
+        )
+        rows, charts, notes = [], [], []
+        for threads in (1, 2):
+            if (found := folder.found(f"times-{threads}")) is None:
+                continue
+            rows.append(self._row(threads, found, pairs, metric))
+            charts.append(self._chart(folder, threads, found, metric))
+            notes.append(f"{threads} thread{'s' if threads > 1 else ''}: {found['plan']}")
+        return [Result(self.label, f"Time to accuracy: {self.model}", claim, columns, rows, charts, notes)]
+
+    def _reached(self, folder: CellFolder, metric: Metric) -> Iterator[Reached]:
+        for seed in range(self.seeds):
+            if finished(folder, f"{DENSE}-{seed}") is None or finished(folder, f"{FAST}-{seed}") is None:
+                continue
+            dense, fast = (_points(folder, f"{way}-{seed}", metric) for way in (DENSE, FAST))
+            target = dense[-1].value
+            first = _first(dense, target, metric)
+            assert first is not None, "the last evaluation is one of them"
+            yield Reached(target, first, _first(fast, target, metric), fast[-1].value)
+
+    def _row(self, threads: int, found: Found, pairs: list[Reached], metric: Metric) -> list[object]:
+        dense, fast = _seconds(found)
+        times = [(one.dense * dense, found["planning"] + one.fast * fast) for one in pairs if one.fast is not None]
+        sooner = [before / after for before, after in times]
+        factor, unit = (100, " %") if metric.percent else (1, "")
+
+        def value(numbers: list[float]) -> str | None:
+            return f"{factor * mean(numbers):.2f}{unit}" if numbers else None
+
+        return [
+            threads, f"{1e3 * dense:.1f} ms", f"{1e3 * fast:.1f} ms", f"{found['planning']:.0f} s",
+            f"{len(times)} of {len(pairs)} reached" if len(times) < len(pairs) else len(pairs),
+            value([one.target for one in pairs]), value([one.final for one in pairs]),
+            f"{mean(one for one, _ in times):.0f}" if times else None,
+            f"{mean(one for _, one in times):.0f}" if times else None,
+            f"{mean(sooner):.2f}" if sooner else None, f"{stdev(sooner):.2f}" if len(sooner) > 1 else None,
+        ]  # fmt: skip
+
+    def _chart(self, folder: CellFolder, threads: int, found: Found, metric: Metric) -> Chart:
+        dense, fast = _seconds(found)
+        factor = 100 if metric.percent else 1
+        lines = []
+        for way, seconds, before in ((DENSE, dense, 0.0), (FAST, fast, found["planning"])):
+            for seed in range(self.seeds):
+                if finished(folder, f"{way}-{seed}") is not None:
+                    points = _points(folder, f"{way}-{seed}", metric)
+                    places = [before + one.step * seconds for one in points]
+                    values = [factor * one.value for one in points]
+                    lines.append(Line(f"{way}, seed {seed}", places, values))
+        unit = ", %" if metric.percent else ""
+        return Chart(
+            f"{self.model}, {threads} thread{'s' if threads > 1 else ''}", "seconds", f"test {metric.words}{unit}", lines
+        )
+
+
+def _seconds(found: Found) -> tuple[float, float]:
+    """Return the seconds of a dense step in its better layout, and of a fast one: medians."""
+    taken: dict[str, Any] = found["steps"]
+    return min(median(taken[DENSE]), median(taken[CHANNELS_LAST])), median(taken[FAST])
+
+
+def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:
+    """Return the evaluations of a run."""
+    run = Run.load(folder.path / name)
+    return [Point(line["step"], line[metric.name]) for line in run.metrics if line["kind"] == "test"]
+
+
+def _first(points: list[Point], target: float, metric: Metric) -> int | None:
+    """Return the step of the first evaluation that is as good as the target; None if there is none."""
+    better = (lambda value: value >= target) if metric.higher_is_better else (lambda value: value <= target)
+    return next((one.step for one in points if better(one.value)), None)

@@ -1,0 +1,39 @@
+"""The plan of a run that is to be fast: measured on its own model and first batches before it begins."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .. import Plan
+from ..acceleration import BATCHES, fastest_plan
+from .randomness import preserved
+from .work import Configured
+
+
+class Found(NamedTuple):
+    """A plan, None where nothing is gained; what is said of it, and the seconds that it took to find."""
+
+    plan: Plan | None
+    words: str
+    seconds: float
+
+
+def find_plan(work: Configured) -> Found:
+    """Return the plan with the most progress per second.
+
+    Args:
+        work: of this measurement alone: its batches are taken, and its model is left as it was made.
+    """
+    start = time.perf_counter()
+
+    def loss(model: nn.Module, wrapped: Any) -> Tensor:
+        return work.forward(model, wrapped[0]).loss
+
+    with preserved(), work.words():
+        model = work.build()
+        batches = [(work.take(step),) for step in range(min(BATCHES, work.total))]  # no pairs: `loss` takes them whole
+        plan, words = fastest_plan(model, batches, loss)
+    return Found(plan if plan.layers else None, words, time.perf_counter() - start)
