@@ -14,7 +14,7 @@ from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_for
 
 if _typing.TYPE_CHECKING:
     from . import coded, integer, ops, sparse, treatments
-    from .attachment import Handle, attach
+    from .attachment import Guard, Handle, attach
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
     from .variances import Variance, variance
@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockFormat",
     "FloatFormat",
+    "Guard",
     "Handle",
     "IdealFormat",
     "IntFormat",
@@ -56,6 +57,7 @@ __all__ = [
 
 # Public names that need torch, which takes a second to import; the theory does not.
 _ON_FIRST_USE = {
+    "Guard": "lograd.attachment",
     "Handle": "lograd.attachment",
     "LayerPlan": "lograd.plan",
     "Plan": "lograd.plan",
