@@ -71,7 +71,7 @@ def check_watch(state: Any, layers: Container[str]) -> None:
     what = "the guard of a handle's state"
     check_object(what, state, ("references", "schedule", "measured", "changes", "layers"))
     check_whole(f"references of {what}", state["references"])
-    for name, count in (("schedule", 5), ("measured", 2)):
+    for name, count in (("schedule", 5), ("measured", 3)):
         if not isinstance(state[name], list) or len(state[name]) != count:
             raise InvalidValue(sentence(f"{name} of {what}", state[name], f"{count} numbers"))
     for value in state["schedule"]:

@@ -24,11 +24,13 @@ FEWEST_ZEROS = 0.5
 """Sparse products gain nothing below this sparsity."""
 PRIOR = (0.25, 0.25)
 """Sums of products and squares with which a travel of 1 is assumed until it is measured."""
-FORGETTING = 0.7
+FORGETTING = 0.85
 """The weight of earlier measurements of growth."""
 STEADY = 1.5
 """The change of energy up to which the noise of earlier statistics is taken for that of new ones, for a while."""
 A_WHILE = 5
+RECENT = 0.75
+"""The weight of earlier statistics in the noise of a layer."""
 CLIPPED = 0.05
 """The share of clipped elements in a step from which on a scale is out of date."""
 
@@ -43,8 +45,8 @@ class Place:
         """How far pruning has fallen back to fewer zeros: a place in KEPT."""
         self.clean, self.clean_step = 0.0, -1
         """The logarithm of the energy in the last step in which no gradient was treated, and that step."""
-        self.noise, self.noise_weight = 0.0, 0.0
-        """The noise-to-signal ratio of the treatment in the products for dX and dW."""
+        self.last, self.weighed = (0.0, 0.0), [0.0, 0.0, 0.0]
+        """The noise-to-signal ratios of the last prediction, and sums of them weighed by energy, and of energy."""
         self.known, self.age, self.energy = False, 0, 0.0
         self.sums = PRIOR
         """Decaying sums of (predicted growth) (measured growth) and (predicted growth)^2, in logarithms."""
@@ -69,7 +71,7 @@ class Place:
     @property
     def travel(self) -> float:
         """The measured growth of energy over the predicted one, in logarithms."""
-        return max(self.sums[0], 0.0) / self.sums[1]
+        return self.sums[0] / self.sums[1]
 
     # -- noise --
 
@@ -78,18 +80,31 @@ class Place:
         energy = self.statistics.energy
         changed = not 1 / STEADY < energy / (self.energy or math.inf) < STEADY
         self.age += 1
-        if self.known and self.age < A_WHILE and not changed:
-            return
-        self.known, self.age, self.energy = True, 0, energy
+        if not self.known or self.age >= A_WHILE or changed:
+            self.known, self.age, self.energy = True, 0, energy
+            self.last = self._predicted(loss_scale)
+        # Weighed by energy, as the noise of a small gradient is small, whatever its share.
+        self.weighed = [RECENT * old + energy * new for old, new in zip(self.weighed, (*self.last, 1.0), strict=True)]
+
+    def _predicted(self, loss_scale: float) -> tuple[float, float]:
+        """Return the noise-to-signal ratios in dX and dW, by the law of the last gradient."""
         statistics = self.statistics.statistics(loss_scale)
-        found: dict[int, float] = {}
         at = self.statistics.operand.at
-        ratios = []
-        for site in (at["input_gradient"], at["weight_gradient"]):
-            if site is not None and id(site) not in found:
-                found[id(site)] = _noise(site, statistics)
-            ratios.append(0.0 if site is None else found[id(site)])
-        self.noise, self.noise_weight = ratios
+        sites = at["input_gradient"], at["weight_gradient"]
+        first = 0.0 if sites[0] is None else _noise(sites[0], statistics)
+        if sites[1] is sites[0]:
+            return first, first
+        return first, 0.0 if sites[1] is None else _noise(sites[1], statistics)
+
+    @property
+    def noise(self) -> float:
+        """The noise-to-signal ratio of the treatment in the product for dX."""
+        return self.weighed[0] / self.weighed[2] if self.weighed[2] else 0.0
+
+    @property
+    def noise_weight(self) -> float:
+        """The noise-to-signal ratio of the treatment in the product for dW."""
+        return self.weighed[1] / self.weighed[2] if self.weighed[2] else 0.0
 
     def compare(self, predicted: float, measured: float, surprise: float) -> None:
         """Learn from a growth of energy that was measured, and from the one that was predicted, in logarithms.
@@ -111,7 +126,7 @@ class Place:
         self._limit_zeros()
         if self.statistics.table is not None:
             self.statistics.set_numbers(loss_scale)
-            self.known = False
+            self.known, self.weighed = False, [0.0, 0.0, 0.0]
             self.measure(loss_scale)
 
     def _limit_zeros(self) -> None:
@@ -162,7 +177,7 @@ class Place:
         """Return all that a resumed run needs, as plain values."""
         return {
             "treats": int(self.statistics.treats), "level": self.level, "clean": [self.clean, self.clean_step],
-            "noise": [self.noise, self.noise_weight, int(self.known), self.age, self.energy],
+            "noise": [*self.last, int(self.known), self.age, self.energy], "weighed": list(self.weighed),
             "growth": [*self.sums, self.least], "falls": [self.falls, self.earliest], "outside": self.outside,
             "watched": int(self.statistics.watched), "said": list(self.said),
         }  # fmt: skip
@@ -172,7 +187,8 @@ class Place:
         self.level = state["level"]
         self._limit_zeros()
         self.clean, self.clean_step = state["clean"]
-        self.noise, self.noise_weight, known, self.age, self.energy = state["noise"]
+        *last, known, self.age, self.energy = state["noise"]
+        self.last, self.weighed = (last[0], last[1]), list(state["weighed"])
         self.known, self.sums, self.least = bool(known), (state["growth"][0], state["growth"][1]), state["growth"][2]
         self.falls, self.earliest = state["falls"]
         self.outside, self.said, self._counted = state["outside"], list(state["said"]), {}
@@ -183,7 +199,7 @@ class Place:
 def check_place(name: str, state: Any) -> None:
     """Refuse what is no state of a layer under a guard, in one sentence."""
     what = f"the guard of layer {name!r}"
-    lists = {"clean": 2, "noise": 5, "growth": 3, "falls": 2}
+    lists = {"clean": 2, "noise": 5, "weighed": 3, "growth": 3, "falls": 2}
     check_object(what, state, ("treats", "level", *lists, "outside", "watched", "said"))
     for key, most in (("treats", 1), ("level", len(KEPT) - 1), ("outside", 2**62), ("watched", 1)):
         check_whole(f"{key} of {what}", state[key], 0, most)

@@ -17,16 +17,22 @@ from ..files.checks import MAX_FLOAT
 from ..laws.law import Values
 from ..plan import Plan
 from .guard import Change, Guard
-from .place import Place
+from .place import FORGETTING, Place
 from .refresh import OperandStatistics
 from .travel import budget_of, travel_of
 
 USUAL_BUDGET = 1.0
 """A noise as large as the minibatch's own: more than that is not worth its step."""
-INSIDE, BEYOND = 0.8, 1.25
-"""Shares of the budget up to which layers are let in, and from which on they fall back; between, all stays as it is."""
+INSIDE, AIM = 0.7, 0.85
+"""Shares of the budget up to which layers are let in, and to which they fall back."""
 SURPRISE = float(np.log(4.0))
-"""A growth of energy, as a logarithm, that no batch differs by from another: it counts at once."""
+"""A growth of energy, as a logarithm, that counts at once, unless batches differ so much from each other."""
+SURE, CAREFUL = 2.0, 1.0
+"""Standard errors of the travel of noise by which a fall is sure to be needed, and by which letting in is careful."""
+SPREAD = 0.3**2
+"""The variance, in logarithms, of the energy of a layer from batch to batch, until it is known."""
+MEDIAN_SQUARE = 0.455
+"""The median of the square of a standard normal number."""
 UNREACHED = 0.05
 """Layers whose predicted growth is below this show by how much the loss itself has changed the energies."""
 SOON, LATER, SETTLED, COMPLETE = 4, 10, 50, 200
@@ -66,6 +72,8 @@ class Watch:
         """True if no gradient is treated in the step that is running."""
         self._reach = 0.0
         """The largest growth, as a logarithm, that was predicted where growth was measured."""
+        self._spread = SPREAD
+        """The variance of measured growth around the expected one."""
         self._loudness = 0.0
         """The noise of all layers together at that time, as a logarithm."""
         for place in self._all:
@@ -79,7 +87,7 @@ class Watch:
     @property
     def noise(self) -> float:
         """The noise of the plan as it is in force, in units of the minibatch's own variance."""
-        return self._total(self._inside)
+        return self._total(self._inside, self._travels())
 
     @property
     def measures(self) -> bool:
@@ -119,13 +127,20 @@ class Watch:
         noise, weight = (np.array([getattr(place, name) for place in self._all]) for name in ("noise", "noise_weight"))
         return noise * inside, weight * inside
 
-    def _total(self, inside: Values, travel: Values | None = None) -> float:
+    def _travels(self, errors: float = 0.0) -> Values:
+        """Return the travel of noise to each layer, so many standard errors above what was measured."""
+        found = [place.travel + errors * (self._spread / place.sums[1]) ** 0.5 for place in self._all]
+        return np.maximum(found, 0.0)
+
+    def _total(self, inside: Values, travel: Values) -> float:
         """Return the noise of the plan with these layers treated."""
-        if not self._all:
-            return 0.0
         noise, weight = self._ratios(inside)
-        travel = np.array([place.travel for place in self._all]) if travel is None else travel
-        return self._travel.total(self._shares(noise, weight, travel))
+        return self._travel.total(self._shares(noise, weight, travel)) if self._all else 0.0
+
+    @property
+    def _exceeds(self) -> bool:
+        """True if there is surely more noise than the budget allows."""
+        return self._total(self._inside, self._travels(-SURE)) > self.budget
 
     def _shares(self, noise: Values, weight: Values, travel: Values) -> Values:
         """Return the noise of each layer: predicted growth times its travel, or the growth that nobody expected."""
@@ -186,6 +201,8 @@ class Watch:
             self._decide(step, loss_scale)
         else:
             self._verify(step)
+            if self._exceeds:
+                self._fall_back(step, loss_scale)
 
     def prepare(self, step: int) -> None:
         """Make the next step a reference, or let it take the statistics that are held against one, where due."""
@@ -226,17 +243,25 @@ class Watch:
 
     def _compare(self, step: int) -> None:
         which, predicted, found = self._growths(step, 1)
+        unexpected = found - self._travels()[which] * predicted
         for index, expected, measured in zip(which, predicted.tolist(), found.tolist(), strict=True):
-            self._all[index].compare(expected, measured, SURPRISE)
+            self._all[index].compare(expected, measured, self._surprise)
+        if which:
+            # The median: what a few layers do is no measure of chance.
+            spread = float(np.median(unexpected**2)) / MEDIAN_SQUARE
+            self._spread = FORGETTING * self._spread + (1 - FORGETTING) * spread
         self._reach = float(predicted.max(initial=0.0))
         self._loudness = float(np.log1p(self._ratios(self._inside)[0]).sum())
         self._measured += 1
 
+    @property
+    def _surprise(self) -> float:
+        return float(max(SURPRISE, 4 * self._spread**0.5))
+
     def _verify(self, step: int) -> None:
         """Take a reference at once where energies are far from those of the last one."""
         which, predicted, found = self._growths(step, COMPLETE + 1)
-        travel = np.array([self._all[index].travel for index in which])
-        if which and float(np.max(found - travel * predicted)) > SURPRISE:
+        if which and float(np.max(found - self._travels()[which] * predicted)) > self._surprise:
             self._next = min(self._next, step + 1)
 
     # -- decisions --
@@ -247,7 +272,7 @@ class Watch:
         watched = self._total(known, np.ones_like(known)) > INSIDE * self.budget
         for place in self._all:
             place.statistics.watched = watched
-        if self._total(self._inside) > BEYOND * self.budget:
+        if self._exceeds:
             self._fall_back(step, loss_scale)
         self._let_in(step, loss_scale, watched)
         if len(self.changes) > before:
@@ -268,7 +293,7 @@ class Watch:
             self._fit_alone(place, index, loss_scale)
             inside[index] = 1.0
             reach = float(self._travel.growth(self._ratios(inside)[0]).max(initial=0.0))
-            if self._total(inside) <= INSIDE * self.budget and reach <= most:
+            if self._total(inside, self._travels(CAREFUL)) <= INSIDE * self.budget and reach <= most:
                 place.let(True)
                 self._note(step, place, before, "fits")
             elif not place.statistics.treats:
@@ -288,7 +313,7 @@ class Watch:
         """Take the noise out that matters most, until it is inside the budget again, and say so."""
         noise, fallen = self.noise, list[Place]()
         worst = self._worst()
-        while self.settings.fall_back and self._total(self._inside) > self.budget and self._inside.any():
+        while self.settings.fall_back and self.noise > AIM * self.budget and self._inside.any():
             place = self._all[self._loudest()]
             before = place.status
             place.falls, place.earliest = place.falls + 1, self._measured + QUIET * 2 ** min(place.falls, 6)
@@ -305,8 +330,7 @@ class Watch:
 
     def _worst(self) -> Place:
         noise, weight = self._ratios(self._inside)
-        travel = np.array([place.travel for place in self._all])
-        return self._all[int(np.argmax(self._shares(noise, weight, travel)))]
+        return self._all[int(np.argmax(self._shares(noise, weight, self._travels())))]
 
     def _loudest(self) -> int:
         """Return the treated layer without which there is least noise."""
@@ -315,7 +339,7 @@ class Watch:
         for index in np.flatnonzero(inside).tolist():
             without = inside.copy()
             without[index] = 0.0
-            found[index] = (self._total(without), -self._all[index].noise)
+            found[index] = (self._total(without, self._travels()), -self._all[index].noise)
         return min(found, key=found.__getitem__)
 
     def _note(self, step: int, place: Place, before: str, cause: str) -> None:
@@ -339,7 +363,7 @@ class Watch:
         return {
             "references": self.references,
             "schedule": [self._next, self._interval, self._pair, self._measured, int(self._untreated)],
-            "measured": [self._reach, self._loudness],
+            "measured": [self._reach, self._loudness, self._spread],
             "changes": [list(change) for change in self.changes],
             "layers": {place.name: place.state() for place in self._all},
         }
@@ -349,7 +373,7 @@ class Watch:
         self.references = state["references"]
         self._next, self._interval, self._pair, self._measured, untreated = state["schedule"]
         self._untreated = bool(untreated)
-        self._reach, self._loudness = state["measured"]
+        self._reach, self._loudness, self._spread = state["measured"]
         self.changes = [Change(*change) for change in state["changes"]]
         for place in self._all:
             if place.name in state["layers"]:
