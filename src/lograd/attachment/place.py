@@ -26,6 +26,8 @@ PRIOR = (0.25, 0.25)
 """Sums of products and squares with which a travel of 1 is assumed until it is measured."""
 FORGETTING = 0.85
 """The weight of earlier measurements of growth."""
+TELLING, FARTHEST = 0.2, 3.0
+"""A predicted growth, as a logarithm, that is large enough to tell how far noise travels, and the farthest believed."""
 STEADY = 1.5
 """The change of energy up to which the noise of earlier statistics is taken for that of new ones, for a while."""
 A_WHILE = 5
@@ -71,7 +73,7 @@ class Place:
     @property
     def travel(self) -> float:
         """The measured growth of energy over the predicted one, in logarithms."""
-        return self.sums[0] / self.sums[1]
+        return min(self.sums[0] / self.sums[1], FARTHEST)
 
     # -- noise --
 
@@ -113,10 +115,18 @@ class Place:
             surprise: a difference from what was expected that makes earlier measurements void.
         """
         surprised = measured > self.travel * predicted + surprise
-        kept = 0.0 if surprised and predicted > 0 else FORGETTING
-        products, squares = self.sums
-        self.sums = (kept * products + predicted * measured, kept * squares + predicted**2)
-        self.least = measured - surprise if surprised and not predicted else 0.0
+        self.least = measured - surprise if surprised and predicted < TELLING else 0.0
+        if self.least:
+            return
+        products, squares = (0.0, 0.0) if surprised else self.sums
+        self.sums = (products + predicted * measured, squares + predicted**2)
+
+    def forget(self) -> None:
+        """Forget a part of what was measured, in favour of a travel of 1: it was measured under other weights."""
+        self.sums = (
+            FORGETTING * self.sums[0] + (1 - FORGETTING) * PRIOR[0],
+            FORGETTING * self.sums[1] + (1 - FORGETTING) * PRIOR[1],
+        )
 
     # -- what the guard lets it do --
 

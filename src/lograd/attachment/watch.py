@@ -189,10 +189,11 @@ class Watch:
         if self._untreated:
             for place in fresh:
                 place.clean, place.clean_step = _log(place.statistics.energy), step
-            first = not any(place.statistics.treats for place in self._all)
-            self.references += not first
             self._pair = step + 1
-            if first:
+            if any(place.statistics.treats for place in self._all):
+                self.references += 1
+            elif step >= self._next:
+                self._count()
                 self._decide(step, loss_scale)
         elif step == self._pair:
             self._compare(step)
@@ -241,18 +242,23 @@ class Watch:
             found = found - np.median(found[reached])
         return which, predicted, found
 
+    def _count(self) -> None:
+        self._measured += 1
+        for place in self._all:
+            place.forget()
+
     def _compare(self, step: int) -> None:
+        self._count()
         which, predicted, found = self._growths(step, 1)
         unexpected = found - self._travels()[which] * predicted
         for index, expected, measured in zip(which, predicted.tolist(), found.tolist(), strict=True):
             self._all[index].compare(expected, measured, self._surprise)
         if which:
             # The median: what a few layers do is no measure of chance.
-            spread = float(np.median(unexpected**2)) / MEDIAN_SQUARE
+            spread = min(float(np.median(unexpected**2)) / MEDIAN_SQUARE, SURPRISE**2)
             self._spread = FORGETTING * self._spread + (1 - FORGETTING) * spread
         self._reach = float(predicted.max(initial=0.0))
         self._loudness = float(np.log1p(self._ratios(self._inside)[0]).sum())
-        self._measured += 1
 
     @property
     def _surprise(self) -> float:
