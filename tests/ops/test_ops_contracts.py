@@ -154,7 +154,7 @@ def test_other_sizes_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", contracts)
 def test_other_devices_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if place and argument not in ("control", "seen", "histogram", "choice"):
+        if place and argument not in ("control", "seen", "histogram", "choice", "limits"):
             refused(name, arguments, place, value.to("meta"), argument)
 
 

@@ -69,8 +69,9 @@ class Change(NamedTuple):
 def check_watch(state: Any, layers: Container[str]) -> None:
     """Refuse what is no state of a guard over these layers, in one sentence."""
     what = "the guard of a handle's state"
-    check_object(what, state, ("references", "schedule", "measured", "changes", "layers"))
-    check_whole(f"references of {what}", state["references"])
+    check_object(what, state, ("references", "made", "schedule", "measured", "changes", "layers"))
+    for name in ("references", "made"):
+        check_whole(f"{name} of {what}", state[name], 0, LONGEST)
     for name, count in (("schedule", 5), ("measured", 3)):
         if not isinstance(state[name], list) or len(state[name]) != count:
             raise InvalidValue(sentence(f"{name} of {what}", state[name], f"{count} numbers"))

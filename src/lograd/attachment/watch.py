@@ -40,7 +40,7 @@ SOON, LATER, SETTLED, COMPLETE = 4, 10, 50, 200
 BEGINNING = 50
 QUIET = 3
 """Measurements before a layer that fell back returns; twice as many after each further fall."""
-MOST_CHANGES = 10_000
+MOST_CHANGES = 1000
 """Changes that are kept."""
 
 
@@ -59,6 +59,8 @@ class Watch:
         self.budget = guard.budget or budget_of(plan) or USUAL_BUDGET
         self.places = {name: Place(name, one) for name, one in layers.items()}
         self.changes: list[Change] = []
+        """The last changes, in order."""
+        self.made = 0
         """All changes so far."""
         self.references = 0
         """Steps in which no gradient was treated, to measure the energies without noise."""
@@ -273,7 +275,7 @@ class Watch:
     # -- decisions --
 
     def _decide(self, step: int, loss_scale: float) -> None:
-        before = len(self.changes)
+        before = self.made
         known = np.array([place.known for place in self._all], dtype=np.float64)
         watched = self._total(known, np.ones_like(known)) > INSIDE * self.budget
         for place in self._all:
@@ -281,7 +283,7 @@ class Watch:
         if self._exceeds:
             self._fall_back(step, loss_scale)
         self._let_in(step, loss_scale, watched)
-        if len(self.changes) > before:
+        if self.made > before:
             self._interval = SOON if step < BEGINNING else LATER
         elif step == self._pair:
             self._interval = min(2 * self._interval, SETTLED if self.waiting else COMPLETE)
@@ -351,6 +353,7 @@ class Watch:
     def _note(self, step: int, place: Place, before: str, cause: str) -> None:
         if place.status != before:
             noise = min(self.noise, MAX_FLOAT)
+            self.made += 1
             self.changes = [*self.changes, Change(step, place.name, before, place.status, cause, noise)][-MOST_CHANGES:]
 
     def _say(self, step: int, cause: str, places: list[Place], text: str) -> None:
@@ -368,6 +371,7 @@ class Watch:
         """Return all that a resumed run needs, as plain values."""
         return {
             "references": self.references,
+            "made": self.made,
             "schedule": [self._next, self._interval, self._pair, self._measured, int(self._untreated)],
             "measured": [self._reach, self._loudness, self._spread],
             "changes": [list(change) for change in self.changes],
@@ -376,7 +380,7 @@ class Watch:
 
     def load(self, state: dict[str, Any], loss_scale: float) -> None:
         """Go on from the `state` of another; layers that it does not have wait for their statistics."""
-        self.references = state["references"]
+        self.references, self.made = state["references"], state["made"]
         self._next, self._interval, self._pair, self._measured, untreated = state["schedule"]
         self._untreated = bool(untreated)
         self._reach, self._loudness, self._spread = state["measured"]

@@ -58,6 +58,7 @@ Backend = Annotated[
 ]
 Products = Annotated[str | None, typer.Option(hidden=True)]
 Start = Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")]
+Guard = Annotated[bool | None, typer.Option("--guard", help="Treat layers only while their noise fits a budget.")]
 LogEvery = Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")]
@@ -88,6 +89,7 @@ def train(
     backend: Backend = None,
     products: Products = None,
     start: Start = None,
+    guard: Guard = None,
     log_every: LogEvery = None,
     evaluate_every: EvaluateEvery = None,
     checkpoint_every: CheckpointEvery = None,
@@ -114,7 +116,7 @@ def train(
         "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed,
         "epochs": epochs, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer,
         "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup, "width": width, "augment": augment,
-        "threads": threads, "backend": backend, "start": start, "log_every": log_every,
+        "threads": threads, "backend": backend, "start": start, "guard": guard, "log_every": log_every,
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}

@@ -51,6 +51,7 @@ class Config:
         backend: of the products, "dense", "sparse", "integer" or "auto" as in `attach`.  With "auto" a layer
             takes what is faster when it is timed, so that the last bits of two runs may differ.
         start: the first step whose gradients are treated, counted from 0.
+        guard: let a layer be treated only while its noise fits a budget, as `attach(guard=True)` does.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
         checkpoint_every: steps to a checkpoint.
@@ -79,6 +80,7 @@ class Config:
     evaluate_every: int | None = None
     checkpoint_every: int = 100
     tensorboard: bool = False
+    guard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -110,7 +112,7 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("tensorboard",) if self.own else ("augment", "tensorboard"):
+        for name in ("guard", "tensorboard", *(() if self.own else ("augment",))):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_together()
@@ -211,8 +213,8 @@ class Config:
         return cast(int, self.epochs) * steps_per_epoch
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain values."""
-        return asdict(self)
+        """The settings as plain values; without a guard, those that runs had before there were guards."""
+        return {name: value for name, value in asdict(self).items() if value or name != "guard"}
 
     @classmethod
     def from_json(cls, data: Any) -> Config:

@@ -113,7 +113,10 @@ class Configured(Work):
 
     def attach(self, model: nn.Module, plan: Plan, loss_scale: float | None) -> Handle:
         config = self.config
-        return attach(model, plan, config.seed, backend=config.backend, loss_scale=loss_scale, start=config.start)
+        return attach(
+            model, plan, config.seed, backend=config.backend, loss_scale=loss_scale, start=config.start,
+            guard=config.guard,
+        )  # fmt: skip
 
     @property
     def settings(self) -> dict[str, Any]:
