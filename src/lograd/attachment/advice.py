@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from ..errors import InvalidValue, LogradWarning
+from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
 from ..treatments import BACKWARD, Backend
 from ..treatments.products import check_backward_products
+from .counters import Count
 
 
 def renamed(products: Backend, backend: Backend) -> Backend:
@@ -63,6 +64,29 @@ def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str])
         warnings.warn(
             f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
             "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_nothing_treated(total: Count, steps: int, begun: bool) -> None:
+    """Warn, as a handle is removed, of a run in which no gradient was treated or came by.
+
+    Args:
+        total: the counts of all layers.
+        steps: steps that the handle has counted.
+        begun: True if some gradients were to be treated.
+    """
+    if total.passed_through and not total.treated and begun:
+        warnings.warn(
+            f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
+            f"called {plural(steps, 'time')}; call it after each optimizer step.",
+            LogradWarning,
+            stacklevel=3,
+        )
+    elif steps and not total.passes:
+        warnings.warn(
+            f"no gradient came by in {plural(steps, 'step')}; if a copy of the model was trained, attach to the copy.",
             LogradWarning,
             stacklevel=3,
         )

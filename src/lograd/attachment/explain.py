@@ -17,10 +17,11 @@ from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Treatment
 from ..treatments.verdicts import verdict
 from .counters import Count, read_counters
-from .guard import Growth
+from .explosion import Growth
 from .refresh import Cost, OperandStatistics
 from .speed import Saving
 from .untreated import untreated_parts
+from .watch import Watch
 
 
 @final
@@ -63,6 +64,7 @@ def explain(
     plan: Plan,
     saved: Saving | None,
     beside: dict[str, str],
+    guard: Watch | None = None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -75,6 +77,7 @@ def explain(
         growth: of noise, where it was warned of.
         saved: time that sparse products save; None where there is no choice.
         beside: words for what is done beside layers, by name.
+        guard: the guard at work.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -85,6 +88,8 @@ def explain(
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
             if steps < start:
                 lines[name] += f"; treated from step {start} on"
+            elif guard is not None and (words := guard.words(name)):
+                lines[name] += f"; {words}"
         elif name in skipped:
             lines[name] = skipped[name]
         for part in left.pop(name, ()):
@@ -102,6 +107,8 @@ def explain(
         summary += f".\n{step.division(plan.work)}"
     if saved is not None:
         summary += f".\n{saved.words()}"
+    if guard is not None:
+        summary += f".\nGuard: {guard.summary()}"
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
@@ -143,7 +150,7 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
     if statistics.problem:
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not gradient.ready:
-        return f"{text}; passes through until handle.step() has statistics"
+        return f"{text}; passes through" + (" until handle.step() has statistics" if statistics.treats else "")
     text += f"; {count.sparsity:.1%} zeros so far"
     if layer.why_dense:
         text += f", dense products: {layer.why_dense}"

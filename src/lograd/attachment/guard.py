@@ -1,64 +1,94 @@
-"""A guard against noise of pruning that explodes over depth.
-
-Unbiased pruning multiplies the energy E[g^2] of a gradient by 1 / cosine^2, and the product for dX hands the noise on
-to every layer in front.  Branches and normalisation decide what becomes of it there, so it is measured: the energies of
-the first histograms, which were taken before any gradient was pruned, against later ones.
-"""
+"""The settings of a guard, the changes that it makes, and what must hold of its saved state."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
-from .refresh import EARLY_STEPS, OperandStatistics
+from ..errors import InvalidType, InvalidValue, sentence
+from ..files.checks import MAX_FLOAT, check_number, check_object, check_text, check_whole
+from .place import check_place
 
-LIMIT = 1e5
-"""The growth of energy above which to warn.
-
-At 85 % it settles near 1e3 in a ResNet-20 that learns and at 2e5 in one whose weights are held fixed; in a MobileNet-v2
-it passes 1e10 within nine steps.  A plan from a profile with measured noise is warned of sooner (`plan.forecast`).
-"""
+LONGEST = 2**62
+"""More steps than anybody makes."""
 
 
-class Growth(NamedTuple):
-    """How the energy has grown in the layer where it has most, beyond what it has in every layer."""
+@final
+@dataclass(frozen=True)
+class Guard:
+    """How `attach` guards a run against noise.
 
-    layer: str
-    factor: float
+    Args:
+        budget: the most noise, in units of the variance that the minibatch itself puts into the gradient; None takes
+            the budget that the plan was made for, or 1.
+        fall_back: let treated layers with too much noise fall back, to fewer zeros or to a gradient as it is; False
+            only warns.
+    """
+
+    budget: float | None = None
+    fall_back: bool = True
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            check_number("budget of a guard", self.budget, 0, MAX_FLOAT)
+            if not self.budget:
+                raise InvalidValue(sentence("budget of a guard", self.budget, "above 0"))
+        if not isinstance(self.fall_back, bool):
+            raise InvalidType(sentence("fall_back of a guard", self.fall_back, "True or False"))
+
+
+def check_guard(guard: bool | Guard | None) -> Guard | None:
+    """Return the guard that was asked for: True is `Guard()`, False and None are none."""
+    if isinstance(guard, Guard):
+        return guard
+    if guard is None or isinstance(guard, bool):
+        return Guard() if guard else None
+    raise InvalidType(sentence("guard", guard, "True, False or a Guard"))
+
+
+class Change(NamedTuple):
+    """A change that a guard has made to one layer."""
+
     step: int
-    pruned: int
-    """Layers whose noise goes on to others."""
+    layer: str
+    before: str
+    after: str
+    cause: str
+    """"fits", "noise", "size" or "clipped"."""
+    noise: float
+    """The noise of the whole plan after it, in units of the minibatch's own variance."""
 
     def __str__(self) -> str:
         return (
-            f"noise of pruning explodes over the {self.pruned} layers that are pruned in the product for dX: by step "
-            f"{self.step} the energy of the gradient of {self.layer!r} had grown {self.factor:.0e} times; prune "
-            "the product for dW only (products='weight_gradient' of a profile's plan), where nothing adds up, or ask "
-            "for less sparsity in fewer layers; a later start, attach(start=100), helps where profile(noise=2), taken "
-            "at that step, predicts less growth"
+            f"step {self.step}: {self.layer} {self.before} -> {self.after} ({self.cause}; noise {self.noise:.2g} of "
+            "the minibatch's)"
         )
 
 
-def exploded(layers: dict[str, OperandStatistics], step: int, first: int) -> Growth | None:
-    """Return the growth to warn of; None if there is none.
-
-    Only steps soon after the first histograms are judged: later, energies also change because the model learns.
-
-    Args:
-        layers: the statistics of gradients, by layer.
-        step: the step that is judged.
-        first: the first step that took statistics.
-    """
-    pruned = {name: layer for name, layer in layers.items() if _hands_noise_on(layer)}
-    known = {name: layer.energy / layer.first_energy for name, layer in pruned.items() if layer.first_energy}
-    if step > first + EARLY_STEPS or len(known) < 2:
-        return None
-    name = max(known, key=known.__getitem__)
-    # A loss that grows is no noise: it is in all layers, also in the last one, which no noise reaches.
-    factor = known[name] / max(min(known.values()), 1.0)
-    return Growth(name, factor, step, len(pruned)) if factor > LIMIT else None
-
-
-def _hands_noise_on(layer: OperandStatistics) -> bool:
-    """Return True if the gradient is pruned without bias in the product for dX, which goes on to other layers."""
-    site = layer.operand.at["input_gradient"]
-    return site is not None and any(one.makes_zeros and one.unbiased for one in site.treatments)
+def check_watch(state: Any, layers: Container[str]) -> None:
+    """Refuse what is no state of a guard over these layers, in one sentence."""
+    what = "the guard of a handle's state"
+    check_object(what, state, ("references", "made", "schedule", "measured", "changes", "layers"))
+    for name in ("references", "made"):
+        check_whole(f"{name} of {what}", state[name], 0, LONGEST)
+    for name, count in (("schedule", 5), ("measured", 3)):
+        if not isinstance(state[name], list) or len(state[name]) != count:
+            raise InvalidValue(sentence(f"{name} of {what}", state[name], f"{count} numbers"))
+    for value in state["schedule"]:
+        check_whole(f"schedule of {what}", value, -1, LONGEST)
+    for value in state["measured"]:
+        check_number(f"measured of {what}", value, 0)
+    if not isinstance(state["changes"], list) or not isinstance(state["layers"], dict):
+        raise InvalidValue(sentence(what, state, "given changes as a list, and layers by name"))
+    for change in state["changes"]:
+        if not isinstance(change, list | tuple) or len(change) != len(Change._fields):
+            raise InvalidValue(sentence(f"a change of {what}", change, f"{len(Change._fields)} values"))
+        check_whole(f"the step of a change of {what}", change[0])
+        for text in change[1:5]:
+            check_text(f"a change of {what}", text)
+        check_number(f"the noise of a change of {what}", change[5], 0)
+    for name, place in state["layers"].items():
+        if name not in layers:
+            raise InvalidValue(f"{what} has a layer {str(name)[:60]!r}, and no layer of that name is treated.")
+        check_place(name, place)

@@ -34,17 +34,19 @@ from ..treatments.products import check_backend
 from . import explain as explaining
 from . import exporting
 from . import state as states
-from .advice import renamed, warn_of_skipped_layers, warn_of_useless_formats
+from .advice import renamed, warn_of_nothing_treated, warn_of_skipped_layers, warn_of_useless_formats
 from .beside import carried_out_beside
 from .choosing import chosen_layers
 from .counters import Counters, read_counters
 from .explain import Explanation
+from .explosion import Growth, exploded
 from .exporting import Evaluation, Exported, Result
-from .guard import Growth, exploded
+from .guard import Guard, check_guard
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .speed import saving
 from .swap import engine_of, reason_not_restored, restore, swap
+from .watch import Watch
 
 
 def attach(
@@ -56,6 +58,7 @@ def attach(
     backend: Backend = "auto",
     loss_scale: float | None = None,
     start: int = 0,
+    guard: bool | Guard = False,
     products: Backend | None = None,
 ) -> Handle:
     """Carry out a plan, in place, from the next forward on.
@@ -79,6 +82,8 @@ def attach(
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
         start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
             passes noise on from layer to layer far more than after a hundred steps.
+        guard: True, or a `Guard` with a budget, keeps a layer's gradient as it is until its noise fits the budget, and
+            lets layers fall back while it does not; `start` is then unnecessary.  `handle.guard` has what it did.
         products: the former name of `backend`.
     """
     if not isinstance(model, nn.Module):
@@ -102,7 +107,7 @@ def attach(
             )
     handle = Handle(
         model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
-        check_loss_scale(loss_scale), check_width("start", start, 0, 2**62),
+        check_loss_scale(loss_scale), check_width("start", start, 0, 2**62), check_guard(guard),
     )  # fmt: skip
     warn_of_skipped_layers(plan, len(handle.layers), handle.skipped)
     warn_of_useless_formats(plan, loss_scale)
@@ -123,6 +128,7 @@ class Handle:
         backend: Backend,
         loss_scale: float | None,
         start: int,
+        guard: Guard | None = None,
     ) -> None:
         self.model, self.plan, self.seed, self.refresh, self.start = model, plan, seed, refresh, start
         self.steps = 0
@@ -155,6 +161,8 @@ class Handle:
                 found["gradient"] = OperandStatistics(engine.gradient, layer.masked, work_of_element(module))
             if found:
                 self._statistics[name] = found
+        self.guard = None if guard is None else Watch(guard, plan, self._gradients)
+        """The guard at work; None without one."""
         self._wait_or_begin()
         self._collect()
         set_keys(self.layers.values(), self.seed, self.steps)
@@ -181,6 +189,8 @@ class Handle:
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
+        if self.guard is not None:
+            self.guard.ended(self.steps, self._loss_scale is not None)
         for name, statistics in self._all_statistics():
             scaled = name == "gradient"  # the scale of the loss is in gradients alone
             if scaled and after != before:
@@ -192,7 +202,7 @@ class Handle:
             share_out(list(self._gradients.values()), after)
             for layer in self.layers.values():
                 layer.reconsider()
-            self._say_what_explodes()
+            self._judge(after)
         if any(layer.choices for layer in self.layers.values()):
             release_workspace()  # the next forward needs the memory more
         for layer in self.layers.values():
@@ -204,11 +214,15 @@ class Handle:
         first = self._first_collected
         if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
             self._collect(sample)
+        if self.guard is not None and self.steps >= self.start:
+            self.guard.prepare(self.steps)
         set_keys(self.layers.values(), self.seed, self.steps)
 
-    def _say_what_explodes(self) -> None:
-        """Warn, once, of noise that explodes."""
-        if self._growth is None:
+    def _judge(self, loss_scale: float) -> None:
+        """Let the guard decide by new statistics; without one, warn, once, of noise that explodes."""
+        if self.guard is not None:
+            self.guard.judge(self.steps, loss_scale)
+        elif self._growth is None:
             self._growth = exploded(self._gradients, self.steps, self._first_collected)
             if self._growth is not None:
                 warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
@@ -221,6 +235,8 @@ class Handle:
     def _wait_or_begin(self) -> None:
         for layer in self.layers.values():
             layer.begin() if self.steps >= self.start else layer.wait()
+        if self.guard is not None and self.steps >= self.start:
+            self.guard.hold()
 
     @property
     def _first_collected(self) -> int:
@@ -269,7 +285,7 @@ class Handle:
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
             self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
-            {name: one.words() for name, one in self._beside.items()},
+            {name: one.words() for name, one in self._beside.items()}, self.guard,
         )  # fmt: skip
 
     # -- what it leaves behind --
@@ -306,6 +322,7 @@ class Handle:
             "loss_scale": self._loss_scale or 0.0,
             "growth": [] if self._growth is None else list(self._growth),
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
+            **({} if self.guard is None else {"guard": self.guard.state()}),
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
             "statistics": {
                 name: {operand: one.state() for operand, one in found.items()}
@@ -332,6 +349,8 @@ class Handle:
             for operand, values in found.items():
                 self._statistics[name][operand].load(values)
         self._wait_or_begin()
+        if self.guard is not None and "guard" in state:
+            self.guard.load(state["guard"], self._loss_scale or 1.0)
         for _, statistics in self._all_statistics():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()
@@ -355,20 +374,8 @@ class Handle:
         begun = self.steps > self.start or (
             not self.steps and any(int(layer.gradient.seen[PASSES]) > self.start for layer in self.layers.values())
         )
-        if modules and total.passed_through and not total.treated and begun:
-            warnings.warn(
-                f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
-                f"called {plural(self.steps, 'time')}; call it after each optimizer step.",
-                LogradWarning,
-                stacklevel=2,
-            )
-        elif modules and self.steps and not total.passes:
-            warnings.warn(
-                f"no gradient came by in {plural(self.steps, 'step')}; if a copy of the model was trained, attach to "
-                "the copy.",
-                LogradWarning,
-                stacklevel=2,
-            )
+        if modules and not (self.guard is not None and self.steps):  # a guard may keep all layers as they are
+            warn_of_nothing_treated(total, self.steps, begun)
 
     def copied(self) -> None:
         """Warn, once, that a layer that is being copied or pickled gives a plain copy."""

@@ -20,7 +20,7 @@ from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
-from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
+from ..treatments import Prediction, Prune, Statistics, Treatment, numbers_of, predict
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
@@ -30,6 +30,8 @@ LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
 """The least and the most sparsity that one layer gets where several share a target."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
+SIZE_LIMIT = 100.0
+"""A guarded gradient passes through if its mean |g| differs from that of its statistics by more than this factor."""
 
 
 @final
@@ -135,6 +137,12 @@ class OperandStatistics:
         """True if the last histogram was that of a short step, and was not used."""
         self.allotted: dict[Hashable, float] = {}
         """The sparsity of this layer, for each treatment whose target several layers share."""
+        self.treats = True
+        """False while a guard keeps the operand as it is."""
+        self.watched = False
+        """True if a guard measures the energy of the operand, and so needs each histogram."""
+        self.most_zeros = 1.0
+        """The most sparsity that a guard allows."""
 
     @property
     def joint(self) -> dict[Treatment, float]:
@@ -145,7 +153,9 @@ class OperandStatistics:
     @property
     def decides(self) -> bool:
         """True if something follows from statistics: numbers, a share of zeros, or the guard against noise."""
-        return self.operand.has_statistics or any(site.makes_zeros for site in self.operand.sites.values())
+        return (
+            self.operand.has_statistics or self.watched or any(site.makes_zeros for site in self.operand.sites.values())
+        )
 
     def wanted(self, step: int) -> bool:
         """Return True if a histogram that is due in this step is to be taken."""
@@ -166,15 +176,40 @@ class OperandStatistics:
     def statistics(self, loss_scale: float) -> Statistics:
         """Return the statistics of the last full histogram, as they would be under this loss scale."""
         assert self.table is not None
-        taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted)
+        taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted | self._fewer())
         return taken.scaled(loss_scale / self.loss_scale)
+
+    @property
+    def pruning(self) -> list[Prune]:
+        """The treatments of the operand that prune to a sparsity which may be lowered."""
+        treatments = (one for site in self.operand.sites.values() for one in site.treatments)
+        return [one for one in treatments if isinstance(one, Prune)]
+
+    def _fewer(self) -> dict[Hashable, float]:
+        """Return the sparsities that are lower than those asked for, by treatment."""
+        if self.most_zeros == 1.0:
+            return {}
+        wanted = {one: self.allotted.get(one, one.sparsity) for one in self.pruning}
+        return {one: min(share, self.most_zeros) for one, share in wanted.items()}
 
     def set_numbers(self, loss_scale: float) -> None:
         """Write the numbers that follow from the statistics, under this loss scale, to all sites."""
         statistics = self.statistics(loss_scale)
         for site in self.operand.sites.values():
             site.set_numbers(numbers_of(site.treatments, statistics))
-        self.operand.set_ready(True)
+        self.set_limits(loss_scale, statistics)
+        self.be_ready()
+
+    def set_limits(self, loss_scale: float, statistics: Statistics | None = None) -> None:
+        """Write the limits of the operand's size, where a guard watches it and its numbers depend on that."""
+        if self.operand.limits is not None and self.operand.has_statistics and self.table is not None:
+            size = (statistics or self.statistics(loss_scale)).moment(1)
+            self.operand.set_limits(size / SIZE_LIMIT, size * SIZE_LIMIT)
+
+    def be_ready(self) -> None:
+        """Let the operand be treated where nothing keeps it from that: a guard, or missing statistics."""
+        known = self.table is not None or not self.operand.has_statistics
+        self.operand.set_ready(self.treats and known)
 
     def rescale(self, before: float, after: float) -> None:
         """Adapt the numbers in force and the memory of treatments to a new loss scale."""

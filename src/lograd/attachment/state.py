@@ -21,6 +21,7 @@ from ..errors import InvalidValue, nearest_name, sentence
 from ..files.checks import MANY, check_number, check_object, check_text, check_whole
 from ..ops.histogram import SLOTS as HISTOGRAM_SLOTS
 from ..plan import Plan
+from .guard import check_watch
 from .refresh import OperandStatistics
 
 VERSION, FORMER = 3, 2
@@ -30,7 +31,7 @@ LONGEST = 2**62
 DAMAGED = "was changed or damaged after it was saved: its checksum does not match."
 PARTS = ("layers", "statistics")
 PLAIN = ("version", "plan", "seed", "steps", "last_collected", "loss_scale", "cost")
-LATER = ("start", "growth", "checksums")
+LATER = ("start", "growth", "guard", "checksums")
 """Fields that the first states of this version did not have."""
 
 
@@ -146,6 +147,8 @@ def checked(state: Any, plan: Plan, layers: Mapping[str, LayerEngine], statistic
             raise InvalidValue(sentence(f"the statistics of layer {name!r}", operands, "given by operand"))
         for operand, values in operands.items():
             _check_statistics(name, values, statistics[name][operand])
+    if "guard" in state:
+        check_watch(state["guard"], layers)
     _check_sums(saved)
     found: dict[str, Any] = state
     return found

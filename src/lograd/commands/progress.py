@@ -62,7 +62,8 @@ class Bar:
             self.started = True
             self.progress.reset(self.task, total=status.total, completed=status.step)
         for line in status.lines:
-            setattr(self, line["kind"], words(line, status.metric))
+            if line["kind"] != "guard":
+                setattr(self, line["kind"], words(line, status.metric))
         numbers = "; ".join(part for part in (self.train or f"loss {status.loss:.3f}", self.test) if part)
         self.progress.update(self.task, completed=status.step, numbers=numbers)
 

@@ -62,6 +62,7 @@ Backend = Annotated[
 ]
 Products = Annotated[str | None, typer.Option(hidden=True)]
 Start = Annotated[int | None, typer.Option(help="First step that is treated.", show_default="0")]
+Guard = Annotated[bool | None, typer.Option("--guard", help="Treat layers only while their noise fits a budget.")]
 LogEvery = Annotated[int | None, typer.Option(help="Steps to a line of metrics.", show_default="10")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Steps to an evaluation.", show_default="an epoch")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Steps to a checkpoint.", show_default="100")]
@@ -104,6 +105,7 @@ def train(
     backend: Backend = None,
     products: Products = None,
     start: Start = None,
+    guard: Guard = None,
     log_every: LogEvery = None,
     evaluate_every: EvaluateEvery = None,
     checkpoint_every: CheckpointEvery = None,
@@ -134,7 +136,7 @@ def train(
         "schedule": schedule, "warmup": warmup, "width": width, "augment": augment, "threads": threads,
         "backend": backend, "start": start, "log_every": log_every, "evaluate_every": evaluate_every,
         "checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "weights": weights, "state_bits": state_bits,
-        "fast": fast,
+        "fast": fast, "guard": guard,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)

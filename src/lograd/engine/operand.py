@@ -13,6 +13,7 @@ from ..ops.histogram import SLOTS
 from ..ops.registry import call, register
 from ..treatments import OPERANDS, PRODUCTS, Sentence
 from .clock import BACKWARD
+from .limits import OUTSIDE
 from .site import Site
 from .slots import CPU, READY, STRIDE, constant, zeros
 
@@ -44,6 +45,8 @@ class Operand:
         self.control, self.seen = zeros(2, torch.int64, CPU), zeros(3, torch.int64, CPU)
         self.ready = False
         """True once the operand is treated; before, it passes through.  The operators read it from `control`."""
+        self.limits: Tensor | None = None
+        """The limits of its size (`limits`), where a guard watches it."""
         self.histogram = zeros(SLOTS if self.has_statistics or name == "gradient" else 0, torch.int64, device)
 
     @property
@@ -73,8 +76,16 @@ class Operand:
         """Let everything pass until `begin`."""
         self.set_ready(False)
 
+    def set_limits(self, low: float, high: float) -> None:
+        """Let tensors whose mean of |x| is not between these pass through; 0 and 0 judge none."""
+        if self.limits is None:
+            self.limits = zeros(3, torch.float64, CPU)
+        self.limits[:OUTSIDE].copy_(torch.tensor([low, high], dtype=torch.float64, device=CPU))
+
     def observe(self, x: Tensor) -> None:
-        """Count the tensor, and take its histogram if one is due."""
+        """Count the tensor, and take its histogram if one is due; one outside of its limits is not treated."""
+        if self.limits is not None:
+            call("check_size", x, self.control, self.limits)
         call("observe", x, self.control, self.histogram, self.seen)
 
     def treated(self, x: Tensor, product: str, contracted: tuple[int, ...], signs: Tensor | None = None) -> Tensor:

@@ -176,13 +176,14 @@ class Speed(Experiment):
         dense, fast = _seconds(found)
         factor = 100 if metric.percent else 1
         lines = []
-        for way, seconds, before in ((DENSE, dense, 0.0), (FAST, fast, found["planning"])):
+        ways = ((DENSE, dense, 0.0), (FAST, fast, found["planning"]))
+        for color, (way, seconds, before) in enumerate(ways):
             for seed in range(self.seeds):
                 if finished(folder, f"{way}-{seed}") is not None:
                     points = _points(folder, f"{way}-{seed}", metric)
                     places = [before + one.step * seconds for one in points]
                     values = [factor * one.value for one in points]
-                    lines.append(Line(f"{way}, seed {seed}", places, values))
+                    lines.append(Line(places, values, way if not seed else "", color))
         unit = ", %" if metric.percent else ""
         return Chart(
             f"{self.model}, {threads} thread{'s' if threads > 1 else ''}", "seconds", f"test {metric.words}{unit}", lines

@@ -8,7 +8,7 @@ from .. import InvalidValue
 from ..errors import sentence
 from ..files.checks import check_number, check_object, check_one_of, check_text, check_whole
 
-KINDS = ("train", "test")
+KINDS = ("train", "test", "guard")
 STATUSES = ("finished", "diverged")
 MOST_THREADS = 4096
 
@@ -31,6 +31,9 @@ def check_record(record: Any) -> None:
 
 def check_line(line: Any, metric: str | None = None) -> None:
     """A line of metrics.jsonl; an evaluation must have the metric that is asked for."""
+    if isinstance(line, dict) and line.get("kind") == "guard":
+        _check_guard_line(line)
+        return
     check_object("a line of metrics", line, ("kind", "step", "seconds", "sparsity", "bits"), None)
     kind = check_one_of("kind", line["kind"], KINDS)
     check_whole("step", line["step"])
@@ -43,6 +46,17 @@ def check_line(line: Any, metric: str | None = None) -> None:
     for name, value in line.items():
         if name not in ("kind", "step") and value is not None:
             check_number(name, value)
+
+
+def _check_guard_line(line: dict[str, Any]) -> None:
+    """A change that a guard has made."""
+    texts = ("layer", "before", "after", "cause")
+    check_object("a line of a guard", line, ("kind", "step", "epoch", "seconds", "noise", *texts))
+    check_whole("step", line["step"])
+    for name in ("epoch", "seconds", "noise"):
+        check_number(name, line[name], 0)
+    for name in texts:
+        check_text(name, line[name])
 
 
 def check_summary(summary: Any, metric: str) -> None:

@@ -25,7 +25,7 @@ LARGEST_SEED = 2**63 - 1
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
-ONLY_IF_GIVEN = ("weights", "state_bits", "fast")
+ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard")
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the checksums that
 they had."""
 
@@ -55,6 +55,7 @@ class Config:
         backend: of the products, "dense", "sparse", "integer" or "auto" as in `attach`.  With "auto" a layer
             takes what is faster when it is timed, so that the last bits of two runs may differ.
         start: the first step whose gradients are treated, counted from 0.
+        guard: let a layer be treated only while its noise fits a budget, as `attach(guard=True)` does.
         log_every: steps to a line of metrics.
         evaluate_every: steps to an evaluation; None means once an epoch.  There is one at the end in any case.
         checkpoint_every: steps to a checkpoint.
@@ -91,6 +92,7 @@ class Config:
     weights: str | None = None
     state_bits: Literal[8] | None = None
     fast: bool = False
+    guard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -122,7 +124,7 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("tensorboard", "fast") if self.own else ("augment", "tensorboard", "fast"):
+        for name in ("fast", "guard", "tensorboard", *(() if self.own else ("augment",))):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()

@@ -32,6 +32,8 @@ class TensorBoardEvents(Events):
         self.writer: Any = None
 
     def write(self, line: Line) -> None:
+        if line["kind"] == "guard":
+            return  # words, and no scalars
         if self.writer is None:
             # A resumed run writes some steps again; TensorBoard is told to forget the first version of them.
             self.writer = self.writer_class(str(self.folder.tensorboard), purge_step=line["step"])

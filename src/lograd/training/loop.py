@@ -141,7 +141,7 @@ def _run(
         while session.steps < session.total:
             try:
                 loss = session.step()
-                lines = tuple(_due_lines(session, config))
+                lines = (*session.guard_lines(), *_due_lines(session, config))
             except Diverged as error:
                 _end_diverged(session, target, str(error))
             for line in lines:

@@ -22,6 +22,7 @@ from .measuring import Interval, treated
 from .schedules import Rates
 from .work import Work
 
+GUARD_FIELDS = ("layer", "before", "after", "cause", "noise")
 INITIAL_LOSS_SCALE = 2.0**16
 LEARNED_RATE = 1e-5
 """The largest learning rate of what a plan learns, by Adam and with the schedule of the weights, as in [kim2024]."""
@@ -105,6 +106,8 @@ class Session:
         """True if the last step was the last of its epoch."""
         self.skipped = 0
         """Steps that the loss scale left out."""
+        self._told = 0
+        """Changes of the guard that were handed out as lines."""
 
     def __enter__(self) -> Session:
         return self
@@ -183,6 +186,15 @@ class Session:
         self.interval.restart(now)
         return line
 
+    def guard_lines(self) -> list[dict[str, Any]]:
+        """A line for each change that the guard has made since this was last called."""
+        guard = None if self.handle is None else self.handle.guard
+        if guard is None or guard.made == self._told:
+            return []
+        new, self._told = guard.changes[self._told - guard.made :], guard.made
+        place = {"kind": "guard", "step": self.steps, "epoch": self.epoch, "seconds": round(self.seconds, 4)}
+        return [place | {name: getattr(one, name) for name in GUARD_FIELDS} for one in new]
+
     def test_line(self, judged: Mapping[str, float]) -> dict[str, Any]:
         """An evaluation, with zeros and bits since the start; JSON has no word for a number that is not finite."""
         known = {name: value if math.isfinite(value) else None for name, value in judged.items()}
@@ -248,4 +260,6 @@ class Session:
         self.interval = Interval(**{field.name: state["interval"][field.name] for field in fields(Interval)})
         self.steps, self.seconds, self.lr = state["steps"], state["seconds"], state["lr"]
         self.skipped = skipped
+        if self.handle is not None and self.handle.guard is not None:
+            self._told = self.handle.guard.made  # the journal has their lines
         torch.set_rng_state(state["random"])

@@ -28,6 +28,7 @@ def summarise(
         "best": best_of(judged, session.metric),
         "skipped_steps": session.skipped,
         "pruned": session.handle is not None and prunes(session.handle.plan),
+        **({} if session.handle is None or session.handle.guard is None else {"guard": session.handle.guard.summary()}),
         "seconds": round(session.seconds, 3),
         "seconds_per_step": seconds_per_step(lines),
         "counters": None

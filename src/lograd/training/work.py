@@ -128,7 +128,7 @@ class Configured(Work):
         config = self.config
         return attach(
             model, plan, config.seed, backend=config.backend, loss_scale=loss_scale, start=config.start,
-            guard=config.fast,
+            guard=config.guard or config.fast,
         )  # fmt: skip
 
     @property

@@ -1,0 +1,246 @@
+"""One layer under a guard: the noise of its gradient, how it grows on the way, and what the guard lets it do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import numpy as np
+
+from ..engine.limits import OUTSIDE
+from ..engine.site import Site
+from ..engine.slots import COUNTERS
+from ..errors import InvalidValue, sentence
+from ..files.checks import check_number, check_object, check_whole
+from ..treatments import Integers, Prune, Statistics, predict
+from ..treatments.verdicts import noise_of
+from .refresh import OperandStatistics
+
+MOST_NOISE = 1e6
+"""The largest noise-to-signal ratio of one layer; that of a format which rounds all to zero would be infinite."""
+KEPT = (1.0, 1.5, 2.0, 3.0)
+"""Factors of the share of elements that pruning keeps, at each level of falling back; the last level is dense."""
+FEWEST_ZEROS = 0.5
+"""Sparse products gain nothing below this sparsity."""
+PRIOR = (0.25, 0.25)
+"""Sums of products and squares with which a travel of 1 is assumed until it is measured."""
+FORGETTING = 0.85
+"""The weight of earlier measurements of growth."""
+TELLING, FARTHEST = 0.2, 3.0
+"""A predicted growth, as a logarithm, that is large enough to tell how far noise travels, and the farthest believed."""
+STEADY = 1.5
+"""The change of energy up to which the noise of earlier statistics is taken for that of new ones, for a while."""
+A_WHILE = 5
+RECENT = 0.75
+"""The weight of earlier statistics in the noise of a layer."""
+CLIPPED = 0.05
+"""The share of clipped elements in a step from which on a scale is out of date."""
+
+
+@final
+class Place:
+    """One layer under a guard."""
+
+    def __init__(self, name: str, statistics: OperandStatistics) -> None:
+        self.name, self.statistics = name, statistics
+        self.level = 0
+        """How far pruning has fallen back to fewer zeros: a place in KEPT."""
+        self.clean, self.clean_step = 0.0, -1
+        """The logarithm of the energy in the last step in which no gradient was treated, and that step."""
+        self.last, self.weighed = (0.0, 0.0), [0.0, 0.0, 0.0]
+        """The noise-to-signal ratios of the last prediction, and sums of them weighed by energy, and of energy."""
+        self.known, self.age, self.energy = False, 0, 0.0
+        self.sums = PRIOR
+        """Decaying sums of (predicted growth) (measured growth) and (predicted growth)^2, in logarithms."""
+        self.least = 0.0
+        """The growth that was just measured, as a logarithm, where noise was not expected to arrive at all."""
+        self.falls, self.earliest = 0, 0
+        """How often the layer fell back, and the measurement before which it does not return."""
+        self.outside = 0
+        """Gradients that passed through as their size was not that of the statistics."""
+        self.said: list[str] = []
+        """Causes of which users were warned."""
+        self._counted: dict[str, tuple[int, int, int]] = {}
+        statistics.operand.set_limits(0.0, 0.0)
+
+    @property
+    def status(self) -> str:
+        """The status in words: waiting, treated, treated with fewer zeros, or dense."""
+        if self.statistics.treats:
+            return f"treated, at most {self.statistics.most_zeros:.0%} zeros" if self.level else "treated"
+        return "dense" if self.falls else "waiting"
+
+    @property
+    def travel(self) -> float:
+        """The measured growth of energy over the predicted one, in logarithms."""
+        return min(self.sums[0] / self.sums[1], FARTHEST)
+
+    # -- noise --
+
+    def measure(self, loss_scale: float) -> None:
+        """Predict the noise of the treatments from the last statistics, unless these have hardly changed."""
+        energy = self.statistics.energy
+        changed = not 1 / STEADY < energy / (self.energy or math.inf) < STEADY
+        self.age += 1
+        if not self.known or self.age >= A_WHILE or changed:
+            self.known, self.age, self.energy = True, 0, energy
+            self.last = self._predicted(loss_scale)
+        # Weighed by energy, as the noise of a small gradient is small, whatever its share.
+        self.weighed = [RECENT * old + energy * new for old, new in zip(self.weighed, (*self.last, 1.0), strict=True)]
+
+    def _predicted(self, loss_scale: float) -> tuple[float, float]:
+        """Return the noise-to-signal ratios in dX and dW, by the law of the last gradient."""
+        statistics = self.statistics.statistics(loss_scale)
+        at = self.statistics.operand.at
+        sites = at["input_gradient"], at["weight_gradient"]
+        first = 0.0 if sites[0] is None else _noise(sites[0], statistics)
+        if sites[1] is sites[0]:
+            return first, first
+        return first, 0.0 if sites[1] is None else _noise(sites[1], statistics)
+
+    @property
+    def noise(self) -> float:
+        """The noise-to-signal ratio of the treatment in the product for dX."""
+        return self.weighed[0] / self.weighed[2] if self.weighed[2] else 0.0
+
+    @property
+    def noise_weight(self) -> float:
+        """The noise-to-signal ratio of the treatment in the product for dW."""
+        return self.weighed[1] / self.weighed[2] if self.weighed[2] else 0.0
+
+    def compare(self, predicted: float, measured: float, surprise: float) -> None:
+        """Learn from a growth of energy that was measured, and from the one that was predicted, in logarithms.
+
+        Args:
+            surprise: a difference from what was expected that makes earlier measurements void.
+        """
+        surprised = measured > self.travel * predicted + surprise
+        self.least = measured - surprise if surprised and predicted < TELLING else 0.0
+        if self.least:
+            return
+        products, squares = (0.0, 0.0) if surprised else self.sums
+        self.sums = (products + predicted * measured, squares + predicted**2)
+
+    def forget(self) -> None:
+        """Forget a part of what was measured, in favour of a travel of 1: it was measured under other weights."""
+        self.sums = (
+            FORGETTING * self.sums[0] + (1 - FORGETTING) * PRIOR[0],
+            FORGETTING * self.sums[1] + (1 - FORGETTING) * PRIOR[1],
+        )
+
+    # -- what the guard lets it do --
+
+    def set_level(self, level: int, loss_scale: float) -> None:
+        """Prune to the sparsity of a level, and predict the noise anew."""
+        self.level = level
+        self._limit_zeros()
+        if self.statistics.table is not None:
+            self.statistics.set_numbers(loss_scale)
+            self.known, self.weighed = False, [0.0, 0.0, 0.0]
+            self.measure(loss_scale)
+
+    def _limit_zeros(self) -> None:
+        self.statistics.most_zeros = self._most_zeros(self.level) if self.level else 1.0
+
+    def _most_zeros(self, level: int) -> float:
+        asked = max((self.statistics.allotted.get(one, one.sparsity) for one in self.statistics.pruning), default=0.0)
+        return 1 - KEPT[level] * (1 - asked)
+
+    @property
+    def can_prune_less(self) -> bool:
+        """True if there is a level with fewer zeros that may still gain something."""
+        return self.level + 1 < len(KEPT) and self._most_zeros(self.level + 1) >= FEWEST_ZEROS
+
+    def let(self, treats: bool) -> None:
+        """Let the layer be treated, or keep its gradient as it is."""
+        self.statistics.treats = treats
+        self.statistics.be_ready()
+
+    # -- what was counted --
+
+    def take_outside(self) -> int:
+        """Return the gradients of the last step that were outside of the limits; they are counted once."""
+        limits = self.statistics.operand.limits
+        assert limits is not None
+        found = int(limits[OUTSIDE])
+        if found:
+            limits[OUTSIDE] = 0
+            self.outside += found
+        return found
+
+    def counted(self) -> tuple[bool, bool]:
+        """Return whether gradients of the last step became NaN, and whether a scale clipped too many of them."""
+        nan = clipped = False
+        for name, site in self.statistics.operand.sites.items():
+            values = dict(zip(COUNTERS, site.counters.tolist(), strict=True))
+            now = values["nan"], values["clipped"], values["elements"]
+            before = self._counted.get(name, now)
+            self._counted[name] = now
+            news = [a - b for a, b in zip(now, before, strict=True)]
+            nan |= news[0] > 0
+            clipped |= bool(site.names) and news[1] > CLIPPED * max(news[2], 1)
+        return nan, clipped
+
+    # -- saving --
+
+    def state(self) -> dict[str, Any]:
+        """Return all that a resumed run needs, as plain values."""
+        return {
+            "treats": int(self.statistics.treats), "level": self.level, "clean": [self.clean, self.clean_step],
+            "noise": [*self.last, int(self.known), self.age, self.energy], "weighed": list(self.weighed),
+            "growth": [*self.sums, self.least], "falls": [self.falls, self.earliest], "outside": self.outside,
+            "watched": int(self.statistics.watched), "said": list(self.said),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from the `state` of another."""
+        self.level = state["level"]
+        self._limit_zeros()
+        self.clean, self.clean_step = state["clean"]
+        *last, known, self.age, self.energy = state["noise"]
+        self.last, self.weighed = (last[0], last[1]), list(state["weighed"])
+        self.known, self.sums, self.least = bool(known), (state["growth"][0], state["growth"][1]), state["growth"][2]
+        self.falls, self.earliest = state["falls"]
+        self.outside, self.said, self._counted = state["outside"], list(state["said"]), {}
+        self.statistics.watched = bool(state["watched"])
+        self.let(bool(state["treats"]))
+
+
+def check_place(name: str, state: Any) -> None:
+    """Refuse what is no state of a layer under a guard, in one sentence."""
+    what = f"the guard of layer {name!r}"
+    lists = {"clean": 2, "noise": 5, "weighed": 3, "growth": 3, "falls": 2}
+    check_object(what, state, ("treats", "level", *lists, "outside", "watched", "said"))
+    for key, most in (("treats", 1), ("level", len(KEPT) - 1), ("outside", 2**62), ("watched", 1)):
+        check_whole(f"{key} of {what}", state[key], 0, most)
+    for key, count in lists.items():
+        if not isinstance(state[key], list | tuple) or len(state[key]) != count:
+            raise InvalidValue(sentence(f"{key} of {what}", state[key], f"{count} numbers"))
+        for value in state[key]:
+            check_number(f"{key} of {what}", value)
+    if not isinstance(state["said"], list | tuple):
+        raise InvalidValue(sentence(f"said of {what}", state["said"], "a list"))
+
+
+def _noise(site: Site, statistics: Statistics) -> float:
+    """Return the noise-to-signal ratio of a site's treatments by the law of the gradient, with the numbers in force.
+
+    Where scales belong to rows or blocks, the law does not tell: as many bits with one scale for the tensor are taken,
+    which have more noise.
+    """
+    if len(site.treatments) == 1 and isinstance(site.treatments[0], Prune):
+        return _of_pruning(statistics, float(site.numbers[0]))
+    predicted = predict(site.treatments, statistics, site.numbers_and_memory())
+    if predicted is None:
+        bits = min((one.element_bits for one in site.treatments if one.element_bits is not None), default=8.0)
+        predicted = predict((Integers(max(int(bits), 2), rounding="stochastic"),), statistics)
+    assert predicted is not None
+    return min(noise_of(predicted.cosine), MOST_NOISE)
+
+
+def _of_pruning(statistics: Statistics, threshold: float) -> float:
+    """Return E[(y - x)^2] / E[x^2] of stochastic pruning: sums of x (threshold - x) over what is below it."""
+    edges, shares = statistics.law.edges, statistics.law.shares
+    x = (edges[:-1] + edges[1:]) / 2
+    below = x < threshold
+    return min(float(np.sum((shares * x * (threshold - x))[below]) / np.sum(shares * x**2)), MOST_NOISE)

@@ -1,0 +1,106 @@
+"""Noise that arrives at the layers of a network, for a guard: a bound, or factors that a profile has measured.
+
+Layers are in the order in which they run, so that noise of a layer reaches those in front of it.  `watch` corrects what
+is predicted here by measured growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..laws.law import Values
+from ..plan import Plan
+from ..theory import Propagation
+
+
+class Travel(Protocol):
+    """How noise travels between layers, and how it adds up to one number."""
+
+    measured: bool
+    """True if the factors were measured."""
+
+    def growth(self, noise: Values) -> Values:
+        """Return log x, the growth of the energy that arrives at each layer.
+
+        Args:
+            noise: the noise-to-signal ratio of each layer's treatment in the product for dX.
+        """
+
+    def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
+        """Return the noise of each layer, in units of the minibatch's own variance.
+
+        Args:
+            growth: log x.
+            noise, noise_weight: the noise-to-signal ratio of each layer's treatment in the products for dX and dW.
+        """
+
+    def total(self, shares: Values) -> float:
+        """Return the number that a budget limits."""
+
+
+class Bound:
+    """The noise that arrives if layers stand in one row and noise travels as the gradient does.
+
+    The noise in the weight gradient of a layer is then x (1 + n) - 1 of the energy that its gradients of single samples
+    have, which is what the minibatch's own variance is made of.  The layer with most noise is held against the budget.
+    """
+
+    measured = False
+
+    def growth(self, noise: Values) -> Values:
+        each = np.log1p(noise)
+        behind: Values = np.cumsum(each[::-1])[::-1] - each
+        return behind
+
+    def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
+        found: Values = np.expm1(growth + np.log1p(noise_weight))
+        return found
+
+    def total(self, shares: Values) -> float:
+        return float(shares.max(initial=0.0))
+
+
+class Measured:
+    """The noise that arrives by measured factors, in absolute energy, over a measured variance of the minibatch.
+
+    Args:
+        energies: own and passed energy of each layer's noise, and the transfer between layers.
+        unit: V, the minibatch's own variance.
+    """
+
+    measured = True
+
+    def __init__(self, energies: Propagation, unit: float) -> None:
+        self.energies, self.unit = energies, unit
+
+    def growth(self, noise: Values) -> Values:
+        found: Values = np.log(self.energies.growth(noise))
+        return found
+
+    def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
+        arrives = noise * self.energies.passed + noise_weight * self.energies.own
+        found: Values = np.exp(growth) * arrives / self.unit
+        return found
+
+    def total(self, shares: Values) -> float:
+        return float(shares.sum())
+
+
+def travel_of(plan: Plan, names: Sequence[str]) -> Travel:
+    """Return how noise travels between the layers of these names: measured, where the plan knows all of them."""
+    expected = getattr(plan, "expected", None)
+    layers, energies, unit = (getattr(expected, name, None) for name in ("layers", "energies", "unit"))
+    if not isinstance(energies, Propagation) or not unit or layers is None or not set(names) <= set(layers):
+        return Bound()
+    places = [list(layers).index(name) for name in names]
+    among = energies.transfer[np.ix_(places, places)]
+    return Measured(Propagation(energies.own[places], energies.passed[places], among), float(unit))
+
+
+def budget_of(plan: Plan) -> float | None:
+    """Return the noise budget that a plan was made for; None if it has none."""
+    budget = getattr(getattr(plan, "expected", None), "budget", None)
+    return None if budget is None else float(budget)

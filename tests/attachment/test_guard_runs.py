@@ -1,0 +1,54 @@
+"""Planted explosions are caught before the loss leaves the band of dense runs, and quiet runs are left alone."""
+
+import pytest
+import torch
+from guarded import band, mobile_net, resnet8, trained
+
+SEEDS = (1, 2, 3, 4)
+
+
+def test_a_deep_narrow_network_pruned_from_its_first_step():
+    dense = [trained(mobile_net, None, 40, seed) for seed in SEEDS]
+    plain, guarded = (trained(mobile_net, "prune85", 40, guard=guard) for guard in (False, True))
+    for first, last in ((10, 20), (20, 30), (30, 40)):
+        limit = band(dense, first, last)
+        assert guarded.mean(first, last) < limit
+        assert plain.mean(first, last) > limit, "else nothing was planted"
+    assert 0 < len(guarded.watch.waiting) < 20, "some layers were let in, and not all"
+    assert guarded.watch.references
+
+
+def test_a_learning_rate_ten_times_too_high():
+    dense = [trained(mobile_net, None, 40, seed, lr=0.5) for seed in SEEDS]
+    plain, guarded = (trained(mobile_net, "prune85", 40, lr=0.5, guard=guard) for guard in (False, True))
+    limit = band(dense, 30, 40)
+    assert guarded.mean(30, 40) < limit < plain.mean(30, 40)
+
+
+def blown_up(model, step):
+    """Multiply a layer in front of a BatchNorm by 1e6: outputs stay, and the layer's own gradient is 1e6 times less."""
+    if step == 40:
+        with torch.no_grad():
+            model.blocks[1].conv1.weight.mul_(1e6)
+
+
+def test_a_layer_scaled_in_the_middle_of_a_run():
+    options = {"event": blown_up, "refresh": "epoch", "start": 30}
+    dense = [trained(resnet8, None, 60, seed, event=blown_up) for seed in SEEDS]
+    plain, guarded = (trained(resnet8, "prune85", 60, guard=guard, **options) for guard in (False, True))
+    limit = band(dense, 45, 60)
+    assert guarded.mean(45, 60) < limit < plain.mean(45, 60)
+    assert [text for text in guarded.said if "'blocks.1.conv1' has another size" in text]
+    assert guarded.watch.places["blocks.1.conv1"].outside == 2, "in the step itself, and in that of new statistics"
+
+
+@pytest.mark.parametrize(("plan", "start"), [("int8-full", 0), ("prune80", 40)])
+def test_a_quiet_run_is_never_touched_after_letting_in(plan, start):
+    run = trained(resnet8, plan, 90, guard=True, start=start)
+    assert run.said == []
+    assert {change.cause for change in run.watch.changes} == {"fits"}
+    assert run.watch.waiting == []
+    assert sum(place.falls + place.outside for place in run.watch.places.values()) == 0
+    if plan == "int8-full":
+        assert [change.step for change in run.watch.changes] == [0] * 8, "all fit at once, even if noise adds up"
+        assert run.watch.references == 0
