@@ -11,6 +11,22 @@ from ..errors import InvalidValue, nearest_name
 from .console import Json, out, print_json, show, warnings_as_sentences
 
 ProfilePath = Annotated[Path, typer.Argument(help="A folder with profile.npz, or the file itself.")]
+NoiseBudget = Annotated[
+    float | None,
+    typer.Option(
+        "--noise", help="The fastest plan that adds at most this much of the minibatch's variance, such as 0.2."
+    ),
+]
+Speed = Annotated[
+    float | None, typer.Option(help="The plan with the least noise that is this many times as fast, such as 2.")
+]
+Objective = Annotated[str | None, typer.Option(help="progress: the plan with the most progress per second.")]
+Method = Annotated[
+    list[str] | None, typer.Option(help="With a goal: choose from these methods or patterns; repeat it.")
+]
+BackendName = Annotated[
+    list[str] | None, typer.Option("--backend", help="With a goal: sparse or integer products only; repeat it.")
+]
 Bits = Annotated[
     str | None,
     typer.Option(
@@ -32,7 +48,7 @@ Floor = Annotated[
 LawName = Annotated[str, typer.Option(help="Of the threshold: empirical, lognormal or normal.")]
 Keep = Annotated[
     list[str] | None,
-    typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last"),
+    typer.Option(help="Leave alone: first, last, a pattern of names, or none.", show_default="last; none with a goal"),
 ]
 Scale = Annotated[
     str | None, typer.Option(help="Rule by which a gradient is put into a format's range.", show_default="max")
@@ -57,6 +73,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another pl
 
 def plan(
     profile: ProfilePath,
+    noise: NoiseBudget = None,
+    speed: Speed = None,
+    objective: Objective = None,
+    method: Method = None,
+    backend: BackendName = None,
     bits: Bits = None,
     sparsity: Sparsity = None,
     allocation: Allocation = None,
@@ -73,13 +94,22 @@ def plan(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Choose formats and sparsities for each layer of a profile, and save them as a plan."""
+    """Choose methods, or formats and sparsities, for each layer of a profile, and save them as a plan.
+
+    --noise, --speed and --objective are goals, and need a profile of lograd profile --noise 2 --times.
+    """
     from .. import Plan, Profile
     from ..files.atomic import check_folder
     from ..training.folder import check_same
     from ..treatments import Prune
 
-    _check(bits, sparsity, allocation, scale, rounding, everywhere=everywhere)
+    goal = {
+        name: value
+        for name, value in (("noise", noise), ("speed", speed), ("objective", objective))
+        if value is not None
+    }
+    if not goal:
+        _check(bits, sparsity, allocation, scale, rounding, everywhere=everywhere)
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
     source = profile / "profile.npz" if profile.is_dir() else profile
     target = check_folder(output if output is not None else source.parent / "plan.json")
@@ -87,6 +117,8 @@ def plan(
         other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
     given = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    choices |= goal
+    choices |= {name: given for name, given in (("methods", method), ("backends", backend)) if given}
     if keep:
         choices["keep"] = [] if keep == ["none"] else keep
     if floor:
@@ -98,7 +130,8 @@ def plan(
     if everywhere:
         choices["everywhere"] = True
     with warnings_as_sentences():
-        made = Profile.load(source).plan(None if bits is None else _bits(bits), sparsity, **choices)
+        found = Profile.load(source)
+        made = found.plan(None if bits is None else _bits(bits), sparsity, **choices)
     check_same(target, made, overwrite=overwrite)
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()
@@ -106,6 +139,13 @@ def plan(
         print_json({"path": str(target), "hash": made.hash(), "plan": made.to_json(), "diff": changes})
         return
     show(made.table())
+    if goal:
+        out.print()
+        show(
+            found.frontier(
+                **{name: choices[name] for name in ("keep", "methods", "backends") if name in choices}
+            ).table()
+        )
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
@@ -122,7 +162,9 @@ def _check(
 ) -> None:
     """Refuse options that belong to others which are not given."""
     if bits is None and sparsity is None:
-        raise InvalidValue("a plan needs --bits, --sparsity or both; got neither.")
+        raise InvalidValue(
+            "a plan needs --bits, --sparsity or both, or a goal: --noise, --speed or --objective; got neither."
+        )
     if sparsity is None and allocation is not None:
         raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
     if everywhere and sparsity is None:

@@ -27,6 +27,10 @@ Every = Annotated[int, typer.Option(help="Of so many steps one is observed.")]
 Noise = Annotated[
     int, typer.Option(help="Disturb each layer so often, for lograd plan --allocation noise; 2 are enough.")
 ]
+Times = Annotated[
+    bool,
+    typer.Option("--times", help="Time each method in each layer, for lograd plan --noise, --speed and --objective."),
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")]
 
@@ -42,6 +46,7 @@ def profile(
     steps: Steps = 20,
     every: Every = 1,
     noise: Noise = 0,
+    times: Times = False,
     output: Output = Path("run"),
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -66,16 +71,20 @@ def profile(
         network, batches, loss = load_model(make, model, given)
     with as_lines(not as_json), folder_for_results(output) as folder:  # made before the work, not after it
         with warnings_as_sentences(), own_words("a step of the model"):
-            found = observe(network, batches, loss, steps, every=every, noise=noise)
+            found = observe(network, batches, loss, steps, every=every, noise=noise, times=times)
         found.save(folder / "profile.npz")
         found.to_html(folder / "profile.html", f"Gradients of {make or model}")
     if as_json:
         layers = [_row(layer) for layer in found.layers.values()]
         work = None if found.work is None else found.work.to_json()
-        broken = {"broken": found.broken, "work": work}
+        menus = None if found.menus is None else found.menus.to_json()
+        broken = {"broken": found.broken, "work": work, "menus": menus}
         print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed, **broken})
         return
     show(found.table())
+    if found.menus is not None:
+        out.print()
+        show(found.menus.table())
     out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
 
 

@@ -1,4 +1,4 @@
-"""What a profile predicts of a plan: its noise, in units of the variance that the minibatch itself has, and its time.
+"""The prediction of a profile for a plan: noise, in units of the variance that the minibatch itself has, and time.
 
 No torch here.
 """
@@ -25,7 +25,7 @@ LONGEST = 10_000
 @final
 @dataclass(frozen=True)
 class Expected:
-    """What a profile predicts of a plan.
+    """The noise and the time that a profile predicts of a plan.
 
     Args:
         rho: W / V, the variance that the plan's treatments add to the gradient of all parameters, over the variance

@@ -111,9 +111,15 @@ class LayerPlan:
         return found
 
     def skipped(self, work: tuple[int, int]) -> float:
-        """Return the operations that predicted zeros save, of those of the products for dX and dW."""
-        sides = zip(work, map(self.prediction, BACKWARD), strict=True)
-        return sum(count * prediction.sparsity for count, prediction in sides if prediction is not None)
+        """Return the operations that predicted zeros save, of those of the products for dX and dW.
+
+        Integer products save none, where the plan asks for them.
+        """
+        return sum(
+            count * found.sparsity
+            for count, name in zip(work, BACKWARD, strict=True)
+            if (found := self.prediction(name)) is not None and getattr(self, name).backend != "integer"
+        )
 
     def words(self) -> str:
         """Return all treatments in words, on one line."""

@@ -16,12 +16,15 @@ from ..files.atomic import check_folder, read_file, replace_file
 from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
-from . import file, page, planner, table
+from . import file, optimized, page, planner, table
 from .expectation import expected_of, planned_layers
+from .frontier_page import Frontier, frontier_of
 from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
+from .optimized import problem_of
+from .optimizer import Goal, Measurements, Restriction
 from .records import LayerProfile, Record, sum_of
 
 MOST_STEPS = 256
@@ -149,54 +152,84 @@ class Profile:
         bits: planner.Bits | None = None,
         sparsity: float | None = None,
         *,
+        noise: float | None = None,
+        speed: float | None = None,
+        objective: Literal["progress"] | None = None,
+        methods: str | Iterable[str] | None = None,
+        backends: str | Iterable[str] | None = None,
         allocation: planner.Allocation | None = None,
         floors: Mapping[str, float] | None = None,
         law: PruningLaw = "empirical",
-        keep: str | Iterable[str] = ("last",),
+        keep: str | Iterable[str] | None = None,
         scale: str = "max",
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         products: str | Iterable[str] = ("input_gradient", "weight_gradient"),
         split: bool = False,
         everywhere: bool = False,
     ) -> Plan:
-        """Return a plan for the gradient of each layer, with fewer bits or more zeros, from the last observed step.
+        """Return a plan: the best methods for a goal, or the gradient of each layer with fewer bits or more zeros.
+
+        With a goal, noise=, speed= or objective=, a method is chosen for each layer from those that
+        `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
+        say what is done to the gradient, by the last observed step.
 
         Args:
+            noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
+            speed: the plan with the least noise that makes a step this many times as fast as the plain one.
+            objective: "progress": the plan with the most progress per second, speed / (1 + noise).
+            methods, backends: with a goal, what to choose from, such as ["int8", "prune*"] and "integer".
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
-                for the layer's histogram (`theory.best_format`).  "recommended" takes the fewest bits with a predicted
-                cosine of 0.98; a layer for which 8 bits are too few is left alone.
-            sparsity: prune stochastically so that this share of the work in the pruned products is skipped.  Pruning
-                comes before rounding.  Layers in which zeros save no time are not pruned: depthwise and transposed
-                convolutions, layers with fewer than 8 input channels, and small ones.
-            allocation: how the sparsity is split over layers.  "uniform" gives it to every layer.  The others reach it
-                over all pruned layers together, each weighted with its operations: "cosine" makes the smallest cosine
-                between a gradient and its pruned copy as large as possible; "noise" makes the noise that arrives in the
-                weight gradients as small as possible, by factors that `lograd.profile(noise=...)` measures; "floors" is
-                the heterogeneous rule of [chmiel2021], in which layers with a floor are pruned until their cosine falls
-                to it, and the others make up for the rest.  None means "noise" where it was measured, else "uniform".
+                for the layer's histogram.  "recommended" takes the fewest with a predicted cosine of 0.98.
+            sparsity: prune stochastically, before rounding, so that this share of the work in the pruned products is
+                skipped.  Layers in which zeros save no time are not pruned, unless `everywhere` is True.
+            allocation: how the sparsity is split over layers (`planner.Allocation`).  None means "noise" where that was
+                measured, else "uniform".  With `split` the two products of a layer may differ.
             floors: the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}, for "floors".
             law: the law from which thresholds are computed, "empirical", "lognormal" or "normal" (`treatments.Prune`).
                 "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
-            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names.  By
-                default the last one: it is small and its gradient has a narrow law, so pruning it costs much accuracy
-                and gains little time.
-            scale: the rule of `theory.scale` that puts a gradient into the format's range.
-            rounding: "stochastic" or "nearest".
-            products: treat the gradient in the product for dX ("input_gradient"), for dW ("weight_gradient"), or in
-                both.
-            split: with allocation="noise", allow different sparsities in the two products of a layer.  Each then prunes
-                its own copy of the gradient.
-            everywhere: prune all layers, also those in which zeros save no time.
+            keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names; by
+                default the last one, which is small and suffers most, and none with a goal, which weighs that itself.
+            scale, rounding: the rule of `theory.scale`, and "stochastic" or "nearest".
+            products: treat the gradient for dX ("input_gradient"), for dW ("weight_gradient"), or for both.
 
-        The plan holds the predicted growth of gradients by noise (`plan.growth`); a LogradWarning tells where it
-        explodes.  Where noise and the minibatch's variance were measured, it holds its noise in units of that variance
-        (`plan.expected`).
+        Predictions are in it (`plan.expected`, `plan.growth`); a LogradWarning tells if noise explodes.
         """
+        others = (bits, sparsity, allocation, floors, law, scale, rounding, products, split, everywhere)
+        if planner.has_goal((noise, speed, objective), (methods, backends), others):
+            goal = Goal(noise, speed, objective)
+            found = self._measurements()
+            task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
+            return replace(optimized.build(found, task, goal), step=self.work)
+        keep = ("last",) if keep is None else keep
         usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work, expected=expected_of(made.layers, self.noise, self.minibatch))
+
+    def frontier(
+        self,
+        *,
+        keep: str | Iterable[str] = (),
+        methods: str | Iterable[str] | None = None,
+        backends: str | Iterable[str] | None = None,
+    ) -> Frontier:
+        """Return predicted time over predicted noise of the best plans, beside that of uniform ones.
+
+        It has a `table()` and a `chart()`.  The arguments are those of `plan` with a goal, and so is what the profile
+        must have measured.
+        """
+        return frontier_of(problem_of(self._measurements(), keep, Restriction.of(methods, backends), self.loss))
+
+    def _measurements(self) -> Measurements:
+        return Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
+
+    def _frontier(self) -> Frontier | None:
+        """Return the frontier for the page; None where it takes more than was measured, or no layer has a choice."""
+        try:
+            return self.frontier()
+        except InvalidValue:
+            return None
 
     def expected(self, plan: Plan) -> Expected | None:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
@@ -257,6 +290,7 @@ class Profile:
             self.noise,
             self.minibatch,
             self.unitless,
+            self._frontier(),
         )
         return built.save(path)
 

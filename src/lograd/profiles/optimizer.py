@@ -34,7 +34,7 @@ NEEDED = (
 @final
 @dataclass(frozen=True)
 class Goal:
-    """What a plan is to reach: one of the three.
+    """The goal of a plan: one of three.
 
     Args:
         noise: at most this added variance, in units of the minibatch's own; as fast as possible.

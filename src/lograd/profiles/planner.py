@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, final, get_args
@@ -27,10 +27,20 @@ from .records import LayerProfile
 from .sparsity import NO_TIME, without_gain
 
 Allocation = Literal["uniform", "cosine", "noise", "floors"]
+"""How a sparsity is split over layers.  "uniform" gives it to every layer.  The others reach it over all pruned layers
+together, each weighted with its operations: "cosine" makes the smallest cosine between a gradient and its pruned copy
+as large as possible; "noise" makes the noise that arrives in the weight gradients as small as possible, by factors that
+`lograd.profile(noise=...)` measures; "floors" is the heterogeneous rule of [chmiel2021], in which layers with a floor
+are pruned until their cosine falls to it, and the others make up for the rest."""
 Rounding = Literal["stochastic", "nearest"]
 Bits = int | Literal["recommended"]
 RECOMMENDED = "recommended"
 ZERO_GRADIENT = "its gradient was zero in the profile"
+WITHOUT_GOAL = {
+    "bits": None, "sparsity": None, "allocation": None, "floors": None, "law": "empirical", "scale": "max",
+    "rounding": "stochastic", "products": BACKWARD, "split": False, "everywhere": False,
+}  # fmt: skip
+"""Arguments of a plan without a goal, with their defaults."""
 MOST = 0.995
 """The highest sparsity that an allocation gives to one layer, unless the whole budget is higher."""
 
@@ -139,6 +149,31 @@ def build(
         warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
     rounded_only = {} if budget.sparsity is None else {name: why for name, why in unpruned.items() if name in plans}
     return Plan(plans, kept, work=work, statistics=statistics, growth=growth, unpruned=rounded_only)
+
+
+def has_goal(goals: Sequence[object], choices: Sequence[object], others: Sequence[object]) -> bool:
+    """Return True if arguments of `Profile.plan` set a goal; refuse a mixture of both kinds of plans.
+
+    Args:
+        goals: noise, speed and objective.
+        choices: methods and backends.
+        others: the arguments of a plan without a goal, in the order of `WITHOUT_GOAL`.
+    """
+    if all(one is None for one in goals):
+        if any(one is not None for one in choices):
+            raise InvalidValue("methods= and backends= say what to choose from for noise=, speed= or objective=.")
+        return False
+    given = [
+        f"{name}="
+        for (name, usual), value in zip(WITHOUT_GOAL.items(), others, strict=True)
+        if value is not usual and value != usual
+    ]
+    if given:
+        raise InvalidValue(
+            f"noise=, speed= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "
+            "given with them; methods= and backends= say what to choose from."
+        )
+    return True
 
 
 def _check_bits(bits: Bits | None, budget: Budget) -> None:

@@ -1,0 +1,163 @@
+"""Plans for a goal: from a profile's times and noise to methods by layer, and back from a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from menued import menus_of, observed
+
+import lograd
+from lograd import InvalidType, InvalidValue, Plan
+from lograd.errors import LogradWarning
+from lograd.profiles.methods import method
+
+
+@pytest.fixture
+def profile():
+    found = observed()
+    return replace(found, menus=menus_of(found))
+
+
+def methods_of(plan, profile):
+    """The method of each treated layer, by the plan that a method has."""
+    known = {method(name).plan.words(): name for name in profile.menus.methods}
+    return {name: known.get(layer.words(), layer.words()) for name, layer in plan.layers.items()}
+
+
+def test_a_budget_of_noise_is_kept_and_its_time_is_that_of_the_menus(profile):
+    plan = profile.plan(noise=0.1)
+    assert plan.expected.total <= 0.1
+    assert plan.expected.budget == 0.1
+    assert plan.expected.unit == pytest.approx(profile.minibatch.unit, rel=1e-5)
+    chosen = methods_of(plan, profile)
+    assert plan.expected.seconds == pytest.approx(profile.menus.seconds(chosen), rel=1e-5)
+    assert plan.expected.dense_seconds == pytest.approx(profile.menus.step, rel=1e-5)
+    assert profile.plan(noise=0.01).expected.seconds >= plan.expected.seconds
+    assert "times as fast" in str(plan)
+    assert "of the minibatch's variance" in " ".join(str(plan).split())
+    assert plan.skipped == 0.0  # integer products skip no zeros
+
+
+def test_rho_is_the_noise_that_travels(profile):
+    plan = profile.plan(noise=0.1)
+    chosen = methods_of(plan, profile)
+    candidates = [profile.menus.layers[name][chosen.get(name, "dense")] for name in profile.noise.layers]
+    energy = profile.noise.energies.total(
+        [one.input_noise for one in candidates], [one.weight_noise for one in candidates]
+    )
+    assert plan.expected.rho == pytest.approx(energy / profile.minibatch.unit, rel=1e-5)
+    assert plan.expected.penalty == pytest.approx(
+        sum(one.penalty for one in candidates) / profile.minibatch.unit, rel=1e-5
+    )
+    assert plan.expected.energies.transfer == pytest.approx(profile.noise.energies.transfer, rel=1e-3)
+    assert plan.expected.layers == profile.noise.layers
+
+
+def test_speed_and_progress(profile):
+    fast = profile.plan(speed=1.7)
+    assert fast.expected.speed >= 1.7 * (1 - 1e-5)
+    steady = profile.plan(objective="progress")
+    assert steady.expected.progress >= fast.expected.progress
+    assert steady.expected.budget >= steady.expected.total
+    with pytest.raises(InvalidValue, match=r"9 times as fast as the plain one; the most is 1\.9\d times \(8\.00 ms to"):
+        profile.plan(speed=9)
+
+
+def test_backends_are_fixed_so_that_runs_repeat(profile):
+    plan = profile.plan(noise=0.1)
+    for layer in plan.layers.values():
+        for name in ("output", "input_gradient", "weight_gradient"):
+            product = getattr(layer, name)
+            assert product.backend != "auto" or not product.treats
+
+
+def test_layers_that_are_left_alone_say_why():
+    found = observed()
+    slow = list(found.layers)[1]
+    plan = replace(found, menus=menus_of(found, slow=slow)).plan(noise=0.1)
+    assert plan.kept[slow] == "nothing is faster than dense here (2.00 ms)"
+    timid = replace(found, menus=menus_of(found)).plan(noise=1e-9)
+    assert not timid.layers
+    assert all("would save" in reason and "minibatch's variance" in reason for reason in timid.kept.values())
+    assert timid.expected.speed == pytest.approx(1.0)
+    kept = replace(found, menus=menus_of(found)).plan(noise=0.1, keep="first")
+    assert kept.kept[next(iter(found.layers))] == "the first layer"
+
+
+def test_methods_and_backends_restrict_the_choice(profile):
+    assert set(methods_of(profile.plan(noise=0.1, methods="int8"), profile).values()) == {"int8"}
+    with pytest.warns(LogradWarning, match="it explodes"):
+        pruned = profile.plan(noise=1e4, backends="sparse")
+    assert all("prune" in layer.words() and "integer" not in layer.words() for layer in pruned.layers.values())
+    with pytest.warns(LogradWarning, match="it explodes"):
+        between = profile.plan(noise=1e4, methods=["prune*"])
+    assert any("0.97" in layer.words() for layer in between.layers.values())
+    with pytest.raises(InvalidValue, match="Did you mean 'int8'"):
+        profile.plan(noise=0.1, methods="int88")
+    with pytest.raises(InvalidValue, match="backend must be"):
+        profile.plan(noise=0.1, backends="gpu")
+    with pytest.raises(InvalidType, match="methods must be a name"):
+        profile.plan(noise=0.1, methods=3)
+
+
+def test_the_plan_survives_its_file_and_its_hash_leaves_expectations_out(profile, tmp_path):
+    plan = profile.plan(noise=0.1)
+    again = Plan.load(plan.save(tmp_path / "plan.json"))
+    assert again == plan
+    assert again.expected == plan.expected
+    assert replace(plan, expected=None).hash() == plan.hash()
+    assert max(map(len, (tmp_path / "plan.json").read_text().splitlines())) < 400
+
+
+def test_a_switch_that_saves_time_is_turned_on():
+    found = observed()
+    plain = replace(found, menus=menus_of(found)).plan(noise=0.1)
+    switched = replace(found, menus=menus_of(found, normalization=1e-3)).plan(noise=0.1)
+    assert switched.normalization
+    assert not plain.normalization
+    assert switched.expected.seconds == pytest.approx(plain.expected.seconds - 1e-3)
+    assert switched.expected.dense_seconds == plain.expected.dense_seconds
+    faster = replace(found, menus=menus_of(found, normalization=1e-3)).plan(speed=1.7)
+    assert faster.expected.speed == pytest.approx(1.7, rel=0.2)
+    assert faster.expected.speed >= 1.7 * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise": 0.1, "bits": 4}, "choose bits and sparsities themselves, so bits= cannot be given"),
+        ({"speed": 2.0, "sparsity": 0.9, "split": True}, "sparsity= and split= cannot"),
+        ({"noise": 0.1, "speed": 2.0}, "one goal, .* got noise and speed"),
+        ({"objective": "speed"}, "objective must be 'progress'"),
+        ({"noise": -1.0}, "noise must be a positive number, such as 0.2; got -1.0"),
+        ({"speed": True}, "speed must be a positive number"),
+        ({"bits": 4, "methods": ["int8"]}, "methods= and backends= say what to choose from"),
+    ],
+)
+def test_goals_are_not_mixed_with_other_plans(profile, arguments, message):
+    with pytest.raises(InvalidValue, match=message):
+        profile.plan(**arguments)
+
+
+def test_a_profile_that_lacks_measurements_says_what_to_do():
+    with pytest.raises(InvalidValue, match=r"times=True.*this one lacks times\."):
+        observed().plan(noise=0.1)
+    with pytest.raises(InvalidValue, match="lacks times and noise and the minibatch's variance"):
+        lograd.Profile().plan(objective="progress")
+
+
+def test_the_frontier_for_people(profile, tmp_path):
+    found = profile.frontier()
+    assert "int8 everywhere" in str(found.table())
+    assert "most progress" in str(found.table())
+    assert found.progress(found.best) == max(map(found.progress, (*found.plans, found.best)))
+    for one in found.uniform:
+        assert not any(plan.seconds > one.seconds and plan.total > one.total for plan in found.plans)
+    svg = found.chart().svg()
+    assert ">int8</text>" in svg
+    page = profile.to_html(tmp_path / "page.html").read_text()
+    assert "Speed and noise: what a plan can reach" in page
+    plain = observed().to_html(tmp_path / "plain.html").read_text()
+    assert "Speed and noise" not in plain
+    assert "times as fast as the plain step" in repr(found)
