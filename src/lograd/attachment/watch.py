@@ -333,6 +333,8 @@ class Watch:
             self._note(step, place, before, "noise")
         names = ", ".join(dict.fromkeys(place.name for place in fallen))
         done = f"; falling back: {names}" if names else "; nothing is changed (fall_back=False)"
+        if self._measured <= QUIET:
+            return  # while layers are being let in, a step back is no news
         self._say(step, "noise", [worst], f"gets noise of {noise:.2g} times the minibatch's own variance, above the "
                   f"budget of {self.budget:g}{done}")  # fmt: skip
 
