@@ -261,7 +261,7 @@ def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan) -> Compar
         timer = _Timer(model, loss, {}, advance)
         for _ in range(TIMED):
             timer.plain()
-        timer.time("plan", plan)
+        timer.time("plan", plan, WARM_UP)
         for _ in range(TIMED):
             timer.plain()
     return Compared(timer.times[DENSE].step, timer.times["plan"].step)
