@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import Plan
-from lograd.errors import InvalidType, InvalidValue
+from lograd.errors import InvalidType, InvalidValue, LogradWarning
 from lograd.profiles import penalties, timing
 from lograd.profiles.methods import method
 from lograd.treatments import Prune, Statistics, predict
@@ -90,6 +90,7 @@ def test_a_penalty_between_two_precisions_lies_on_the_line_of_logarithms():
     assert penalties._between(ends, "a", 6) == pytest.approx(4.0)
     assert penalties._between(ends, "a", 8) == pytest.approx(1.0)
     assert penalties._between(ends, "b", 6) == 0
+    assert penalties._between({4: {"a": 16.0}, 8: {"a": 0.0}}, "a", 6) == 16
 
 
 def test_many_layers_share_what_their_group_brings(batch, monkeypatch):
@@ -169,6 +170,10 @@ def test_what_cannot_be_timed_is_refused():
         pytest.raises(InvalidValue, match="times are measured on a plain model"),
     ):
         lograd.profile(model, batches, cross_entropy, times=True)
-    with pytest.warns(lograd.errors.LogradWarning, match="times were not measured, since not all gradients are finite"):
-        found = lograd.profile(model, batches, lambda y, t: cross_entropy(y, t) * torch.inf, times=True)
+
+
+@pytest.mark.filterwarnings("ignore:NaN or infinite gradients")
+def test_gradients_that_are_not_finite_are_not_timed():
+    with pytest.warns(LogradWarning, match="times were not measured, since not all gradients are finite"):
+        found = lograd.profile(mlp(), vector_batches(1), lambda y, t: cross_entropy(y, t) * torch.inf, times=True)
     assert found.menus is None

@@ -31,8 +31,6 @@ from .start import Start, taken
 
 MOST_GROUPS = 24
 """Layers, or groups of neighbours, that are rounded one at a time."""
-FLOOR = 1e-30
-"""The least penalty that is interpolated: the logarithm of zero is not."""
 
 
 @final
@@ -117,11 +115,15 @@ def _ends(bits: Sequence[int]) -> tuple[int, ...]:
 
 
 def _between(ends: Mapping[int, Mapping[str, float]], name: str, width: int) -> float:
-    """Return the penalty at some bits, on the straight line through the logarithms at the ends."""
+    """Return the penalty at some bits, on the straight line through the logarithms at the ends.
+
+    The logarithm of zero is none; the penalty is then that of the other end, which is not too small.
+    """
     places = sorted(ends)
-    logarithms = [np.log(max(ends[place][name], FLOOR)) for place in places]
-    found = float(np.exp(np.interp(width, places, logarithms)))
-    return found if found > FLOOR else 0.0
+    found = [ends[place][name] for place in places]
+    if width in ends or min(found) <= 0:
+        return ends[width][name] if width in ends else max(found)
+    return float(np.exp(np.interp(width, places, np.log(found))))
 
 
 def _forward_plan(names: Sequence[str], width: int) -> Plan:
