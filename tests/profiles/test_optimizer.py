@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 from menued import menus_of, observed
+from networks import conv_net, image_batches
+from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan
+from lograd.cli import main
 from lograd.errors import LogradWarning
 from lograd.profiles.methods import method
 
@@ -161,3 +164,30 @@ def test_the_frontier_for_people(profile, tmp_path):
     plain = observed().to_html(tmp_path / "plain.html").read_text()
     assert "Speed and noise" not in plain
     assert "times as fast as the plain step" in repr(found)
+
+
+def test_the_command_line_makes_plans_for_goals(profile, tmp_path, capsys, monkeypatch):
+    profile.save(tmp_path / "profile.npz")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["lograd", "plan", str(tmp_path), *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capsys.readouterr()
+        return ended.value.code, " ".join(found.out.split()), " ".join(found.err.split())
+
+    code, out, _ = run("--noise", "0.1", "--method", "int*")
+    assert not code
+    assert "times as fast" in out
+    assert "most progress" in out
+    assert Plan.load(tmp_path / "plan.json") == profile.plan(noise=0.1, methods="int*")
+    assert "a goal: --noise, --speed or --objective" in run()[2]
+    assert "so bits= cannot be given" in run("--noise", "0.1", "--bits", "4")[2]
+    assert "the most is" in run("--speed", "50", "--overwrite")[2]
+
+
+def test_a_plan_for_a_goal_can_be_attached(profile):
+    model, (batch, *_) = conv_net(), image_batches(1)
+    with lograd.attach(model, profile.plan(noise=0.1)):
+        cross_entropy(model(batch[0]), batch[1]).backward()
+    assert all(one.grad.isfinite().all() for one in model.parameters())

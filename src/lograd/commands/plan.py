@@ -103,11 +103,7 @@ def plan(
     from ..training.folder import check_same
     from ..treatments import Prune
 
-    goal = {
-        name: value
-        for name, value in (("noise", noise), ("speed", speed), ("objective", objective))
-        if value is not None
-    }
+    goal = _given(noise=noise, speed=speed, objective=objective)
     if not goal:
         _check(bits, sparsity, allocation, scale, rounding, everywhere=everywhere)
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
@@ -115,23 +111,13 @@ def plan(
     target = check_folder(output if output is not None else source.parent / "plan.json")
     with warnings_as_sentences():
         other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
-    given = {"allocation": allocation, "law": law, "scale": scale, "rounding": rounding}
-    choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    choices |= goal
-    choices |= {name: given for name, given in (("methods", method), ("backends", backend)) if given}
-    if keep:
-        choices["keep"] = [] if keep == ["none"] else keep
-    if floor:
-        choices["floors"] = dict(map(_floor, floor))
-    if products:
-        choices["products"] = products
-    if split:
-        choices["split"] = True
-    if everywhere:
-        choices["everywhere"] = True
+    menu = _given(keep=[] if keep == ["none"] else keep or None, methods=method or None, backends=backend or None)
+    floors = dict(map(_floor, floor)) if floor else None
+    choices = _given(allocation=allocation, law=law, scale=scale, rounding=rounding, products=products or None)
+    choices |= _given(floors=floors, split=split or None, everywhere=everywhere or None)
     with warnings_as_sentences():
         found = Profile.load(source)
-        made = found.plan(None if bits is None else _bits(bits), sparsity, **choices)
+        made = found.plan(None if bits is None else _bits(bits), sparsity, **goal, **menu, **choices)
     check_same(target, made, overwrite=overwrite)
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()
@@ -141,14 +127,15 @@ def plan(
     show(made.table())
     if goal:
         out.print()
-        show(
-            found.frontier(
-                **{name: choices[name] for name in ("keep", "methods", "backends") if name in choices}
-            ).table()
-        )
+        show(found.frontier(**menu).table())
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _check(

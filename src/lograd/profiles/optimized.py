@@ -61,8 +61,8 @@ def build(found: Measurements, task: PlanProblem, goal: Goal) -> Plan:
         work={name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()},
         statistics=statistics,
         growth=growth,
-        normalization=task.normalization and bool(plans),
-        expected=_expected(found, task, choice, goal),
+        normalization=task.normalization > 0 and bool(plans),
+        expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense), goal),
     )
 
 

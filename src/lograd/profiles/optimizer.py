@@ -174,7 +174,8 @@ class PlanProblem:
         timed: the same layers with all methods as they were timed, for comparison.
         kept: layers that stay dense whatever the goal is, and why.
         dense: seconds of the plain step.
-        normalization: True if the switch `Plan.normalization` is worth it; its seconds are counted.
+        normalization: seconds that the switch `Plan.normalization` saves, counted in both problems; 0 leaves it off.
+        measured: measured seconds of a step with one method everywhere, without the switch.
     """
 
     names: tuple[str, ...]
@@ -182,9 +183,8 @@ class PlanProblem:
     timed: Problem
     kept: Mapping[str, str]
     dense: float
-    normalization: bool = False
+    normalization: float = 0.0
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Measured seconds of a step with one method everywhere."""
 
     def choose(self, goal: Goal) -> Choice:
         """Return the choice for a goal; InvalidValue tells what can be had where it is out of reach."""
@@ -248,19 +248,19 @@ def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restrict
         told = ", ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3])
         raise InvalidValue(f"a plan needs a layer with a choice of methods; all are left alone ({told}).")
     extra = menus.extras.get("normalization", 0.0)
-    switched = extra > MARGIN * menus.step / 2
+    extra = extra if extra > MARGIN * menus.step / 2 else 0.0
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in reasons)
-    rest = max(menus.rest + fixed - (extra if switched else 0.0), 0.0)
+    rest = max(menus.rest + fixed - extra, 0.0)
     energies = found.among(names)
     timed = [[_option(one) for one in menus.layers[name].values()] for name in names]
     options = [_worth([one for one in _all(found, name) if allowed.allows(one.name)]) for name in names]
     return PlanProblem(
         names,
         Problem(options, energies, found.unit, rest),
-        Problem(timed, energies, found.unit, menus.rest + fixed),
+        Problem(timed, energies, found.unit, rest),
         reasons,
         menus.step,
-        switched,
+        extra,
         dict(menus.uniform),
     )
 
