@@ -61,7 +61,8 @@ class Place:
         self.said: list[str] = []
         """Causes of which users were warned."""
         self._counted: dict[str, tuple[int, int, int]] = {}
-        statistics.operand.set_limits(0.0, 0.0)
+        if statistics.operand.has_statistics:  # other treatments look at the tensor itself
+            statistics.operand.set_limits(0.0, 0.0)
 
     @property
     def status(self) -> str:
@@ -161,9 +162,8 @@ class Place:
     def take_outside(self) -> int:
         """Return the gradients of the last step that were outside of the limits; they are counted once."""
         limits = self.statistics.operand.limits
-        assert limits is not None
-        found = int(limits[OUTSIDE])
-        if found:
+        found = 0 if limits is None else int(limits[OUTSIDE])
+        if limits is not None and found:
             limits[OUTSIDE] = 0
             self.outside += found
         return found
