@@ -154,6 +154,11 @@ RECIPES: tuple[Recipe, ...] = (
         lambda bits: both(Luq(int(bits))),
     ),
     Recipe(
+        "fpN-luq-smpK", "fp4-luq-smp2", "as fpN-luq, with the mean of K draws in dW", "chmiel2023",
+        r"fp([2-7])-luq-smp(\d{1,2})",
+        lambda bits, samples: gradients((Luq(int(bits)),), (Luq(int(bits), samples=int(samples)),)),
+    ),
+    Recipe(
         "intN", "int8", "integers of 2 to 8 bits, largest magnitude at the top, stochastic", "lograd", r"int([2-8])",
         lambda bits: both(Quantize(IntFormat(int(bits)))),
     ),
@@ -241,8 +246,16 @@ FULL_RECIPES: tuple[Recipe, ...] = (
         "fournarakis2021", r"int([2-8])-full", full.integers,
     ),
     Recipe(
-        "luq4", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
-        "chmiel2023", "luq4", full.luq4,
+        "intN-full-po2", "int8-full-po2", "as intN-full, with steps that are powers of two", "lograd",
+        r"int([2-8])-full-(po2)", full.integers,
+    ),
+    Recipe(
+        "luq4, luq4-hindsight", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
+        "chmiel2023", "luq4()(?:-(hindsight))?", full.luq4,
+    ),
+    Recipe(
+        "luq4-smpK", "luq4-smp2", "as luq4, with the mean of K draws of the gradient in dW; also -hindsight",
+        "chmiel2023", "luq4-smp(2|4|8|16)(?:-(hindsight))?", full.luq4,
     ),
     *(
         Recipe(
