@@ -292,8 +292,8 @@ ALL_RECIPES = RECIPES + FULL_RECIPES
 MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
     "nearest": ("rounded to nearest", lambda one: _with_rounding(one, "nearest")),
     "stochastic": ("rounded stochastically", lambda one: _with_rounding(one, "stochastic")),
-    "rht": ("under a random Hadamard transform", Hadamard),
-    "ht": ("under a Hadamard transform without random signs", lambda one: Hadamard(one, random=False)),
+    "rht": ("under a random Hadamard transform", lambda one: _transformed(one, True)),
+    "ht": ("under a Hadamard transform without random signs", lambda one: _transformed(one, False)),
 }
 """Endings that any recipe may have which they make sense for."""
 
@@ -303,6 +303,7 @@ def recipe(name: str) -> Treated:
 
     Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
+    Where B is a whole method, its dW is taken as it is: "mxfp4-full/nvfp4-full" has the dW of nvfp4-full.
     Endings: -nearest or -stochastic, and -rht or -ht.
 
     >>> [str(treatment) for treatment in recipe("prune85+fp6").input_gradient.gradient]
@@ -318,7 +319,9 @@ def recipe(name: str) -> Treated:
     first, last = sides[0], sides[-1]
     if len(sides) == 1:
         return first
-    for_weights = replace(last.weight_gradient, gradient=last.input_gradient.gradient)
+    for_weights = last.weight_gradient
+    if not last.output.treats:
+        for_weights = replace(for_weights, gradient=last.input_gradient.gradient)
     return Treated(first.output, first.input_gradient, for_weights)
 
 
@@ -343,6 +346,13 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."
         f"{nearest_name(part, examples)}"
     )
+
+
+def _transformed(treatment: Treatment, random: bool) -> Treatment:
+    """Return a treatment under a Hadamard transform; one that has a transform keeps the block of it."""
+    if isinstance(treatment, Hadamard):
+        return replace(treatment, random=random)
+    return Hadamard(treatment, random=random)
 
 
 def _with_rounding(treatment: Treatment, rounding: str) -> Treatment:
