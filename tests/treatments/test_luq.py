@@ -17,7 +17,7 @@ from lograd import ops
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.ops.logarithmic import SAMPLES, format_of_mean
-from lograd.treatments import Luq, Statistics, Treatment, apply, predict, recipe
+from lograd.treatments import Luq, Sawb, Statistics, Treatment, apply, predict, recipe
 from lograd.treatments.treatment import Setting
 
 
@@ -207,3 +207,20 @@ def test_integer_products_serve_all_but_the_mean() -> None:
             layer(torch.randn(32, 96, requires_grad=True)).square().sum().backward()
             handle.step()
             assert words in str(handle.explain())
+
+
+def test_the_forward_is_that_of_the_released_code() -> None:
+    """SAWB for both operands: over [-c, c], and over [0, 2 c] behind a ReLU, but never beyond the largest element."""
+    (activations,) = recipe("luq4").output.activations
+    assert recipe("luq4").output.weights == (activations,) == (Sawb(4),)
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(1))
+    heavy = x.exp() * 0.01
+    heavy[0] = 50.0
+    for one, signed in ((x, True), (heavy, False)):
+        double = one.double()
+        clip = 12.1 * float(double.square().mean().sqrt()) - 12.2 * float(double.abs().mean())
+        expected = (-clip, clip) if signed else (0.0, 2 * clip)
+        assert Sawb(4).range(one) == pytest.approx(expected, rel=1e-6)
+        found = Sawb(4).encode(one, setting()).coded
+        assert int(found.codes.max()) == (14 if signed else 15)
+    assert Sawb(4).range(x.relu()) == (0.0, float(x.max())), "2 c is beyond it"
