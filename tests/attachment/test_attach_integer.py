@@ -62,11 +62,12 @@ def planned(activations, weights, for_input, for_weight=None):
     )
 
 
+WHOLE_METHODS = [
+    "int4-full", "int6-full", "int8-full", "int6-full-po2", "luq4", "luq4-hindsight", "int4wa+fp4-luq", "fqt8-ptq",
+    "fqt5-psq", "fqt5-bhq", "int4-full-interval", "prune50+luq4",
+]  # fmt: skip
 PLANS = {
-    **{
-        name: plan(name)
-        for name in ("int4-full", "int6-full", "int8-full", "luq4", "fqt8-ptq", "fqt5-psq", "fqt5-bhq", "prune50+luq4")
-    },
+    **{name: plan(name) for name in WHOLE_METHODS},
     "per tensor, gradients apart": per_tensor(5),
     "pruned": plan("prune50+int6-full"),
     "interval, folded": met_by(Interval(4)),
@@ -192,7 +193,9 @@ def test_only_what_is_needed(kind, frozen, name):
             assert float((a - b).abs().max()) <= 1e-5 * float(a.abs().max())
 
 
-@pytest.mark.parametrize("name", ["int4-full", "luq4", "fqt5-ptq", "fqt5-psq", "fqt4-bhq", "mxfp4-full"])
+@pytest.mark.parametrize(
+    "name", ["int4-full", "int4-full-po2", "luq4", "luq4-smp2", "fqt5-ptq", "fqt5-psq", "fqt4-bhq", "mxfp4-full"]
+)
 def test_gradients_of_integer_products_are_unbiased_over_seeds(name):
     """Their mean over 300 draws is what the gradient as it is gives, in units of the mean's own deviation."""
     torch.manual_seed(0)

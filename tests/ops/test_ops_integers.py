@@ -71,6 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, ...]:
         draw(st.booleans()),
         draw(st.booleans()),
         draw(keys),
+        draw(st.booleans()),
     )
 
 
@@ -88,7 +89,7 @@ class TestNativeEqualsPlain:
         self, isa: str, threads: int, x: Tensor, key: Tensor, bits: int, symmetric: bool, stochastic: bool
     ) -> None:
         for limits in (None, torch.tensor([-1.0, 2.0])):
-            case = (x, limits, None, 0, bits, False, symmetric, stochastic, key)
+            case = (x, limits, None, 0, bits, False, symmetric, stochastic, key, bits % 2 == 0)
             with machine(isa, threads):
                 assert_all_same_bits(compiled("integer_codes")(*case), plain("integer_codes")(*case))
 

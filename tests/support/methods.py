@@ -8,7 +8,7 @@ EXAMPLES = [entry.example for entry in ALL_RECIPES]
 VARIANTS = [
     "mxfp4-nearest", "mxfp6", "mxfp8", "mxfp4-rht", "nvfp4-ht", "int4-ptq-rht", "int8-psq-nearest", "int5-ptq-nearest",
     "fp6-mean", "fp8-luq", "fp4-luq-nearest", "dithered2.5", "prune85+fp6", "int5-bhq/int5-bhq", "topk85/identity",
-    "fp6-nearest",
+    "fp6-nearest", "fp3-luq-smp16", "luq4-smp2-hindsight", "luq4-hindsight", "int4-full-po2", "mxfp4-full-ht",
 ]  # fmt: skip
 NAMES = EXAMPLES + VARIANTS
 

@@ -157,7 +157,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "integer_codes": tuple(
         lambda x, lay, rest=rest: (
-            lay(x), PAIR if rest[0] else None, fold(x) if rest[1] else None, 1, *rest[2:], KEY,
+            lay(x), PAIR if rest[0] else None, fold(x) if rest[1] else None, 1, *rest[2:], KEY, rest[5],
         )
         for rest in (
             (True, True, 8, False, False, False),

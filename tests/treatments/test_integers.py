@@ -101,7 +101,14 @@ def test_folded_and_not_decode_alike_up_to_steps(rounding: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [HINDSIGHT, Integers(6, "channel", symmetric=True), Integers(8, rounding="stochastic")], ids=str
+    "one",
+    [
+        HINDSIGHT,
+        Integers(6, "channel", symmetric=True),
+        Integers(8, rounding="stochastic"),
+        Integers(4, ranges="hindsight", power_of_two=True),
+    ],
+    ids=str,
 )
 def test_plain_tensors_are_those_of_the_coded_tensor(one: Integers) -> None:
     memories = [torch.zeros(one.memory_size, dtype=torch.float64) for _ in range(2)]
@@ -121,9 +128,11 @@ def test_json_and_words() -> None:
         (HINDSIGHT, "int4 levels, in hindsight"),
         (Integers(6, "channel", symmetric=True), "int6 levels, per channel, symmetric"),
         (Integers(8, rounding="stochastic"), "int8 levels, stochastic"),
+        (Integers(8, power_of_two=True), "int8 levels, steps of powers of two"),
     ):
         assert Treatment.from_json(one.to_json()) == one
         assert str(one) == words
+    assert "power_of_two" not in Integers(8).to_json(), "older plans read the same"
     assert Integers(5).element_bits == 5
     assert Integers(5, rounding="stochastic").unbiased
     assert not Integers(5, rounding="stochastic", ranges="hindsight").unbiased  # what is outside is cut off
@@ -136,6 +145,7 @@ def test_json_and_words() -> None:
         ({"bits": 1}, "bits must be"),
         ({"bits": 4, "per": "row"}, "per must be one of"),
         ({"bits": 4, "ranges": "foresight"}, "ranges must be one of"),
+        ({"bits": 4, "power_of_two": 2}, "power_of_two"),
         ({"bits": 4, "rounding": "up"}, "rounding must be"),
         ({"bits": 4, "per": "channel", "ranges": "hindsight"}, "remembers one range"),
     ],

@@ -41,6 +41,14 @@ def test_parts_endings_and_sides():
         Plan.uniform("topk85").override("fc", sparsity=0.5).layers["fc"].input_gradient.gradient
         == recipe("topk50").input_gradient.gradient
     )
+    assert recipe("nvfp4-full/nvfp4-full") == recipe("nvfp4-full")
+    assert recipe("mxfp4-full/nvfp4-full") == recipe("mxfp4-full")._replace(
+        weight_gradient=recipe("nvfp4-full").weight_gradient
+    )
+    for found in recipe("nvfp4-full-ht").sentences():
+        (one,) = found
+        assert one.rotation in ((64, False), (16, False)), "a transform that is there keeps its block"
+    assert recipe("mxfp4-full-rht").weight_gradient == recipe("mxfp4-full").weight_gradient
     assert not Plan.uniform("mxfp4").every.shares("gradient")
     assert Plan.uniform("int8-ptq").every.shares("gradient")
     changed = Plan.uniform("saw80").override("fc", sparsity=0.5)

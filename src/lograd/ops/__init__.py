@@ -12,11 +12,8 @@ from .arguments import Counted
 from .blocks import dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
 from .codes import dequantize_codes, pack_codes, pack_nibbles, quantize_codes, unpack_nibbles
 from .elementwise import (
-    Logarithmic,
     dither,
     dither_,
-    luq,
-    pack_luq,
     quantize,
     quantize_,
     stochastic_prune,
@@ -36,6 +33,7 @@ from .integer_products import (
     reason_not_integer,
 )
 from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
+from .logarithmic import Logarithmic, luq, pack_luq
 from .normalization import (
     BatchNormalized,
     BatchNormGradients,

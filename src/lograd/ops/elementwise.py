@@ -1,16 +1,15 @@
-"""Prune, dither and quantize: the operators that treat every element by itself, and LUQ, a sentence of them."""
+"""Prune, dither and quantize: the operators that treat every element by itself."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 
-from ..formats import FloatFormat, Format
-from ..formats.values import check_rounding, check_width
+from ..formats import Format
+from ..formats.values import check_rounding
 from .arguments import Counted, Scalar, check_floats, check_out, in_type_of, key_of, scalar
-from .codes import pack_codes
 from .grid import arguments_of
 from .registry import call
 
@@ -109,72 +108,6 @@ def quantize_(
     """`quantize` in place."""
     result: Tensor = quantize(x, format, scale, rounding, seed, offset, out=x)
     return result
-
-
-# Built here and not in luq, which torch.compile traces.
-_POWERS_OF_TWO = {bits: FloatFormat(exponent=bits - 1, mantissa=0) for bits in range(2, 9)}
-
-
-class Logarithmic(NamedTuple):
-    """A tensor rounded to powers of two times its largest magnitude, which is a result too."""
-
-    result: Tensor
-    largest: Tensor
-    """max |x| of the finite elements."""
-    counts: Tensor
-    """As in `Counted`."""
-
-
-def luq(
-    x: Tensor,
-    bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    rounding: Literal["nearest", "stochastic"] = "stochastic",
-    out: Tensor | None = None,
-) -> Logarithmic:
-    """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
-
-    With a = max |x| / 2^(2^(bits - 1) - 2), the smallest magnitude: below a, Eq. 5 of [chmiel2021]; between 2^k a and
-    2^(k + 1) a, up with probability |x| / (2^k a) - 1.  That is `quantize` to the float format without mantissa, the
-    largest magnitude scaled to its largest value, stochastically; `rounding="nearest"` is the biased variant.
-
-    The paper's Eq. 11 leaves 5 magnitudes for 4 bits and its code uses 8, of max x rather than max |x|; 7 is what three
-    exponent bits hold beside zero.  Infinities saturate; positions are those of `quantize`, in memory order.
-
-    @inproceedings{chmiel2023,
-      title     = {Accurate Neural Training with 4-bit Matrix Multiplications at Standard Formats},
-      author    = {Chmiel, Brian and Banner, Ron and Hoffer, Elad and Ben-Yaacov, Hilla and Soudry, Daniel},
-      booktitle = {International Conference on Learning Representations},
-      year      = {2023}
-    }
-    """
-    format = _powers_of_two(bits, x)
-    largest, scale = call("largest_and_scale", x, format.max).unbind()
-    result, counts = quantize(x, format, scale, rounding, seed, offset, out=out, counted=True)
-    return Logarithmic(result, largest, counts)
-
-
-def pack_luq(
-    x: Tensor,
-    bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    rounding: Literal["nearest", "stochastic"] = "stochastic",
-    counted: bool = False,
-) -> Any:
-    """A `CodedTensor` whose decode() is the result of `luq`; with `counted` an `Encoded`."""
-    format = _powers_of_two(bits, x)
-    scale = call("largest_and_scale", x, format.max)[1]
-    return pack_codes(x, format, scale, rounding, seed, offset, counted=counted)
-
-
-def _powers_of_two(bits: int, x: Tensor) -> FloatFormat:
-    check_width("bits", bits, 2, 8)
-    check_floats(x)
-    return _POWERS_OF_TWO[bits]
 
 
 def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:

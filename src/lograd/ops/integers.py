@@ -18,7 +18,8 @@ with z = x, or z = x fold_c for channel c where scales that a product sums over 
 - Elements outside a given range saturate, and are counted.
 - NaN or infinity leaves no number of its row (of the tensor) unharmed: the scale becomes NaN, and so does all that it
   decodes.  The range that is found is that of the finite elements.
-- Scales end at float32's largest number, so steps are never below 2.9e-39; ranges end at 3.4e38.
+- Scales end at float32's largest number, so steps are never below 2.9e-39; ranges end at 3.4e38.  Where scales are
+  powers of two, ranges beyond 1.7e38 may saturate, so that every code decodes to a finite number.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def pack_integers(
     fold: Tensor | None = None,
     fold_dim: int = 1,
     range: Tensor | tuple[float, float] | None = None,
+    power_of_two: bool = False,
     counted: bool = False,
 ) -> Any:
     """Return x as levels: a `CodedTensor`, which integer products take, and whose decode() is `quantize_integers`.
@@ -86,6 +88,8 @@ def pack_integers(
         fold_dim: the dimension of these channels.
         range: low and high, which are then not looked for: x is read once.  A float32 tensor of two elements, for
             per="channel" of shape (2, channels), or two numbers.  What lies outside saturates.
+        power_of_two: take the next power of two below the scale that the range gives, so that a step is a power of two
+            up to twice as long, and nothing inside the range saturates.
         counted: give a `RangedCodes`: the coded tensor, its counts, and the range of x (times fold) as it was found.
 
     >>> coded = pack_integers(torch.tensor([0.0, 0.5, 1.5]), bits=2)
@@ -93,7 +97,7 @@ def pack_integers(
     ([0, 1, 3], 2.0, 0.0)
     """
     check_floats(x)
-    arguments = _arguments(x, bits, per, symmetric, rounding, seed, offset, fold, fold_dim, range)
+    arguments = _arguments(x, bits, per, symmetric, rounding, seed, offset, fold, fold_dim, range, power_of_two)
     codes, parameters, found, counts = call("integer_codes", x, *arguments)
     scale, zero = parameters.unbind()
     layout = Layout.of(dense(x))
@@ -115,6 +119,7 @@ def quantize_integers(
     fold: Tensor | None = None,
     fold_dim: int = 1,
     range: Tensor | tuple[float, float] | None = None,
+    power_of_two: bool = False,
     counted: bool = False,
 ) -> Any:
     """Return x rounded to levels, in its own type and layout: the bits of `pack_integers(...).decode()`.
@@ -123,7 +128,7 @@ def quantize_integers(
     """
     packed = pack_integers(
         x, bits, per=per, symmetric=symmetric, rounding=rounding, seed=seed, offset=offset, fold=fold,
-        fold_dim=fold_dim, range=range, counted=True,
+        fold_dim=fold_dim, range=range, power_of_two=power_of_two, counted=True,
     )  # fmt: skip
     result = packed.coded.decode()
     return Ranged(result, packed.counts, packed.range) if counted else result
@@ -140,6 +145,7 @@ def _arguments(
     fold: Tensor | None,
     fold_dim: int,
     range: Tensor | tuple[float, float] | None,
+    power_of_two: bool,
 ) -> tuple[Any, ...]:
     """The arguments of the operator behind x."""
     check_width("bits", bits, 2, 8)
@@ -151,7 +157,8 @@ def _arguments(
         if fold.dtype != torch.float32:
             raise InvalidType(f"fold must be float32; got {describe(fold)}.")
     limits, key = _limits(range, x), key_of(seed, offset, x)
-    arguments = (limits, fold, fold_dim, bits, per == "channel", bool(symmetric), rounding == "stochastic", key)
+    whole = per == "channel", bool(symmetric), rounding == "stochastic"
+    arguments = (limits, fold, fold_dim, bits, *whole, key, bool(power_of_two))
     check_integers(x, *arguments)
     return arguments
 

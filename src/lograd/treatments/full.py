@@ -7,33 +7,42 @@ from typing import Literal
 from ..formats import BlockFormat, parse_format
 from .blocks import Blocks
 from .hadamard import Hadamard
-from .integers import Integers
+from .integers import Integers, Ranges
 from .interval import Interval
 from .learned import Learned
 from .luq import Luq
 from .products import ProductPlan, Treated
 from .quantize import Rounding
+from .sawb import Sawb
 from .sentence import Sentence
 from .statquant import StatQuant
 
 
-def integers(bits: str) -> Treated:
+def integers(bits: str, po2: str | None = None) -> Treated:
     """Return all operands as levels: weights per channel, activations in hindsight, gradients stochastic.
 
     Each operand is coded once for the two products that it enters.
+
+    Args:
+        po2: given, steps of all operands are powers of two.
     """
     # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
-    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic"),)
-    return _levels(int(bits), gradient)
+    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic", power_of_two=bool(po2)),)
+    return _levels(int(bits), gradient, bool(po2))
 
 
-def luq4() -> Treated:
-    """Return LUQ of [chmiel2023]: INT4 weights and activations to nearest, gradients in unbiased powers of two.
+def luq4(samples: str | None = None, hindsight: str | None = None) -> Treated:
+    """Return LUQ of [chmiel2023]: INT4 weights and activations by SAWB, gradients in unbiased powers of two.
 
-    The paper clips weights and activations by SAWB; here weights have the range of each channel and activations one in
-    hindsight.  Its mean of several gradients for dW (SMP) is not part of it.
+    Args:
+        samples: SMP, so many draws of the gradient, whose mean enters the product for dW; dX has one draw.  (The
+            released code hands the mean to both.)
+        hindsight: given, the largest magnitude is that of earlier gradients.
     """
-    return _levels(4, (Luq(4),))
+    ranges: Ranges = "hindsight" if hindsight else "current"
+    operand, one = (Sawb(4),), (Luq(4, ranges=ranges),)
+    mean = (Luq(4, samples=int(samples), ranges=ranges),) if samples else one
+    return _shared(operand, operand, one, mean)
 
 
 def interval(bits: str) -> Treated:
@@ -58,9 +67,9 @@ def weights_and_activations(bits: str, method: str | None = None) -> Treated:
     return _shared(operand, operand, (), ())
 
 
-def _levels(bits: int, gradient: Sentence) -> Treated:
-    activations = (Integers(bits, ranges="hindsight"),)
-    weights = (Integers(bits, "channel", symmetric=True),)
+def _levels(bits: int, gradient: Sentence, power_of_two: bool = False) -> Treated:
+    activations = (Integers(bits, ranges="hindsight", power_of_two=power_of_two),)
+    weights = (Integers(bits, "channel", symmetric=True, power_of_two=power_of_two),)
     return _shared(activations, weights, gradient, gradient)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 from .. import ops
@@ -15,7 +16,7 @@ from ..ops.registry import call
 from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
-from .treatment import LevelCodes, Numbers, Outcomes, Setting, Treatment
+from .treatment import RARE, LevelCodes, Numbers, Outcomes, Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,8 @@ class Integers(Treatment):
 
             The first tensor that is not zero has its own range.  Elements outside saturate, and are counted.  Tensors
             with NaN or infinity, and those of zeros, leave the range as it is.
+        power_of_two: the step is the next power of two above the one that the range needs, so that scales are shifts
+            and nothing inside the range saturates.
 
     Where the setting brings factors (`Setting.fold`), each channel is multiplied by its factor before it is rounded,
     and divided by it afterwards.
@@ -62,6 +65,7 @@ class Integers(Treatment):
     symmetric: bool = False
     rounding: Rounding = "nearest"
     ranges: Ranges = "current"
+    power_of_two: bool = field(default=False, metadata=RARE)
     kind: ClassVar[str] = "integers"
     reads_fold: ClassVar[bool] = True
 
@@ -71,6 +75,7 @@ class Integers(Treatment):
         check_flag("symmetric", self.symmetric)
         check_rounding(self.rounding, ("stochastic", "nearest"))
         check_choice("ranges", self.ranges, get_args(Ranges))
+        check_flag("power_of_two", self.power_of_two)
         if self.ranges == "hindsight" and self.per == "channel":
             raise InvalidValue("ranges='hindsight' remembers one range, per='tensor'; per='channel' takes 'current'.")
 
@@ -89,7 +94,8 @@ class Integers(Treatment):
 
     def numbers(self, statistics: Statistics) -> Numbers:
         largest = float(statistics.law.maximum)
-        return {"step": largest / (2 ** (self.bits - 1) - 1), "largest": largest}
+        step = largest / (2 ** (self.bits - 1) - 1)
+        return {"step": 2.0 ** math.ceil(math.log2(step)) if self.power_of_two else step, "largest": largest}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         found = ops.quantize_integers(g, self.bits, **self._arguments(g, setting))
@@ -119,6 +125,7 @@ class Integers(Treatment):
         codes, parameters, range, counts = call(
             "integer_codes", g, setting.memory[:SEEN].float() if known else None, setting.fold, setting.fold_dim,
             self.bits, self.per == "channel", self.symmetric, self.rounding == "stochastic", setting.key,
+            self.power_of_two,
         )  # fmt: skip
         if self.memory_size:
             self._remember(range[:, 0], counts, setting)
@@ -135,6 +142,7 @@ class Integers(Treatment):
             "fold": setting.fold,
             "fold_dim": setting.fold_dim,
             "range": setting.memory[:SEEN] if known else None,
+            "power_of_two": self.power_of_two,
             "counted": True,
         }
 
@@ -171,4 +179,6 @@ class Integers(Treatment):
             words.append("symmetric")
         if self.ranges == "hindsight":
             words.append("in hindsight")
+        if self.power_of_two:
+            words.append("steps of powers of two")
         return ", ".join([*words, *(["stochastic"] if self.rounding == "stochastic" else [])])

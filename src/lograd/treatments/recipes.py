@@ -154,6 +154,11 @@ RECIPES: tuple[Recipe, ...] = (
         lambda bits: both(Luq(int(bits))),
     ),
     Recipe(
+        "fpN-luq-smpK", "fp4-luq-smp2", "as fpN-luq, with the mean of K draws in dW", "chmiel2023",
+        r"fp([2-7])-luq-smp(\d{1,2})",
+        lambda bits, samples: gradients((Luq(int(bits)),), (Luq(int(bits), samples=int(samples)),)),
+    ),
+    Recipe(
         "intN", "int8", "integers of 2 to 8 bits, largest magnitude at the top, stochastic", "lograd", r"int([2-8])",
         lambda bits: both(Quantize(IntFormat(int(bits)))),
     ),
@@ -241,8 +246,16 @@ FULL_RECIPES: tuple[Recipe, ...] = (
         "fournarakis2021", r"int([2-8])-full", full.integers,
     ),
     Recipe(
-        "luq4", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
-        "chmiel2023", "luq4", full.luq4,
+        "intN-full-po2", "int8-full-po2", "as intN-full, with steps that are powers of two", "lograd",
+        r"int([2-8])-full-(po2)", full.integers,
+    ),
+    Recipe(
+        "luq4, luq4-hindsight", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
+        "chmiel2023", "luq4()(?:-(hindsight))?", full.luq4,
+    ),
+    Recipe(
+        "luq4-smpK", "luq4-smp2", "as luq4, with the mean of K draws of the gradient in dW; also -hindsight",
+        "chmiel2023", "luq4-smp(2|4|8|16)(?:-(hindsight))?", full.luq4,
     ),
     *(
         Recipe(
@@ -279,8 +292,8 @@ ALL_RECIPES = RECIPES + FULL_RECIPES
 MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
     "nearest": ("rounded to nearest", lambda one: _with_rounding(one, "nearest")),
     "stochastic": ("rounded stochastically", lambda one: _with_rounding(one, "stochastic")),
-    "rht": ("under a random Hadamard transform", Hadamard),
-    "ht": ("under a Hadamard transform without random signs", lambda one: Hadamard(one, random=False)),
+    "rht": ("under a random Hadamard transform", lambda one: _transformed(one, True)),
+    "ht": ("under a Hadamard transform without random signs", lambda one: _transformed(one, False)),
 }
 """Endings that any recipe may have which they make sense for."""
 
@@ -290,6 +303,7 @@ def recipe(name: str) -> Treated:
 
     Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
+    Where B is a whole method, its dW is taken as it is: "mxfp4-full/nvfp4-full" has the dW of nvfp4-full.
     Endings: -nearest or -stochastic, and -rht or -ht.
 
     >>> [str(treatment) for treatment in recipe("prune85+fp6").input_gradient.gradient]
@@ -305,7 +319,9 @@ def recipe(name: str) -> Treated:
     first, last = sides[0], sides[-1]
     if len(sides) == 1:
         return first
-    for_weights = replace(last.weight_gradient, gradient=last.input_gradient.gradient)
+    for_weights = last.weight_gradient
+    if not last.output.treats:
+        for_weights = replace(for_weights, gradient=last.input_gradient.gradient)
     return Treated(first.output, first.input_gradient, for_weights)
 
 
@@ -330,6 +346,13 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."
         f"{nearest_name(part, examples)}"
     )
+
+
+def _transformed(treatment: Treatment, random: bool) -> Treatment:
+    """Return a treatment under a Hadamard transform; one that has a transform keeps the block of it."""
+    if isinstance(treatment, Hadamard):
+        return replace(treatment, random=random)
+    return Hadamard(treatment, random=random)
 
 
 def _with_rounding(treatment: Treatment, rounding: str) -> Treatment:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from .. import ops
 from ..errors import InvalidValue, sentence
+from ..ops.layouts import dense, flat
 from .packed import PackedLevels
-from .tensors import finite_part, steady_square_sum, steady_sum
+from .tensors import finite_part, is_finite, steady_magnitude_sum, steady_square_sum
 from .treatment import Setting, Treatment
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class Sawb(PackedLevels, Treatment):
     """SAWB [choi2019]: 2^bits - 1 levels over [-c, c], c = a sqrt(E x^2) - b E|x|, to nearest.
 
     The coefficients make c nearly the range of least squared error for the usual bell-shaped laws; they are published
-    for 2, 4 and 5 bits.  Where c is not positive, or lies beyond the largest magnitude, that magnitude is the range.
+    for 2, 4 and 5 bits.  A tensor with nothing negative, as behind a ReLU, has 2^bits levels over [0, 2 c], as in the
+    code of [chmiel2023].  (For weights that code has 17 levels, one more than 4 bits hold.)  Where the end of the range
+    is not positive, or lies beyond the largest magnitude, that magnitude is the end.
 
     @inproceedings{choi2019,
       title     = {Accurate and Efficient 2-bit Quantized Neural Networks},
@@ -44,23 +47,25 @@ class Sawb(PackedLevels, Treatment):
             raise InvalidValue(sentence("bits", self.bits, "2, 4 or 5, for which the coefficients of SAWB are known"))
 
     def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
-        clip = self.clip(g)
+        low, high = self.range(g)
         found: ops.RangedCodes = ops.pack_integers(
-            g, self.bits, symmetric=True, range=(-clip, clip), fold=setting.fold, fold_dim=setting.fold_dim,
+            g, self.bits, symmetric=low < 0, range=(low, high), fold=setting.fold, fold_dim=setting.fold_dim,
             counted=True,
         )  # fmt: skip
         return found
 
-    def clip(self, x: Tensor) -> float:
-        """Return the end of the range for a tensor; 0 where it has no finite element but zeros."""
-        values = finite_part(x)
+    def range(self, x: Tensor) -> tuple[float, float]:
+        """Return the ends of the range for a tensor; 0 and 0 where it has no finite element but zeros."""
+        values = flat(dense(x.detach())).float() if is_finite(x) else finite_part(x)
         if not values.numel():
-            return 0.0
+            return 0.0, 0.0
         a, b = COEFFICIENTS[self.bits]
+        lowest, highest = (float(end) for end in values.aminmax())
         root = math.sqrt(float(steady_square_sum(values)) / values.numel())
-        clip = a * root - b * float(steady_sum(values.abs())) / values.numel()
-        largest = float(values.abs().max())
-        return clip if 0 < clip < largest else largest
+        clip = a * root - b * float(steady_magnitude_sum(values)) / values.numel()
+        end, largest = clip if lowest < 0 else 2 * clip, max(-lowest, highest)
+        end = end if 0 < end < largest else largest
+        return (-end if lowest < 0 else 0.0), end
 
     def __str__(self) -> str:
         return f"int{self.bits} levels, SAWB"

@@ -27,6 +27,11 @@ def steady_square_sum(x: Tensor) -> Tensor:
     return steady_sum(torch.linalg.vector_norm(_in_chunks(x), dim=-1, dtype=torch.float64) ** 2)
 
 
+def steady_magnitude_sum(x: Tensor) -> Tensor:
+    """Return the sum of the magnitudes of a vector in float64, in an order that depends on its length alone."""
+    return steady_sum(torch.linalg.vector_norm(_in_chunks(x), 1, dim=-1, dtype=torch.float64))
+
+
 def _in_chunks(x: Tensor) -> Tensor:
     missing = -x.shape[-1] % CHUNK
     return (torch.nn.functional.pad(x, (0, missing)) if missing else x).reshape(*x.shape[:-1], -1, CHUNK)

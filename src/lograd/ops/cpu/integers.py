@@ -35,6 +35,7 @@ def integer_codes(
     symmetric: bool,
     stochastic: bool,
     key: Tensor,
+    power_of_two: bool = False,
 ) -> Results:
     """The kernel of the CPU; layouts that are neither rows nor images go to the reference."""
     x = dense(x)
@@ -43,7 +44,9 @@ def integer_codes(
         x = x.contiguous()
         planes = _planes(x, per_channel)
     if planes is None:
-        return reference.integer_codes(x, limits, fold, fold_dim, bits, per_channel, symmetric, stochastic, key)
+        return reference.integer_codes(
+            x, limits, fold, fold_dim, bits, per_channel, symmetric, stochastic, key, power_of_two
+        )
     rows, address = row_count(x, per_channel), native.address
     codes, counts = empty_codes(x), x.new_empty(COUNTS + 1, dtype=torch.int64)
     parameters, found = (x.new_empty((2, rows), dtype=torch.float32) for _ in range(2))
@@ -57,7 +60,8 @@ def integer_codes(
         per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
         fold=0 if fold is None else address("fold", fold, torch.float32, factors),
         fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
-        bits=bits, symmetric=symmetric, stochastic=stochastic, key=address("key", key, torch.int64, 2),
+        bits=bits, symmetric=symmetric, power_of_two=power_of_two, stochastic=stochastic,
+        key=address("key", key, torch.int64, 2),
         parameters=address("parameters", parameters, torch.float32, 2 * rows),
         found=address("found", found, torch.float32, 2 * rows),
         counts=address("counts", counts, torch.int64, COUNTS + 1), threads=torch.get_num_threads(),

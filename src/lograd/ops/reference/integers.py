@@ -35,6 +35,7 @@ def integer_codes(
     symmetric: bool,
     stochastic: bool,
     key: Tensor,
+    power_of_two: bool = False,
 ) -> Results:
     """Codes, parameters (2, rows), the range found (2, rows) and counts; see `ops.pack_integers`."""
     x = dense(x)
@@ -42,7 +43,7 @@ def integer_codes(
     rows = row_count(x, per_channel)
     found, finite = ranges(z.as_strided(x.shape, x.stride()), rows)
     low, high = found if limits is None else limits.reshape(2, rows)
-    scale, zero, smallest, largest = level_parameters(low, high, bits, symmetric)
+    scale, zero, smallest, largest = level_parameters(low, high, bits, symmetric, power_of_two)
     bins = largest_code(bits, symmetric)
 
     scales, zeros = (_as_laid(x, _along(x, each, 0)) if rows > 1 else each for each in (scale, zero))
@@ -75,11 +76,14 @@ def ranges(z: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return torch.stack([low, high]) + 0.0, finite.all(1)  # -0.0 becomes 0.0
 
 
-def level_parameters(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def level_parameters(
+    low: Tensor, high: Tensor, bits: int, symmetric: bool, power_of_two: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """float32 scale, zero and the values of the first and the last code, for ranges that are widened to include 0.
 
     Every code counts: of the two whole numbers beside -low B / (high - low), `zero` is the one that gives the larger
-    scale under which both ends of the range have a code.  A range that is not finite has a scale of NaN.
+    scale under which both ends of the range have a code.  A scale that shall be a power of two is the next one below.
+    A range that is not finite has a scale of NaN.
     """
     low, high = low.double().clamp(max=0.0), high.double().clamp(min=0.0)
     last = float(largest_code(bits, symmetric))
@@ -99,7 +103,10 @@ def level_parameters(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> t
         zero = torch.where((low < 0) & (high <= 0), bins, zero)
         wide = torch.where((low < 0) & (high <= 0), _quotient(bins, -low), wide)
     scale = wide.clamp(max=_LARGEST)
-    scale = torch.maximum(scale, torch.maximum(zero, bins - zero) / torch.full_like(scale, _WIDEST))
+    least = torch.maximum(zero, bins - zero) / torch.full_like(scale, _WIDEST)
+    if power_of_two:
+        scale, least = _power_below(scale), 2 * _power_below(least)
+    scale = torch.maximum(scale, least)
     proper = low.isfinite() & high.isfinite()
     scale = torch.where(proper, torch.where(high > low, scale, 1.0), torch.nan).float()
     zero = torch.where(proper, zero, bins / 2 if symmetric else 0.0)
@@ -107,6 +114,11 @@ def level_parameters(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> t
     smallest = torch.where(proper, torch.minimum(low, smallest), -_LARGEST)
     largest = torch.where(proper, torch.maximum(high, largest), _LARGEST)
     return scale, zero.float(), smallest.float(), largest.float()
+
+
+def _power_below(x: Tensor) -> Tensor:
+    """The largest power of two that is at most x, which is positive and finite."""
+    return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 1)
 
 
 def _quotient(steps: Tensor, width: Tensor) -> Tensor:
@@ -151,6 +163,7 @@ def check_integers(
     symmetric: bool,
     stochastic: bool,
     key: Tensor,
+    power_of_two: bool = False,
 ) -> None:
     """Refuses lists that do not fit the tensor."""
     if per_channel and not x.dim():
@@ -182,7 +195,7 @@ def _fake(
 
 register(
     "integer_codes(Tensor x, Tensor? limits, Tensor? fold, int fold_dim, int bits, bool per_channel, bool symmetric,"
-    " bool stochastic, Tensor key) -> (Tensor, Tensor, Tensor, Tensor)",
+    " bool stochastic, Tensor key, bool power_of_two=False) -> (Tensor, Tensor, Tensor, Tensor)",
     integer_codes,
     None,
     _fake,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import InvalidValue
 from ..contracts import COUNTS, type_name
+from ..layouts import dense, flat
 from ..registry import register
 from ..writers import register_writer
 from .row_passes import WIDENING, Groups, Passes, Plain
@@ -154,7 +155,7 @@ def dequantize_block_householder(
 
 def largest_and_scale(passes: Passes, x: Tensor, top: float) -> Tensor:
     """The largest finite magnitude m, and top / m."""
-    return passes.largest_and_scale(matrix(x.contiguous(), 1), top)
+    return passes.largest_and_scale(matrix(flat(dense(x)), 1), top)
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

@@ -28,16 +28,23 @@ void add(LevelsSeen& to, const LevelsSeen& from) {
 
 double quotient(double steps, double width) { return width > 0 ? steps / width : std::numeric_limits<double>::max(); }
 
+// The largest power of two that is at most x, which is positive and finite.
+double power_below(double x) {
+    int exponent;
+    std::frexp(x, &exponent);
+    return std::ldexp(1.0, exponent - 1);
+}
+
 // `level_parameters` of ops/reference/integers.py.
-LevelParameters parameters_of(float from, float to, double bins, bool symmetric) {
+LevelParameters parameters_of(float from, float to, double bins, const LevelRounding& r) {
     const float largest_float = std::numeric_limits<float>::max();
     if (!std::isfinite(from) || !std::isfinite(to)) {
-        const float zero = symmetric ? static_cast<float>(bins / 2) : 0.0f;
+        const float zero = r.symmetric ? static_cast<float>(bins / 2) : 0.0f;
         return {std::numeric_limits<float>::quiet_NaN(), zero, -largest_float, largest_float};
     }
     const double low = std::min<double>(from, 0.0), high = std::max<double>(to, 0.0);
     double zero, wide;
-    if (symmetric) {
+    if (r.symmetric) {
         zero = bins / 2, wide = quotient(zero, std::max(-low, high));
     } else if (low < 0 && high > 0) {
         const double below = std::min(std::max(std::floor(-low * bins / (high - low)), 1.0), bins - 1);
@@ -48,7 +55,9 @@ LevelParameters parameters_of(float from, float to, double bins, bool symmetric)
     } else {
         zero = low < 0 ? bins : 0.0, wide = quotient(bins, low < 0 ? -low : high);
     }
-    const double fitting = std::max(std::min(wide, kLargest), std::max(zero, bins - zero) / kWidest);
+    double fitting = std::min(wide, kLargest), least = std::max(zero, bins - zero) / kWidest;
+    if (r.power_of_two) fitting = power_below(fitting), least = 2 * power_below(least);
+    fitting = std::max(fitting, least);
     const float scale = high > low ? static_cast<float>(fitting) : 1.0f;
     return {scale, static_cast<float>(zero), static_cast<float>(std::min(low, -zero / scale)),
             static_cast<float>(std::max(high, (bins - zero) / scale))};
@@ -138,7 +147,7 @@ public:
         const bool none = seen != nullptr && seen->low > seen->high;
         const float low = seen == nullptr ? r_.limits[row] : none ? 0.0f : seen->low;
         const float high = seen == nullptr ? r_.limits[rows + row] : none ? 0.0f : seen->high;
-        return parameters_of(low, high, bins, r_.symmetric);
+        return parameters_of(low, high, bins, r_);
     }
 
     // Writes what is known of a row; its part of the counts.

@@ -54,7 +54,7 @@ struct LevelRounding {
     const float* fold;    // null, or as many as `fold_channels`
     std::size_t fold_channels, fold_inner;
     int bits;
-    bool symmetric, stochastic;
+    bool symmetric, power_of_two, stochastic;
     Key key;
     int threads;
 };
