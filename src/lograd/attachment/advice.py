@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from ..errors import InvalidValue, LogradWarning
+from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
 from ..treatments import BACKWARD, Backend
 from ..treatments.products import check_backward_products
+from .counters import Count
 
 
 def renamed(products: Backend, backend: Backend) -> Backend:
@@ -63,6 +64,32 @@ def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str])
         warnings.warn(
             f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
             "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_untreated_gradients(total: Count, steps: int, start: int, seen: int) -> None:
+    """Warn, where a plan is taken off, that it has treated nothing, and why.
+
+    Args:
+        total: all that was counted.
+        steps: how often handle.step() was called.
+        start: the first step that was to be treated.
+        seen: gradients that came by, in the layer with the most.
+    """
+    # Where step() was never called, only the gradients that came by tell how far the run was.
+    begun = steps > start or (not steps and seen > start)
+    if total.passed_through and not total.treated and begun:
+        warnings.warn(
+            f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
+            f"called {plural(steps, 'time')}; call it after each optimizer step.",
+            LogradWarning,
+            stacklevel=3,
+        )
+    elif steps and not total.passes:
+        warnings.warn(
+            f"no gradient came by in {plural(steps, 'step')}; if a copy of the model was trained, attach to the copy.",
             LogradWarning,
             stacklevel=3,
         )

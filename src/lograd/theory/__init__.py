@@ -7,6 +7,16 @@ lognormal law.
 from .allocation import allocate, thresholds_for
 from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
+from .intervals import (
+    IntervalErrors,
+    best_interval,
+    interval_bound,
+    interval_clipped,
+    interval_error,
+    interval_errors,
+    measured_interval_errors,
+    optimal_interval,
+)
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,
@@ -23,20 +33,28 @@ from .scaling import scale
 from .variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
 
 __all__ = [
+    "IntervalErrors",
     "Propagation",
     "Sparsities",
     "allocate",
     "allocate_by_noise",
     "atp_sparsity",
     "best_format",
+    "best_interval",
     "best_scale",
     "block_householder_variance_bound",
     "cosine",
     "float_formats",
     "format_errors",
+    "interval_bound",
+    "interval_clipped",
+    "interval_error",
+    "interval_errors",
     "lognormal_relative_error",
+    "measured_interval_errors",
     "noise_to_signal",
     "nonzero_sparsity",
+    "optimal_interval",
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
     "relative_error",
