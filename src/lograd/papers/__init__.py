@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "learning": "Learning",
     "bits": "Bits",
     "explosion": "Explosion",
+    "intervals": "Intervals",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 
