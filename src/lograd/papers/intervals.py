@@ -72,7 +72,9 @@ class Intervals(Experiment):
         seeds: trainings of each choice; 0 trains none.
     """
 
-    words: ClassVar[str] = "the error of clipped gradients on all elements and on the large ones, and what training says"
+    words: ClassVar[str] = (
+        "the error of clipped gradients on all elements and on the large ones, and what training says"
+    )
     presets: ClassVar = {"smoke": {"width": 4, "batch": 16, "steps": 4, "seeds": 1}, "cpu": {}}
 
     bits: int = 4
@@ -310,6 +312,6 @@ def _chart(name: str, layer: Found) -> Chart:
         label = CHOICES[choice].title
         marks.append(Points([one["gamma"]] * 2, [one["large"], one["all"]], label, color=place))
     return Chart(
-        name, "gamma, the end of the interval", "mean error, of the largest magnitude", marks, "log", "log",
+        name, "gamma, the end of the interval", "mean error, of the largest magnitude", marks, "log10", "log10",
         x_range=(0.01, 1.0),
     )  # fmt: skip

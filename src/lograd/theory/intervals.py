@@ -127,10 +127,8 @@ def best_interval(law: Laws, bits: int, share: float = ALPHA, rounding: Rounding
     """
 
     def compute(one: Law) -> Values:
-        shape = (-1,) + (1,) * len(one.shape)
-        grid = np.broadcast_to(_GRID.reshape(shape), (len(_GRID), *one.shape))
-        errors = np.stack([interval_error(one, bits, row, share, rounding) for row in grid])
-        return values(_GRID[errors.argmin(axis=0)])
+        grid = over_axis(_GRID, len(one.shape))
+        return values(_GRID[interval_error(one, bits, grid, share, rounding).argmin(axis=0)])
 
     return over_layers(law, compute)
 
