@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from statistics import mean, median, stdev
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -203,19 +204,20 @@ class Intervals(Experiment):
         rows: list[list[object]] = [["float32", *[None] * 5, *_loss_cells(losses[FULL], {})]]
         for name, choice in CHOICES.items():
             found = [layer["choices"][name] for layer in last]
-            base = [layer["choices"]["minmax"] for layer in last]
+            pairs = [(layer["choices"][name], layer["choices"]["minmax"]) for layer in last]
             rows.append([
                 choice.title,
                 f"{median(one['gamma'] for one in found):.3f}",
                 f"{median(one['clipped'] for one in found):.2%}",
-                *(f"{median(a[what] / b[what] for a, b in zip(found, base, strict=True)):.2f}" for what in ("all", "large")),
+                *(f"{_ratio(pairs, what):.2f}" for what in ("all", "large")),
                 f"{median(one['cosine'] for one in found):.3f}",
                 *_loss_cells(losses[name], losses[FULL]),
             ])  # fmt: skip
         columns = [
             "interval", "gamma", "clipped", "error on all", "error on large", "cosine", "loss", "to float32", "spread",
         ]  # fmt: skip
-        return Result("intervals", "Clipped intervals of gradients", self._claim(), columns, rows, notes=_notes(looks))
+        notes = [*_verdict(last, losses), *_notes(looks)]
+        return Result("intervals", "Clipped intervals of gradients", self._claim(), columns, rows, notes=notes)
 
     def _losses(self, folder: CellFolder, name: str) -> dict[int, float]:
         found = {seed: folder.found(f"{name}-{seed}") for seed in range(self.seeds)}
@@ -227,9 +229,9 @@ class Intervals(Experiment):
             f"ResNet-8, {self.width} channels, {source}, batch {self.batch}, gradients of all layers at {self.bits} "
             f"bits, stochastic rounding. The interval ends at gamma times the largest magnitude; errors are means of "
             f"|Q(g) - g| on all elements and on the largest {ALPHA:.1%}, relative to those of the whole range, medians "
-            f"over the layers after {self.steps} dense steps. Loss: the mean over the last quarter of {self.steps} steps "
-            "with each interval, over the seeds; differences are those of runs of the same seed. The paper claims that "
-            "the error on the large gradients decides, and not that on all. "
+            f"over the layers after {self.steps} dense steps. Loss: the mean over the last quarter of {self.steps} "
+            "steps with each interval, over the seeds; differences are those of runs of the same seed. The paper "
+            "claims that the error on the large gradients decides, and not that on all. "
             f"`lograd reproduce intervals{' --data FILE' if self.data else ''}` makes this table and its charts."
         )
 
@@ -245,9 +247,9 @@ class Intervals(Experiment):
         columns = ["layer", "step", *(f"gamma, {name}" for name in CHOICES), "gamma, least on large"]
         columns += [*(f"large, {name}" for name in CHOICES), "bound, interval"]
         claim = (
-            "By layer and moment: the gamma of each choice and the mean error of the large gradients there, in units of "
-            "the largest magnitude. Charts: both errors over gamma by the law of the gradient, after the last step, with "
-            "the choices as measured on its elements."
+            "By layer and moment: the gamma of each choice and the mean error of the large gradients there, in units "
+            "of the largest magnitude. Charts: both errors over gamma by the law of the gradient, after the last step, "
+            "with the choices as measured on its elements."
         )
         charts = [_chart(name, layer) for name, layer in looks["looks"][str(self.steps)].items()]
         return Result("intervals-layers", "Errors by layer", claim, columns, rows, charts)
@@ -274,6 +276,11 @@ def _gradients(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tens
     return {name: found[name] for name in layers}
 
 
+def _ratio(pairs: list[tuple[Found, Found]], what: str) -> float:
+    """The median over layers of an error over another, of layers where the other is not zero."""
+    return median(one[what] / other[what] for one, other in pairs if other[what] > 1e-9)
+
+
 def _loss_cells(own: dict[int, float], base: dict[int, float]) -> list[object]:
     """The mean loss, and mean and spread of its difference to float32."""
     differences = [loss - base[seed] for seed, loss in own.items() if seed in base]
@@ -281,6 +288,28 @@ def _loss_cells(own: dict[int, float], base: dict[int, float]) -> list[object]:
         f"{mean(own.values()):.3f}" if own else None,
         f"{mean(differences):+.3f}" if differences else None,
         f"{stdev(differences):.3f}" if len(differences) > 1 else None,
+    ]
+
+
+def _verdict(layers: list[Found], losses: dict[str, dict[int, float]]) -> list[str]:
+    """How often a choice that is better by one measure than another trains to the lower loss, too."""
+    trained = [name for name in CHOICES if losses[name]]
+    pairs = list(combinations(trained, 2))
+    if not pairs:
+        return []
+
+    def middle(name: str, what: str) -> float:
+        return median(layer["choices"][name][what] for layer in layers)
+
+    def agreeing(what: str, sign: int) -> int:
+        better = [(a, b) if sign * (middle(a, what) - middle(b, what)) < 0 else (b, a) for a, b in pairs]
+        return sum(mean(losses[a].values()) < mean(losses[b].values()) for a, b in better)
+
+    large, every, cosine = agreeing("large", 1), agreeing("all", 1), agreeing("cosine", -1)
+    return [
+        f"Of {len(pairs)} pairs of intervals, the one with the lower error on large gradients trains to the lower loss "
+        f"in {large}, the one with the lower error on all gradients in {every}, and the one with the larger cosine in "
+        f"{cosine}."
     ]
 
 
