@@ -278,7 +278,7 @@ def _gradients(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tens
 
 def _ratio(pairs: list[tuple[Found, Found]], what: str) -> float:
     """The median over layers of an error over another, of layers where the other is not zero."""
-    return median(one[what] / other[what] for one, other in pairs if other[what] > 1e-9)
+    return float(median(one[what] / other[what] for one, other in pairs if other[what] > 1e-9))
 
 
 def _loss_cells(own: dict[int, float], base: dict[int, float]) -> list[object]:
@@ -299,7 +299,7 @@ def _verdict(layers: list[Found], losses: dict[str, dict[int, float]]) -> list[s
         return []
 
     def middle(name: str, what: str) -> float:
-        return median(layer["choices"][name][what] for layer in layers)
+        return float(median(layer["choices"][name][what] for layer in layers))
 
     def agreeing(what: str, sign: int) -> int:
         better = [(a, b) if sign * (middle(a, what) - middle(b, what)) < 0 else (b, a) for a, b in pairs]
