@@ -69,6 +69,25 @@ def test_noise(tmp_path):
     assert [row[0] for row in layers.rows][-1] == "fc"
 
 
+def test_intervals(tmp_path):
+    cells, (choices, layers) = finished("intervals", tmp_path)
+    ways = ["minmax", "cosine", "squared", "interval", "all"]
+    assert cells.names == sorted(["looks", "float32-0", *(f"{way}-0" for way in ways)])
+    assert [row[1] for row in choices.rows[:2]] == [None, "1.000"]
+    assert len(layers.rows) == 3 * 10
+    looks = cells.found("looks")["looks"]
+    assert list(looks) == ["0", "1", "4"]
+    for moment in looks.values():
+        for layer in moment.values():
+            found = layer["choices"]
+            assert found["all"]["all by law"] <= 1.001 * min(one["all by law"] for one in found.values())
+            assert all(one["large"] <= one["bound"] * (1 + 1e-9) for one in found.values())
+    assert cells.found("interval-0")["intervals"]["blocks.0.conv1"]["gamma"] < 1
+    assert "<svg" in layers.charts[0].svg()
+    with pytest.raises(InvalidValue, match="steps must be at least 4"):
+        experiment_of("intervals").make({"steps": "3"})
+
+
 def test_learning(tmp_path):
     data = files.images(tmp_path / "images.npz")
     cells, (table,) = finished("learning", tmp_path / "cells", data=data)

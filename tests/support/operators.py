@@ -186,6 +186,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         lambda x, lay: (lay(x.float().roll(3)), lay(x.float()), channels(x), channels(x), None, bits_for(x), False),
         lambda x, lay: (x.float().roll(1), lay(x.float()), channels(x), channels(x), channels(x), None, True),
     ),
+    "range_gradients": (
+        lambda x, lay: (lay(x), lay(x.roll(1)), 2.5, -7, 7),
+        lambda x, lay: (lay(x.roll(2)), x, 0.7, 0, 15),
+    ),
     "quantize_per_tensor": quantizer(),
     "quantize_per_sample": quantizer(),
     "quantize_interval": quantizer(ONE.double()),

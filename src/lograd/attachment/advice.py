@@ -69,14 +69,17 @@ def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str])
         )
 
 
-def warn_of_nothing_treated(total: Count, steps: int, begun: bool) -> None:
-    """Warn, as a handle is removed, of a run in which no gradient was treated or came by.
+def warn_of_untreated_gradients(total: Count, steps: int, start: int, seen: int) -> None:
+    """Warn, where a plan is taken off, that it has treated nothing, and why.
 
     Args:
-        total: the counts of all layers.
-        steps: steps that the handle has counted.
-        begun: True if some gradients were to be treated.
+        total: all that was counted.
+        steps: how often handle.step() was called.
+        start: the first step that was to be treated.
+        seen: gradients that came by, in the layer with the most.
     """
+    # Where step() was never called, only the gradients that came by tell how far the run was.
+    begun = steps > start or (not steps and seen > start)
     if total.passed_through and not total.treated and begun:
         warnings.warn(
             f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "

@@ -34,7 +34,8 @@ from ..treatments.products import check_backend
 from . import explain as explaining
 from . import exporting
 from . import state as states
-from .advice import renamed, warn_of_nothing_treated, warn_of_skipped_layers, warn_of_useless_formats
+from .advice import renamed, warn_of_skipped_layers, warn_of_untreated_gradients, warn_of_useless_formats
+from .averaging import Group, average_over_ranks
 from .beside import carried_out_beside
 from .choosing import chosen_layers
 from .counters import Counters, read_counters
@@ -42,6 +43,7 @@ from .explain import Explanation
 from .explosion import Growth, exploded
 from .exporting import Evaluation, Exported, Result
 from .guard import Guard, check_guard
+from .intervals import Intervals, intervals_of
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .speed import saving
@@ -274,11 +276,27 @@ class Handle:
         """Yield the parameters that the plan learns, for an optimizer of their own or a group without weight decay."""
         return (parameter for _, parameter in self.named_parameters())
 
+    def average_gradients(self, group: Group | None = None) -> None:
+        """Average the gradients of these parameters over the ranks of data parallelism, between backward and step.
+
+        Args:
+            group: None for that of a model in DistributedDataParallel, else all ranks; nothing is done without any.
+        """
+        average_over_ranks(self.model, self.layers.values(), group)
+
     # -- what happened --
 
     def counters(self) -> Counters:
         """Return exact counts of all that was treated since `attach`."""
         return read_counters(self.layers)
+
+    def intervals(self, alpha: float | None = None) -> Intervals:
+        """Return the errors of clipped levels on each gradient, as it was counted last, and on its large elements.
+
+        Args:
+            alpha: the share of elements that counts as large; None for that of the plan, or 0.001.
+        """
+        return intervals_of(self._gradients, self._loss_scale or 1.0, alpha)
 
     def explain(self) -> Explanation:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
@@ -369,13 +387,9 @@ class Handle:
             restore(module)
         for other in self._beside.values():
             other.remove()
-        total = self.counters().total
-        # Where step() was never called, only the gradients that came by tell how far the run was.
-        begun = self.steps > self.start or (
-            not self.steps and any(int(layer.gradient.seen[PASSES]) > self.start for layer in self.layers.values())
-        )
+        seen = max((int(layer.gradient.seen[PASSES]) for layer in self.layers.values()), default=0)
         if modules and not (self.guard is not None and self.steps):  # a guard may keep all layers as they are
-            warn_of_nothing_treated(total, self.steps, begun)
+            warn_of_untreated_gradients(self.counters().total, self.steps, self.start, seen)
 
     def copied(self) -> None:
         """Warn, once, that a layer that is being copied or pickled gives a plain copy."""

@@ -38,7 +38,9 @@ Recipe = Annotated[
 ]
 Fast = Annotated[
     bool | None,
-    typer.Option("--fast", help="Time all methods first, and train with the plan that makes the most progress per second."),
+    typer.Option(
+        "--fast", help="Time all methods first, and train with the plan that makes the most progress per second."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of weights, data order, augmentation and noise.", show_default="0")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run.", show_default="by model")]

@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "bits": "Bits",
     "speed": "Speed",
     "explosion": "Explosion",
+    "intervals": "Intervals",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 

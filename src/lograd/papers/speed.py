@@ -186,7 +186,10 @@ class Speed(Experiment):
                     lines.append(Line(places, values, way if not seed else "", color))
         unit = ", %" if metric.percent else ""
         return Chart(
-            f"{self.model}, {threads} thread{'s' if threads > 1 else ''}", "seconds", f"test {metric.words}{unit}", lines
+            f"{self.model}, {threads} thread{'s' if threads > 1 else ''}",
+            "seconds",
+            f"test {metric.words}{unit}",
+            lines,
         )
 
 

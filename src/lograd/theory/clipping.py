@@ -67,15 +67,16 @@ def best_scale(
         else (lambda s: values(-rounding_cosine(law, format, s, rounding)))
     )
     whole = over_layers(law, lambda one: format.max / _largest(one))
-    coarse = _least(harm, whole, np.arange(_OCTAVES * _COARSE + 1) / _COARSE)
+    at_once = isinstance(law, Law)  # a list of laws takes one scale for each at a time
+    coarse = _least(harm, whole, np.arange(_OCTAVES * _COARSE + 1) / _COARSE, at_once)
     around = np.arange(-_FINE // _COARSE, _FINE // _COARSE + 1) / _FINE
-    return np.maximum(_least(harm, coarse, around), whole)
+    return np.maximum(_least(harm, coarse, around, at_once), whole)
 
 
-def _least(harm: Callable[[Values], Values], start: Values, octaves: Values) -> Values:
+def _least(harm: Callable[[Values], Values], start: Values, octaves: Values, at_once: bool) -> Values:
     """Return the best of some scales around `start`, for each layer."""
     scales = np.stack([start * 2.0**octave for octave in octaves])
-    harms = np.stack([harm(row) for row in scales])
+    harms = harm(scales) if at_once else np.stack([harm(row) for row in scales])
     return np.asarray(np.take_along_axis(scales, harms.argmin(axis=0)[None], axis=0)[0])
 
 

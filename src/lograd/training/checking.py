@@ -44,7 +44,9 @@ def check_line(line: Any, metric: str | None = None) -> None:
     if metric is not None and kind == "test":
         check_number(metric, line.get(metric))
     for name, value in line.items():
-        if name not in ("kind", "step") and value is not None:
+        if name == "intervals":
+            check_intervals(value)
+        elif name not in ("kind", "step") and value is not None:
             check_number(name, value)
 
 
@@ -57,6 +59,15 @@ def _check_guard_line(line: dict[str, Any]) -> None:
         check_number(name, line[name], 0)
     for name in texts:
         check_text(name, line[name])
+
+
+def check_intervals(found: Any) -> None:
+    """The errors of clipped gradients in a line: numbers by name, for each layer."""
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise InvalidValue(sentence("intervals", found, "an object of numbers for each layer"))
+    for layer, numbers in found.items():
+        for name, value in numbers.items():
+            check_number(f"{name} of the interval of {layer!r}", value)
 
 
 def check_summary(summary: Any, metric: str) -> None:

@@ -21,7 +21,9 @@ FULL_BITS = 32
 """Bits of a gradient element that is not rounded: float32."""
 
 
-COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped")
+INTERVALS = "intervals"
+"""The field of a line with the errors of clipped gradients, by layer."""
+COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped", INTERVALS)
 """Fields that every line of metrics may have, whatever the metric."""
 
 

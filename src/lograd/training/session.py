@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from .. import Handle, InvalidValue, LogradError, Plan
 from ..files.atomic import CannotRead
@@ -18,7 +19,7 @@ from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
 from ..weights import WeightsHandle
 from . import checkpoint
-from .measuring import Interval, treated
+from .measuring import INTERVALS, Interval, treated
 from .schedules import Rates
 from .work import Work
 
@@ -164,6 +165,8 @@ class Session:
         optimizers: list[torch.optim.Optimizer] = [self.optimizer]
         if self.learned is not None and self.learned_rates is not None:
             self.learned_rates.set(self.steps)
+            if isinstance(self.model, DistributedDataParallel) and self.handle is not None:
+                self.handle.average_gradients()
             if any(one.grad is not None for one in self.learned.param_groups[0]["params"]):  # none before `start`
                 optimizers.append(self.learned)
         for one in optimizers:
@@ -182,7 +185,7 @@ class Session:
     def line(self) -> dict[str, Any]:
         """The metrics of the interval that ends here; the next one begins."""
         now = treated(self.handle)
-        line = self._line("train", self.interval.judged(self.metric), now.since(self.interval))
+        line = self._line("train", self.interval.judged(self.metric), now.since(self.interval)) | self._intervals()
         self.interval.restart(now)
         return line
 
@@ -194,6 +197,11 @@ class Session:
         new, self._told = guard.changes[self._told - guard.made :], guard.made
         place = {"kind": "guard", "step": self.steps, "epoch": self.epoch, "seconds": round(self.seconds, 4)}
         return [place | {name: getattr(one, name) for name in GUARD_FIELDS} for one in new]
+
+    def _intervals(self) -> dict[str, Any]:
+        """Errors of clipped gradients, by layer, from the statistics that were taken last; empty without any."""
+        found = {} if self.handle is None else self.handle.intervals()
+        return {INTERVALS: {name: one.to_json() for name, one in found.items()}} if found else {}
 
     def test_line(self, judged: Mapping[str, float]) -> dict[str, Any]:
         """An evaluation, with zeros and bits since the start; JSON has no word for a number that is not finite."""

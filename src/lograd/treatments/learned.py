@@ -10,11 +10,11 @@ import torch
 
 from .. import ops
 from ..formats.values import check_width
-from ..ops.layouts import dense, flat
+from ..ops.registry import call
 from .fields import check_choice
 from .packed import PackedLevels
 from .tensors import finite_part, steady_square_sum, steady_sum
-from .treatment import Numbers, Setting, Treatment
+from .treatment import LevelCodes, Numbers, Setting, Treatment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,25 +102,35 @@ class Learned(PackedLevels, Treatment):
         if not clip:
             return g.clone(), memory.new_zeros(1, dtype=torch.float32)
         largest = self._largest(signed)
-        low = -largest if signed else 0
-        steps = x.float() * (largest / clip)
-        inside = (steps >= low) & (steps <= largest)
-        d_x = g.float() * inside
-        # Of a step d x_q / d s = round(x / s) - x / s inside and the last level outside, and a step is c / Q.
-        slopes = steps.clamp(low, largest).round_().sub_(steps.mul_(inside)).mul_(g)
+        d_x, by_step = call("range_gradients", g, x, largest / clip, -largest if signed else 0, largest)
+        # A step is c / Q, so that the gradient of c is that of the step divided by Q.
         factor = 1.0 if self.method == "clip" else 1 / math.sqrt(max(x.numel(), 1) * largest)
-        total = steady_sum(flat(dense(slopes))) * (factor / largest)
-        return d_x.to(g.dtype), total.reshape(1).to(memory.device, torch.float32)
+        return d_x, (by_step * (factor / largest)).to(memory.device, torch.float32)
 
     def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
-        if not float(setting.memory[INITIAL]):
-            self.follow(g, 0.0, setting.memory)
-        clip, signed, _ = setting.memory.tolist()
+        limits = self._limits(g, setting.memory)
         found: ops.RangedCodes = ops.pack_integers(
-            g, self.bits, symmetric=bool(signed), range=(-clip if signed else 0.0, clip), fold=setting.fold,
-            fold_dim=setting.fold_dim, counted=True,
+            g, self.bits, symmetric=limits[0] < 0, range=limits, fold=setting.fold, fold_dim=setting.fold_dim,
+            counted=True,
         )  # fmt: skip
         return found
+
+    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
+        limits = self._limits(g, setting.memory)
+        # The operator itself: what the public function checks was checked when the site was made.
+        codes, parameters, _, counts = call(
+            "integer_codes", g, g.new_tensor(limits, dtype=torch.float32), setting.fold, setting.fold_dim, self.bits,
+            False, limits[0] < 0, False, setting.key,
+        )  # fmt: skip
+        scale, zero = parameters.unbind()
+        return LevelCodes(codes, scale, zero, counts)
+
+    def _limits(self, g: Tensor, memory: Tensor) -> tuple[float, float]:
+        """Return the ends of the range, which a first tensor gives."""
+        if not float(memory[INITIAL]):
+            self.follow(g, 0.0, memory)
+        clip, signed, _ = memory.tolist()
+        return (-clip if signed else 0.0), clip
 
     def _largest(self, signed: float) -> int:
         return int(2 ** (self.bits - 1) - 1 if signed else 2**self.bits - 1)

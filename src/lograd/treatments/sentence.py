@@ -15,7 +15,7 @@ from .. import ops
 from ..errors import InvalidValue, sentence
 from ..laws import Empirical
 from .statistics import Prediction, Statistics
-from .tensors import zeros_of
+from .tensors import is_finite, zeros_of
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 Sentence = tuple[Treatment, ...]
@@ -86,7 +86,8 @@ def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Co
         return ops.Counted(g, torch.stack([before, torch.count_nonzero(g.isnan()), torch.zeros_like(before), before]))
     total = total_counts(treatments, g, [one.counts for one in results])
     result = results[-1].result
-    if int(total[2]):  # a GradScaler looks for infinities, and formats would saturate them
+    # A GradScaler looks for infinities, and formats would saturate them.
+    if int(total[2]) and not is_finite(g):
         swallowed = g.isinf() & result.isfinite()
         if bool(swallowed.any()):
             result = result.masked_scatter(swallowed, g[swallowed])

@@ -58,5 +58,6 @@ void bind_sparse(Functions&);
 void bind_integer(Functions&);
 void bind_levels(Functions&);
 void bind_normalization(Functions&);
+void bind_learned(Functions&);
 
 }  // namespace lograd

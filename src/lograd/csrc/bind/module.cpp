@@ -27,4 +27,5 @@ NB_MODULE(_native, m) {
     lograd::bind_integer(functions);
     lograd::bind_levels(functions);
     lograd::bind_normalization(functions);
+    lograd::bind_learned(functions);
 }

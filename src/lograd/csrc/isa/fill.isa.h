@@ -9,6 +9,7 @@
 #include "kernels/elementwise/elementwise.isa.h"
 #include "kernels/hadamard/hadamard.isa.h"
 #include "kernels/integer/integer.isa.h"
+#include "kernels/learned/learned.isa.h"
 #include "kernels/levels/levels.isa.h"
 #include "kernels/normalization/normalization.isa.h"
 #include "kernels/rows/rows.isa.h"
@@ -23,7 +24,7 @@ namespace LOGRAD_ISA {
 const Kernels& table() {
     static constexpr Kernels kernels{
         LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels,
-        kNormalization};
+        kNormalization, kLearned};
     return kernels;
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/hadamard/hadamard.h"
 #include "kernels/integer/tile.h"
+#include "kernels/learned/learned.h"
 #include "kernels/levels/levels.h"
 #include "kernels/normalization/normalization.h"
 #include "kernels/rows/rows.h"
@@ -25,6 +26,7 @@ struct Kernels {
     IntegerKernels integer;
     LevelKernels levels;
     NormalizationKernels normalization;
+    LearnedKernels learned;
 };
 
 // One of these for each instruction set; isa/fill.isa.h is what they consist of.

@@ -10,6 +10,7 @@ if native.status().available:
         hadamard,
         integer_products,
         integers,
+        learned,
         levels,
         normalization,
         rows,
@@ -17,6 +18,6 @@ if native.status().available:
     )
 
     __all__ = [
-        "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "normalization",
-        "rows", "statistics",
+        "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "learned", "levels",
+        "normalization", "rows", "statistics",
     ]  # fmt: skip

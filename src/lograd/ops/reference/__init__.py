@@ -3,9 +3,21 @@
 Importing this package declares them all.  Every kernel of another backend equals the one here bit for bit.
 """
 
-from . import blocks, codes, elementwise, hadamard, integer_products, integers, levels, normalization, rows, statistics
+from . import (
+    blocks,
+    codes,
+    elementwise,
+    hadamard,
+    integer_products,
+    integers,
+    learned,
+    levels,
+    normalization,
+    rows,
+    statistics,
+)
 
 __all__ = [
-    "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "levels", "normalization", "rows",
-    "statistics",
+    "blocks", "codes", "elementwise", "hadamard", "integer_products", "integers", "learned", "levels",
+    "normalization", "rows", "statistics",
 ]  # fmt: skip
