@@ -7,10 +7,30 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..engine.layers import reason_not_supported
+from ..engine.layers import candidates, reason_not_supported
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..plan import LayerPlan, Plan
+from .swap import engine_of
 
 Chosen = list[tuple[str, nn.Module, LayerPlan]]
+
+
+def fitting_modules(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
+    """Return linear layers and convolutions by name; refuse a model with a plan, and a plan for another model."""
+    if not isinstance(model, nn.Module):
+        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+    if not isinstance(plan, Plan):
+        raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
+    modules = candidates(model)
+    if any(engine_of(module) is not None for module in modules.values()):
+        raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
+    for name in (*plan.layers, *plan.kept):
+        if name not in modules:
+            raise InvalidValue(
+                f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
+                f"{nearest_name(name, modules)}"
+            )
+    return modules
 
 
 def chosen_layers(plan: Plan, modules: dict[str, nn.Module]) -> tuple[Chosen, dict[str, str]]:

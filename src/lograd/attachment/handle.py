@@ -17,14 +17,13 @@ from torch import nn
 from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
 from ..engine.layers import (
-    candidates,
     reason_dense,
     reason_not_integer,
     unwrapped,
     work_of_element,
 )
 from ..engine.slots import PASSES
-from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, plural, sentence
+from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
@@ -37,7 +36,7 @@ from . import state as states
 from .advice import renamed, warn_of_skipped_layers, warn_of_untreated_gradients, warn_of_useless_formats
 from .averaging import Group, average_over_ranks
 from .beside import carried_out_beside
-from .choosing import chosen_layers
+from .choosing import chosen_layers, fitting_modules
 from .counters import Counters, read_counters
 from .explain import Explanation
 from .explosion import Growth, exploded
@@ -47,7 +46,7 @@ from .intervals import Intervals, intervals_of
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .speed import saving
-from .swap import engine_of, reason_not_restored, restore, swap
+from .swap import reason_not_restored, restore, swap
 from .watch import Watch
 
 
@@ -88,25 +87,13 @@ def attach(
             lets layers fall back while it does not; `start` is then unnecessary.  `handle.guard` has what it did.
         products: the former name of `backend`.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
-    if not isinstance(plan, Plan):
-        raise InvalidType(sentence("plan", plan, "a Plan; make one with Plan.load(path) or Plan.uniform('fp6')"))
+    modules = fitting_modules(model, plan)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     if transforming():
         raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
     if products is not None:
         backend = renamed(products, backend)
-    modules = candidates(model)
-    if any(engine_of(module) is not None for module in modules.values()):
-        raise InvalidValue("the model has a plan attached already; call remove() of that handle first.")
-    for name in (*plan.layers, *plan.kept):
-        if name not in modules:
-            raise InvalidValue(
-                f"the plan names the layer {name!r}, and the model has no linear layer or convolution of that name."
-                f"{nearest_name(name, modules)}"
-            )
     handle = Handle(
         model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
         check_loss_scale(loss_scale), check_width("start", start, 0, 2**62), check_guard(guard),

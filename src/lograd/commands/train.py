@@ -38,9 +38,7 @@ Recipe = Annotated[
 ]
 Fast = Annotated[
     bool | None,
-    typer.Option(
-        "--fast", help="Time all methods first, and train with the plan that makes the most progress per second."
-    ),
+    typer.Option("--fast", help="Time methods first, and train with the plan of most progress per second."),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of weights, data order, augmentation and noise.", show_default="0")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run.", show_default="by model")]

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 
+from ..errors import plural
 from ..report import Chart, Line
 from ..training import Config, Run, Session, in_turns, load_data
 from ..training.fast import find_plan
@@ -132,7 +133,7 @@ class Speed(Experiment):
             f"{self.model} of width {config.width}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule: dense runs of {self.steps} steps, and fast ones of "
             f"{self._config(FAST).steps}. Seconds are those of training, without evaluations, until the final value of "
-            f"the dense run of the same seed is reached; those of a fast run have in them what it took to find its plan. "
+            f"the dense run of the same seed is reached; those of a fast run count finding its plan. "
             f"`lograd reproduce speed --data FILE{''.join(changed)}` makes this table."
         )
         rows, charts, notes = [], [], []
@@ -141,7 +142,7 @@ class Speed(Experiment):
                 continue
             rows.append(self._row(threads, found, pairs, metric))
             charts.append(self._chart(folder, threads, found, metric))
-            notes.append(f"{threads} thread{'s' if threads > 1 else ''}: {found['plan']}")
+            notes.append(f"{plural(threads, 'thread')}: {found['plan']}")
         return [Result(self.label, f"Time to accuracy: {self.model}", claim, columns, rows, charts, notes)]
 
     def _reached(self, folder: CellFolder, metric: Metric) -> Iterator[Reached]:
@@ -185,12 +186,8 @@ class Speed(Experiment):
                     values = [factor * one.value for one in points]
                     lines.append(Line(places, values, way if not seed else "", color))
         unit = ", %" if metric.percent else ""
-        return Chart(
-            f"{self.model}, {threads} thread{'s' if threads > 1 else ''}",
-            "seconds",
-            f"test {metric.words}{unit}",
-            lines,
-        )
+        title = f"{self.model}, {plural(threads, 'thread')}"
+        return Chart(title, "seconds", f"test {metric.words}{unit}", lines)
 
 
 def _seconds(found: Found) -> tuple[float, float]:
@@ -202,10 +199,10 @@ def _seconds(found: Found) -> tuple[float, float]:
 def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:
     """Return the evaluations of a run."""
     run = Run.load(folder.path / name)
-    return [Point(line["step"], line[metric.name]) for line in run.metrics if line["kind"] == "test"]
+    return [Point(line["step"], line[metric.name]) for line in run.lines if line["kind"] == "test"]
 
 
 def _first(points: list[Point], target: float, metric: Metric) -> int | None:
     """Return the step of the first evaluation that is as good as the target; None if there is none."""
-    better = (lambda value: value >= target) if metric.higher_is_better else (lambda value: value <= target)
-    return next((one.step for one in points if better(one.value)), None)
+    sign = 1 if metric.higher_is_better else -1
+    return next((one.step for one in points if sign * one.value >= sign * target), None)

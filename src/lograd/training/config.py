@@ -26,8 +26,8 @@ LARGEST_SEED = 2**63 - 1
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
 ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard")
-"""Settings that are left out of the JSON where they are None or False: runs from before these existed have the checksums that
-they had."""
+"""Settings that are left out of the JSON where they are None or False: runs from before these existed have the
+checksums that they had."""
 
 
 @final
