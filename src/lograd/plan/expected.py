@@ -13,7 +13,7 @@ from ..files.checks import check_number, check_object, check_text
 @final
 @dataclass(frozen=True)
 class Expected:
-    """What a profile predicts of a plan.
+    """The noise of a plan as a profile predicts it.
 
     Args:
         rho: W / V, the variance that the plan's treatments add to the gradient of all parameters, over the variance

@@ -56,10 +56,9 @@ def profile(
         every: observe one of so many steps.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
         noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
-            all weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It also takes the
-            memory of all layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the
-            gradient over them is estimated too (`Profile.minibatch`), the unit in which noise of plans is told; that
-            takes the memory of one gradient in float64.
+            all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
+            layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
+            them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
 
@@ -76,21 +75,24 @@ def profile(
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
         batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
+    _check_seen(batch, result)
+    if result.broken:
+        warnings.warn(result.broken, LogradWarning, stacklevel=2)
+    if minibatches is not None:
+        with shown(progress), restored(model), torch.enable_grad():
+            problem = _measure_noise(model, result, partial(loss_of, model, batch, loss_fn), noise, minibatches)
+        if problem:
+            warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
+    return result
+
+
+def _check_seen(batch: Any, result: Profile) -> None:
+    """Refuse a profile without a batch, or without a gradient."""
     if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
-    if result.broken:
-        warnings.warn(result.broken, LogradWarning, stacklevel=2)
-    if minibatches is not None:
-        with shown(progress), restored(model), torch.enable_grad():
-            problem = _measure_noise(model, result, partial(loss_of, model, batch, loss_fn), noise)
-        if problem:
-            warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
-        elif minibatches.count >= LEAST_BATCHES:
-            result.minibatch = minibatches.result()
-    return result
 
 
 def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
@@ -114,13 +116,19 @@ def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     return tracked(islice(batches, steps), total, "observing gradients")
 
 
-def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int) -> str:
-    """Measure how noise travels and store it in the profile; return the reason where that is not possible."""
+def _measure_noise(
+    model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int, minibatches: Minibatches
+) -> str:
+    """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
     if nonfinite_layers(result.layers):
         return ", since not all gradients are finite"
     show = partial(tracked, what="measuring noise", unit="measurement")
     result.noise = measure(model, result.layers, loss, repeats, show)
-    return "" if result.noise is not None else ": no layer has a weight that learns"
+    if result.noise is None:
+        return ": no layer has a weight that learns"
+    if minibatches.count >= LEAST_BATCHES and minibatches.finite:
+        result.minibatch = minibatches.result()
+    return ""
 
 
 def _run(
