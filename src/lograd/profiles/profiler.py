@@ -60,10 +60,9 @@ def profile(
         every: observe one of so many steps.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
         noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
-            all weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It also takes the
-            memory of all layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the
-            gradient over them is estimated too (`Profile.minibatch`), the unit in which noise of plans is told; that
-            takes the memory of one gradient in float64.
+            all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
+            layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
+            them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
         times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`).  It
@@ -87,9 +86,7 @@ def profile(
     _check_observed(batch, result)
     loss = partial(loss_of, model, batch, loss_fn)
     with shown(progress):
-        problems = _measure_more(model, result, loss, noise, names)
-    if minibatches is not None and result.noise is not None and minibatches.count >= LEAST_BATCHES:
-        result.minibatch = minibatches.result()
+        problems = _measure_more(model, result, loss, noise, minibatches, names)
     for problem in filter(None, [result.broken, *problems]):
         warnings.warn(problem, LogradWarning, stacklevel=2)
     return result
@@ -117,13 +114,18 @@ def _check_observed(batch: object, result: Profile) -> None:
 
 
 def _measure_more(
-    model: nn.Module, result: Profile, loss: Callable[[], Tensor], noise: int, methods: tuple[str, ...]
+    model: nn.Module,
+    result: Profile,
+    loss: Callable[[], Tensor],
+    noise: int,
+    minibatches: Minibatches | None,
+    methods: tuple[str, ...],
 ) -> list[str]:
     """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured."""
     problems = []
-    if noise:
+    if minibatches is not None:
         with restored(model), torch.enable_grad():
-            if problem := _measure_noise(model, result, loss, noise):
+            if problem := _measure_noise(model, result, loss, noise, minibatches):
                 problems.append(f"noise was not measured{problem}.")
     if methods:
         with restored(model), torch.enable_grad():
@@ -141,13 +143,19 @@ def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     return tracked(islice(batches, steps), total, "observing gradients")
 
 
-def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int) -> str:
-    """Measure how noise travels and store it in the profile; return the reason where that is not possible."""
+def _measure_noise(
+    model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int, minibatches: Minibatches
+) -> str:
+    """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
     if nonfinite_layers(result.layers):
         return ", since not all gradients are finite"
     show = partial(tracked, what="measuring noise", unit="measurement")
     result.noise = measure(model, result.layers, loss, repeats, show)
-    return "" if result.noise is not None else ": no layer has a weight that learns"
+    if result.noise is None:
+        return ": no layer has a weight that learns"
+    if minibatches.count >= LEAST_BATCHES and minibatches.finite:
+        result.minibatch = minibatches.result()
+    return ""
 
 
 def _methods_to_time(model: nn.Module, times: bool, methods: Iterable[str] | None) -> tuple[str, ...]:
