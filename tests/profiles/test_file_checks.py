@@ -76,12 +76,7 @@ def element(name, value):
 
 
 def minibatch(column, value):
-    def change(arrays):
-        numbers = arrays["minibatch"].copy()
-        numbers[0, column] = value
-        return arrays | {"minibatch": numbers}
-
-    return change
+    return in_header("minibatch", "tensors", "0.weight", column, value=value)
 
 
 FORGED = {
@@ -134,26 +129,25 @@ FORGED = {
     "noise of one": (in_header("noise", value=["0"]), "the factors of its noise do not fit"),
     "noise of none": (in_header("noise", value=[]), "the factors of its noise do not fit"),
     "negative noise": (element("noise", -1.0), "own of a Propagation must be finite"),
-    "negative energies": (element("energies", -1.0), "own of a Propagation must be finite"),
-    "NaN energies": (element("energies", np.nan), "own of a Propagation must be finite"),
-    "energies of one": (lambda a: a | {"energies": a["energies"][:, :1]}, "the energies of its noise do not fit"),
-    "half energies": (lambda a: a | {"energies": a["energies"].astype(np.float16)}, "the energies of its noise do not"),
-    "no elements": (element("minibatch", 0.0), "elements of '0.weight' must be a whole number from 1"),
-    "half an element": (element("minibatch", 1.5), "elements of '0.weight' must be a whole number"),
-    "NaN elements": (element("minibatch", np.nan), "elements of '0.weight' must be a whole number"),
-    "infinite elements": (element("minibatch", np.inf), "elements of '0.weight' must be a whole number"),
-    "other elements": (element("minibatch", 5.0), "must add up to that of the whole gradient"),
-    "negative V": (minibatch(1, -1.0), "the variance of '0.weight' must be finite"),
+    "negative energies": (in_header("energies", "own", 0, value=-1.0), "an energy of its noise must be a finite"),
+    "energies as text": (in_header("energies", "own", 0, value="1"), "an energy of its noise must be a finite"),
+    "energies of one": (in_header("energies", "passed", value=[1.0]), "the energies of its noise do not fit"),
+    "energies of none": (in_header("energies", "passed", value={}), "the energies of its noise do not fit"),
+    "energies of others": (in_header("energies", "other", value=[]), "the energies of its noise has no field 'other'"),
+    "energies in a list": (in_header("energies", value=[]), "the energies of its noise must be an object"),
+    "no elements": (minibatch(0, 0), "elements of '0.weight' must be a whole number from 1"),
+    "half an element": (minibatch(0, 1.5), "elements of '0.weight' must be a whole number"),
+    "other elements": (minibatch(0, 5), "must add up to that of the whole gradient"),
+    "negative V": (minibatch(1, -1.0), "V of '0.weight' must be a finite number"),
+    "true V": (minibatch(1, True), "V of '0.weight' must be a finite number"),
     "another V": (minibatch(1, 1e3), "must add up to that of the whole gradient"),
-    "NaN V": (minibatch(1, np.nan), "the variance of '0.weight' must be finite"),
-    "negative error of V": (minibatch(2, -1.0), "the variance of '0.weight' must be finite"),
-    "infinite signal": (minibatch(3, np.inf), "the variance of '0.weight' must be finite"),
+    "negative error of V": (minibatch(2, -1.0), "the error of V of '0.weight' must be a finite number"),
+    "no signal": (minibatch(3, None), "the signal of '0.weight' must be a finite number"),
     "negative signal": (minibatch(3, -1e3), "the signal of '0.weight' must be not below"),
-    "no numbers of V": (lambda a: {name: array for name, array in a.items() if name != "minibatch"}, "do not fit"),
-    "V of fewer": (in_header("minibatch", "tensors", value=["0.weight"]), "the numbers of its minibatch do not fit"),
-    "V of one twice": (in_header("minibatch", "tensors", 1, value="0.weight"), "must be different"),
-    "V of a number": (in_header("minibatch", "tensors", 0, value=7), "a tensor of its minibatch must be a text"),
-    "V of no list": (in_header("minibatch", "tensors", value="ab"), "tensors of its minibatch must be a list"),
+    "a row of V": (in_header("minibatch", "tensors", "0.weight", value=[1]), "variance of .0.weight. must be a list"),
+    "V of no tensors": (in_header("minibatch", "tensors", value={}), "tensors of a minibatch's variance must be"),
+    "V of a list": (in_header("minibatch", "tensors", value=[]), "tensors of its minibatch must be an object"),
+    "no total of V": (in_header("minibatch", "total", value=None), r"the variance of '\(all\)' must be a list"),
     "V of two batches": (in_header("minibatch", "batches", value=2), "batches of its minibatch must be a whole number"),
     "V of nothing": (in_header("minibatch", value=[]), "its minibatch must be an object"),
     "no version": (lambda a: with_header(a, []), "it has version None"),

@@ -135,6 +135,23 @@ def test_sparse_and_float64_gradients_count_and_the_model_is_restored():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_gradient_that_is_not_finite_has_no_variance():
+    """That of a parameter which is no layer's: the layers' gradients are finite, so noise is measured."""
+
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.factor = mlp(), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return self.inner(x) + self.factor.abs().sqrt() * 0
+
+    found = lograd.profile(Broken(), vector_batches(4), cross_entropy, noise=1)
+    assert found.noise is not None
+    assert found.minibatch is None
+    assert "not all gradients of parameters were finite" in words_of(found)
+
+
 def test_file_and_merge(profile, tmp_path):
     loaded = Profile.load(profile.save(tmp_path / "p.npz"))
     assert loaded == profile
@@ -156,14 +173,14 @@ def test_a_file_of_before_has_neither_and_says_so(profile, tmp_path):
     with np.load(profile.save(tmp_path / "p.npz")) as file:
         arrays = dict(file)
     header = json.loads(arrays["header"].tobytes())
-    del header["minibatch"], arrays["minibatch"], arrays["energies"]
+    del header["minibatch"], header["energies"]
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     np.savez(tmp_path / "old.npz", **arrays)
     old = Profile.load(tmp_path / "old.npz")
     assert old.minibatch is None
     assert old.noise.energies is None
     assert old.noise.factors == profile.noise.factors
-    assert "is not in this profile; make it again with noise=2" in words_of(old)
+    assert "the unit of noise, is not in this profile: it is of an older lograd" in words_of(old)
     assert old.plan(sparsity=0.5).expected is None
 
 

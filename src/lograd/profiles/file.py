@@ -9,9 +9,9 @@
 - samples: float32, the samples of all layers one after another
 - noise: float64, only where it was measured: the rows own, passed and those of transfer, a column for each layer that
   "noise" in the header names
-- energies: float64, where these were measured: the rows own and passed, with the columns of `noise`
-- minibatch: float64, where it was measured: a row for each weight tensor that "minibatch" in the header names, and one
-  for the whole gradient, with the columns elements, variance, its standard error, signal
+
+The header also has, where they were measured, "energies" of noise (`own` and `passed`, a number for each layer of
+"noise") and "minibatch" (`minibatch_file`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidValue
 from ..files.archives import TooLarge, read_arrays
-from ..files.checks import check_text
+from ..files.checks import check_number, check_object, check_text
 from ..files.seals import check_seal, sealed
 from ..files.strict_json import parse
 from ..laws import Empirical
@@ -112,9 +112,9 @@ def pack(
         header["noise"] = list(noise.layers)
         measured["noise"] = np.vstack([noise.factors.own, noise.factors.passed, noise.factors.transfer])
         if noise.energies is not None:
-            measured["energies"] = np.vstack([noise.energies.own, noise.energies.passed])
+            header["energies"] = {"own": noise.energies.own.tolist(), "passed": noise.energies.passed.tolist()}
     if minibatch is not None:
-        header["minibatch"], measured["minibatch"] = packed_minibatch(minibatch)
+        header["minibatch"] = packed_minibatch(minibatch)
     file = io.BytesIO()
     np.savez_compressed(
         file,
@@ -139,7 +139,7 @@ def unpack(content: bytes, limit: int) -> Contents:
         raise InvalidValue("it is not a profile that lograd saved.")
     try:
         check_seal(content)
-        arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise", "energies", "minibatch"], limit)
+        arrays = read_arrays(io.BytesIO(content), [*_ARRAYS, "noise"], limit)
     except TooLarge:
         raise
     except InvalidValue as error:
@@ -206,24 +206,30 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
         file_checks.check_layer(layer)
     noise = None
     if "noise" in header:
-        noise = _noise(header["noise"], arrays.get("noise"), arrays.get("energies"))
+        noise = _noise(header["noise"], arrays.get("noise"), header.get("energies"))
     work = StepWork.from_json(header["work"]) if "work" in header else None
     uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
     loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}
-    minibatch = unpacked_minibatch(header["minibatch"], arrays.get("minibatch")) if "minibatch" in header else None
+    minibatch = unpacked_minibatch(header["minibatch"]) if "minibatch" in header else None
     menus = Menus.from_json(header["menus"], named) if "menus" in header else None
     found = (named, dict(header["missed"]), header["steps"], header["every"], noise, work, loss, uncounted)
     return (*found, minibatch, menus)
 
 
-def _noise(names: list[str], factors: NDArray[Any] | None, energies: NDArray[Any] | None) -> Contributions:
+def _noise(names: list[str], factors: NDArray[Any] | None, energies: Any) -> Contributions:
     if factors is None or factors.dtype != np.float64 or factors.shape != (2 + len(names), len(names)):
         raise InvalidValue("the factors of its noise do not fit the layers that they are said to be of.")
     own, passed, *transfer = factors
     measured = Propagation(own, passed, np.array(transfer))
     if energies is None:  # a profile of before
         return Contributions(tuple(names), measured)
-    if energies.dtype != np.float64 or energies.shape != (2, len(names)):
-        raise InvalidValue("the energies of its noise do not fit the layers that they are said to be of.")
-    return Contributions(tuple(names), measured, Propagation(energies[0], energies[1], measured.transfer))
+    check_object("the energies of its noise", energies, ("own", "passed"))
+    for column in energies.values():
+        if not isinstance(column, list) or len(column) != len(names):
+            raise InvalidValue("the energies of its noise do not fit the layers that they are said to be of.")
+    absolute = {
+        side: [check_number("an energy of its noise", one, 0) for one in column] for side, column in energies.items()
+    }
+    arrived = Propagation(np.array(absolute["own"]), np.array(absolute["passed"]), measured.transfer)
+    return Contributions(tuple(names), measured, arrived)

@@ -111,6 +111,11 @@ class Minibatches:
         means, errors = mean_of(np.array(self._contrasts).T)
         return [Measured(float(mean), float(error)) for mean, error in zip(means, errors, strict=True)]
 
+    @property
+    def finite(self) -> bool:
+        """True if no gradient had NaN or infinite elements."""
+        return bool(np.all(np.isfinite(self._contrasts)))
+
     def result(self) -> Minibatch:
         """Return variance and signal of each weight tensor and of the whole gradient; it needs three minibatches."""
         columns = zip(self.groups.names, self.groups.elements, self.variance(), self.signal().tolist(), strict=True)

@@ -266,7 +266,10 @@ class Profile:
                 "The minibatch's own variance, the unit of noise, was not estimated: it takes "
                 f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
             )
-        return "The minibatch's own variance, the unit of noise, is not in this profile; make it again with noise=2."
+        return (
+            "The minibatch's own variance, the unit of noise, is not in this profile: it is of an older lograd, or not "
+            "all gradients of parameters were finite, or those of several ranks differ."
+        )
 
     def __repr__(self) -> str:
         seen = "each" if self.every == 1 else f"one of {self.every}"

@@ -46,7 +46,7 @@ class Contributions:
         energies: the same transfer with `own` and `passed` as energies: |error of the gradient|^2 for a noise-to-signal
             ratio of one in a layer's gradient, in the layer's own weight and bias, and in all other parameters of the
             model, for a batch of usual size: the mean over the observed steps.  So `energies.total(n_dX, n_dW)` is the
-            variance W that a plan adds.  None in profiles of before.
+            variance W that a plan adds.  None in profiles of before, and where a gradient is not finite.
     """
 
     layers: tuple[str, ...]
@@ -240,7 +240,7 @@ class _Factors:
             for noisy, clean in zip(gradients, self.clean, strict=True)
         ]
         inside = sum(moved[place] for place in self.parameters[name])
-        self.absolute[:, column] += inside, max(sum(moved) - inside, 0.0)
+        self.absolute[:, column] += inside, np.maximum(sum(moved) - inside, 0.0)
         arrived = [
             energy / signal if signal > 0 else 0.0
             for energy, signal in zip(moved[: self.among], self.signals, strict=True)
@@ -264,12 +264,16 @@ class _Factors:
         unit, transfer = self._unit()
         return Propagation(self.own * unit, self.passed * unit, transfer)
 
-    def energies(self, typical: Values) -> Propagation:
+    def energies(self, typical: Values) -> Propagation | None:
         """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one.
+
+        None where the gradient of a parameter that belongs to no layer is not finite.
 
         Args:
             typical: the usual energy of each layer's gradient over that of these passes.
         """
+        if not np.all(np.isfinite(self.absolute)):
+            return None
         unit, transfer = self._unit()
         return Propagation(self.absolute[0] * unit * typical, self.absolute[1] * unit * typical, transfer)
 

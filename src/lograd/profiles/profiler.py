@@ -60,17 +60,14 @@ def profile(
         every: observe one of so many steps.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
         noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
-            all weight gradients move.  `Profile.plan(allocation="noise")` needs it; 2 are enough.  It also takes the
-            memory of all layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the
-            gradient over them is estimated too (`Profile.minibatch`), the unit in which noise of plans is told; that
-            takes the memory of one gradient in float64.
+            all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
+            layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
+            them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
             True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
-        times: also measure on the last batch what each method costs in each layer, and what noise it brings
-            (`Profile.menus`).  That takes about as long as 5 steps for each method, and 2 for each layer, at most 50
-            of these.  The model must be on the CPU, without a plan; `torch.get_num_threads()` threads are timed.
-        methods: names of the methods to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for all of
-            `profiles.methods.METHODS`.
+        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`).  It
+            takes as long as 5 steps for each method, and 2 for each layer up to 50.  The model must be on the CPU.
+        methods: those to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for the usual ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
@@ -86,25 +83,12 @@ def profile(
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
         batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
-    if batch is None:
-        raise InvalidValue("batches must hold at least one batch; it was empty.")
-    if not result.steps:
-        name, reason = next(iter(result.missed.items()))
-        raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
-    if result.broken:
-        warnings.warn(result.broken, LogradWarning, stacklevel=2)
-    if minibatches is not None:
-        with shown(progress), restored(model), torch.enable_grad():
-            problem = _measure_noise(model, result, partial(loss_of, model, batch, loss_fn), noise)
-        if problem:
-            warnings.warn(f"noise was not measured{problem}.", LogradWarning, stacklevel=2)
-        elif minibatches.count >= LEAST_BATCHES:
-            result.minibatch = minibatches.result()
-    if names:
-        with shown(progress), restored(model), torch.enable_grad():
-            problem = _measure_times(model, result, partial(loss_of, model, batch, loss_fn), names)
-        if problem:
-            warnings.warn(f"times were not measured{problem}.", LogradWarning, stacklevel=2)
+    _check_observed(batch, result)
+    loss = partial(loss_of, model, batch, loss_fn)
+    with shown(progress):
+        problems = _measure_more(model, result, loss, noise, minibatches, names)
+    for problem in filter(None, [result.broken, *problems]):
+        warnings.warn(problem, LogradWarning, stacklevel=2)
     return result
 
 
@@ -120,6 +104,36 @@ def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
 
 
+def _check_observed(batch: object, result: Profile) -> None:
+    """Refuse batches of which nothing was observed."""
+    if batch is None:
+        raise InvalidValue("batches must hold at least one batch; it was empty.")
+    if not result.steps:
+        name, reason = next(iter(result.missed.items()))
+        raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
+
+
+def _measure_more(
+    model: nn.Module,
+    result: Profile,
+    loss: Callable[[], Tensor],
+    noise: int,
+    minibatches: Minibatches | None,
+    methods: tuple[str, ...],
+) -> list[str]:
+    """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured."""
+    problems = []
+    if minibatches is not None:
+        with restored(model), torch.enable_grad():
+            if problem := _measure_noise(model, result, loss, noise, minibatches):
+                problems.append(f"noise was not measured{problem}.")
+    if methods:
+        with restored(model), torch.enable_grad():
+            if problem := _measure_times(model, result, loss, methods):
+                problems.append(f"times were not measured{problem}.")
+    return problems
+
+
 def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     """Return the first `steps` batches, or as many as there are, and show progress."""
     try:
@@ -129,13 +143,19 @@ def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     return tracked(islice(batches, steps), total, "observing gradients")
 
 
-def _measure_noise(model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int) -> str:
-    """Measure how noise travels and store it in the profile; return the reason where that is not possible."""
+def _measure_noise(
+    model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int, minibatches: Minibatches
+) -> str:
+    """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
     if nonfinite_layers(result.layers):
         return ", since not all gradients are finite"
     show = partial(tracked, what="measuring noise", unit="measurement")
     result.noise = measure(model, result.layers, loss, repeats, show)
-    return "" if result.noise is not None else ": no layer has a weight that learns"
+    if result.noise is None:
+        return ": no layer has a weight that learns"
+    if minibatches.count >= LEAST_BATCHES and minibatches.finite:
+        result.minibatch = minibatches.result()
+    return ""
 
 
 def _methods_to_time(model: nn.Module, times: bool, methods: Iterable[str] | None) -> tuple[str, ...]:
