@@ -6,7 +6,7 @@ import pytest
 
 from lograd.errors import InvalidType, InvalidValue
 from lograd.plan import LayerPlan
-from lograd.profiles.methods import METHODS, check_methods, method
+from lograd.profiles.methods import DEFAULT_METHODS, check_methods, method
 from lograd.treatments import PRODUCTS, SYMBOLS, recipe
 
 EXPECTED = {
@@ -24,7 +24,7 @@ EXPECTED = {
 """Recipe, backends that are not "auto", bits of the forward, sparsity."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", DEFAULT_METHODS)
 def test_a_method_is_a_recipe_with_named_backends(name):
     expected, backends, bits, sparsity = EXPECTED[name]
     found = method(name)
@@ -42,7 +42,7 @@ def test_other_bits_and_sparsities_have_names_too():
     assert method("int5").bits == 5
     assert method("prune87.5").sparsity == 0.875
     assert check_methods(["prune85", "int5", "prune85"]) == ("dense", "prune85", "int5")
-    assert check_methods(None) == METHODS
+    assert check_methods(None) == DEFAULT_METHODS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..treatments import Backend, recipe
 
 DENSE = "dense"
 """The layer as it is, untreated."""
-METHODS = (
+DEFAULT_METHODS = (
     DENSE, "int8", "int6", "int4", "int8-forward", "prune80", "prune90", "prune95", "prune90-dW", "int8+prune90",
 )  # fmt: skip
 """The methods that are timed by default."""
@@ -70,7 +70,7 @@ def method(name: str) -> Method:
     (8, 0.9)
     """
     if not isinstance(name, str):
-        raise InvalidType(sentence("a method", name, f"a name such as {', '.join(METHODS[:3])} or prune90"))
+        raise InvalidType(sentence("a method", name, f"a name such as {', '.join(DEFAULT_METHODS[:3])} or prune90"))
     for family in _FAMILIES:
         if match := re.fullmatch(family.pattern, name, re.ASCII):
             found = {"bits": "", "percent": ""} | match.groupdict()
@@ -84,14 +84,14 @@ def method(name: str) -> Method:
             return Method(name, replace(plan, **changed), int(bits) if bits else None, sparsity)
     raise InvalidValue(
         f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
-        f"such as {', '.join(METHODS[1:])}.{nearest_name(name[:60], METHODS)}"
+        f"such as {', '.join(DEFAULT_METHODS[1:])}.{nearest_name(name[:60], DEFAULT_METHODS)}"
     )
 
 
 def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names of methods to be timed, "dense" first; None stands for `METHODS`."""
+    """Return the names of methods to be timed, "dense" first; None stands for `DEFAULT_METHODS`."""
     if names is None:
-        return METHODS
+        return DEFAULT_METHODS
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(sentence("methods", names, "a list of names such as ['int8', 'prune90']"))
     return tuple(dict.fromkeys([DENSE, *(method(name).name for name in names)]))
