@@ -63,8 +63,7 @@ def profile(
             all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
             layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
             them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
-        progress: None shows a bar where standard error is a terminal, and nothing elsewhere, however long it takes.
-            True also prints lines where it is none, such as in the log of a job; False shows nothing anywhere.
+        progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
         times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`).  It
             takes as long as 5 steps for each method, and 2 for each layer up to 50.  The model must be on the CPU.
         methods: those to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for the usual ones.
@@ -84,9 +83,8 @@ def profile(
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
         batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
     _check_observed(batch, result)
-    loss = partial(loss_of, model, batch, loss_fn)
     with shown(progress):
-        problems = _measure_more(model, result, loss, noise, minibatches, names)
+        problems = _measure_more(model, result, partial(loss_of, model, batch, loss_fn), noise, minibatches, names)
     for problem in filter(None, [result.broken, *problems]):
         warnings.warn(problem, LogradWarning, stacklevel=2)
     return result
