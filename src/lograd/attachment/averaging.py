@@ -1,4 +1,4 @@
-"""What a plan learns, under data parallelism: gradients averaged over ranks, and ranges that start alike.
+"""Learned ranges under data parallelism: gradients are averaged over ranks, and ranges start alike.
 
 DistributedDataParallel averages the gradients of a model's parameters; those of a handle are not among them.
 """
