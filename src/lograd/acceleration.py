@@ -7,7 +7,7 @@ the plain model, and attaches it with a guard.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,14 +22,21 @@ from .formats.values import check_width
 from .plan import Plan
 from .profiles import Profile, profile
 from .profiles.loss import LossFunction, loss_of
+from .profiles.noise import check_plain
 from .profiles.profiler import restored
 from .profiles.timing import compared
-from .report.progress import shown
+from .report.progress import shown, tracked
 
 BATCHES = 8
 """Batches of the profile, unless told otherwise."""
 LEAST_BATCHES = 3
 """The fewest batches that the variance of a minibatch is estimated from."""
+WARM_UP = 32
+"""Steps that are made before the profile and taken back, unless told otherwise."""
+RATE = 1e-3
+"""The learning rate of these steps, by Adam."""
+FEW = ("int8", "int6", "int4", "prune85", "prune95")
+"""The methods that are timed unless told otherwise: the others are seldom faster."""
 LEAST_GAIN = 0.03
 """A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
 
@@ -41,6 +48,7 @@ def accelerate(
     *,
     noise: float | None = None,
     steps: int = BATCHES,
+    warm_up: int = WARM_UP,
     seed: int = 0,
     keep: str | Iterable[str] = (),
     methods: Iterable[str] | None = None,
@@ -61,6 +69,9 @@ def accelerate(
         noise: the most added variance, in units of the minibatch's own, for the fastest plan within it; None plans for
             progress, 1 / (time (1 + noise)).
         steps: batches of the profile.
+        warm_up: steps of Adam on these batches that are made before the measurement and taken back after it.  A
+            network that has not learned anything passes noise on far more than one that has begun to learn; the guard keeps
+            layers as they are until then.  0 measures at the weights of now, as for a model that is trained already.
         seed: of the random numbers of the plan.
         keep: layers that are left alone, as for `Profile.plan`.
         methods: names of the methods to choose from, such as ["int8"]; None for all.
@@ -70,8 +81,9 @@ def accelerate(
     """
     checked = check_guard(guard)
     plan, words = fastest_plan(
-        model, batches, loss_fn, noise=noise, steps=steps, keep=keep, methods=methods, progress=progress
-    )
+        model, batches, loss_fn, noise=noise, steps=steps, warm_up=warm_up, keep=keep, methods=methods,
+        progress=progress,
+    )  # fmt: skip
     if not quiet:
         print(f"lograd: {words}", file=sys.stderr)
     return attach(model, plan, seed, guard=checked or False)
@@ -84,6 +96,7 @@ def fastest_plan(
     *,
     noise: float | None = None,
     steps: int = BATCHES,
+    warm_up: int = WARM_UP,
     keep: str | Iterable[str] = (),
     methods: Iterable[str] | None = None,
     progress: bool | None = None,
@@ -93,18 +106,46 @@ def fastest_plan(
     A plan without layers is returned where nothing is gained.  The model is restored bit for bit.
     """
     check_width("steps", steps, LEAST_BATCHES, 2**31)
+    check_width("warm_up", warm_up, 0, 2**31)
     taken = list(islice(batches, steps))
     if len(taken) < LEAST_BATCHES:
         raise InvalidValue(
             f"accelerate needs at least {LEAST_BATCHES} batches, for the variance between them; got {len(taken)}."
         )
-    found = profile(model, taken, loss_fn, steps=steps, noise=1, times=True, methods=methods, progress=progress)
+    check_plain(model)
+    with shown(progress), restored(model), torch.enable_grad():
+        _warm_up(model, taken, loss_fn, warm_up)
+        return _measured_plan(model, taken, loss_fn, noise, keep, FEW if methods is None else methods)
+
+
+def _warm_up(model: nn.Module, batches: Sequence[Any], loss_fn: LossFunction | None, steps: int) -> None:
+    """Train the model a little."""
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not learned or not steps:
+        return
+    optimizer = torch.optim.Adam(learned, RATE)
+    for step in tracked(range(steps), steps, "warming up"):
+        optimizer.zero_grad()
+        loss_of(model, batches[step % len(batches)], loss_fn).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def _measured_plan(
+    model: nn.Module,
+    taken: Sequence[Any],
+    loss_fn: LossFunction | None,
+    noise: float | None,
+    keep: str | Iterable[str],
+    methods: Iterable[str],
+) -> tuple[Plan, str]:
+    """Return the plan for the model as it is now, and what is said of it."""
+    found = profile(model, taken, loss_fn, steps=len(taken), noise=1, times=True, methods=methods)
     if found.menus is None or found.noise is None or found.minibatch is None or not found.minibatch.unit > 0:
         return _none(f"the step stays as it is: {_lacking(found)}")
     plan = found.plan(objective="progress", keep=keep) if noise is None else found.plan(noise=noise, keep=keep)
     if not plan.layers:
         return _none(f"the step stays as it is: no method is faster than dense float32 in any layer {_with(found)}")
-    with shown(progress), restored(model), torch.enable_grad():
+    with restored(model):
         seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan)
     gain = 1 - seconds.planned / seconds.plain
     if gain < LEAST_GAIN:

@@ -96,11 +96,7 @@ def explain(
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     lines |= beside
-    total = counts.total
-    summary = (
-        f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
-        f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
-    )
+    summary = _counted(counts.total, steps)
     if cost.refreshes:
         summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
@@ -112,6 +108,14 @@ def explain(
     if growth is not None:
         summary += f".\nWarning: {growth}"
     return Explanation(lines, summary + ".")
+
+
+def _counted(total: Count, steps: int) -> str:
+    """Return how many gradients were treated, in words."""
+    return (
+        f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
+        f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
+    )
 
 
 def _taken(cost: Cost, layers: dict[str, LayerEngine], steps: int) -> str:

@@ -41,7 +41,7 @@ class Travel(Protocol):
         """Return the number that a budget limits."""
 
 
-class Bound:
+class Bound(Travel):
     """The noise that arrives if layers stand in one row and noise travels as the gradient does.
 
     The noise in the weight gradient of a layer is then x (1 + n) - 1 of the energy that its gradients of single samples
@@ -63,7 +63,7 @@ class Bound:
         return float(shares.max(initial=0.0))
 
 
-class Measured:
+class Measured(Travel):
     """The noise that arrives by measured factors, in absolute energy, over a measured variance of the minibatch.
 
     Args:
@@ -101,6 +101,11 @@ def travel_of(plan: Plan, names: Sequence[str]) -> Travel:
 
 
 def budget_of(plan: Plan) -> float | None:
-    """Return the noise budget that a plan was made for; None if it has none."""
-    budget = getattr(getattr(plan, "expected", None), "budget", None)
-    return None if budget is None else float(budget)
+    """Return the noise of the backward that a plan was made for; None if it has no budget.
+
+    The forward's part of the budget is not watched, so it does not count.
+    """
+    expected = plan.expected
+    if expected is None or expected.budget is None:
+        return None
+    return max(expected.budget - (expected.penalty or 0.0), 0.1 * expected.budget) or None

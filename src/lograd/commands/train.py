@@ -140,6 +140,10 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
+    _show(run, as_json)
+
+
+def _show(run: Any, as_json: bool) -> None:
     if as_json:
         print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
         return

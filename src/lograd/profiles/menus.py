@@ -6,7 +6,7 @@ Plain values without torch, which a profile keeps in its file; `timing` measures
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, final
 
 from ..errors import InvalidValue
@@ -85,6 +85,16 @@ class Menus:
             if name not in self.layers or choice[name] not in self.layers[name]:
                 raise InvalidValue(f"method {choice[name]!r} was not timed for a layer {name!r}.")
         return self.rest + sum(menu[choice.get(name, DENSE)].seconds for name, menu in self.layers.items())
+
+    def scaled(self) -> Menus:
+        """Return these menus with penalties of single layers that add up to at most that of all layers together."""
+        sums = {name: sum(menu[name].penalty for menu in self.layers.values() if name in menu) for name in self.penalty}
+        factors = {name: min(self.penalty[name] / total, 1.0) for name, total in sums.items() if total > 0}
+        layers = {
+            layer: {name: replace(one, penalty=one.penalty * factors.get(name, 1.0)) for name, one in menu.items()}
+            for layer, menu in self.layers.items()
+        }
+        return replace(self, layers=layers)
 
     # -- the file --
 

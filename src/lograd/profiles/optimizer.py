@@ -113,7 +113,7 @@ class Measurements:
             raise InvalidValue(f"a plan for noise, speed or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
         if not minibatch.unit > 0:
             raise InvalidValue("the gradient was the same in all batches of the profile, so noise has no unit.")
-        return cls(layers, menus, noise.layers, noise.energies, minibatch.unit)
+        return cls(layers, menus.scaled(), noise.layers, noise.energies, minibatch.unit)
 
     def among(self, names: Sequence[str]) -> Propagation:
         """Return how noise travels between some of the layers."""

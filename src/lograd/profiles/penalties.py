@@ -34,7 +34,7 @@ MOST_GROUPS = 24
 
 
 @final
-class Passes:
+class SamePasses:
     """Gradients of one batch, always from the same state.
 
     Args:
@@ -82,7 +82,7 @@ def passes_needed(layers: int, bits: Sequence[int]) -> int:
 
 
 def measure(
-    passes: Passes,
+    passes: SamePasses,
     clean: tuple[float, list[Tensor]],
     modules: Mapping[str, nn.Module],
     signals: Mapping[str, float],
@@ -130,14 +130,14 @@ def _forward_plan(names: Sequence[str], width: int) -> Plan:
     return Plan(dict.fromkeys(names, method(f"int{width}-forward").plan))
 
 
-def _moved(passes: Passes, clean: tuple[float, list[Tensor]]) -> Moved:
+def _moved(passes: SamePasses, clean: tuple[float, list[Tensor]]) -> Moved:
     loss, gradients = passes.run()
     pairs = zip(gradients, clean[1], strict=True)
     return Moved(sum(energy(one - other) for one, other in pairs), loss - clean[0])
 
 
 def _by_layer(
-    passes: Passes, clean: tuple[float, list[Tensor]], names: Sequence[str], width: int, shares: Mapping[str, float]
+    passes: SamePasses, clean: tuple[float, list[Tensor]], names: Sequence[str], width: int, shares: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the penalty of each layer at some bits, measured alone or in groups."""
     found: dict[str, float] = {}

@@ -29,7 +29,7 @@ from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at
 from .menus import Candidate, Menus
 from .methods import DENSE, Method, method
 from .noise import MOST_NOISE
-from .penalties import Passes, Penalties, attached
+from .penalties import Penalties, SamePasses, attached
 from .records import LayerProfile
 
 WARM_UP = 1
@@ -73,7 +73,7 @@ def measure(
     total = 2 + _plain_steps(treated) + sum(_warm_up(one) + TIMED for one in treated)
     total += (WARM_UP + TIMED) * normalizes + penalties.passes_needed(len(modules), bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
-        passes = Passes(model, loss, advance)
+        passes = SamePasses(model, loss, advance)
         arrived = arriving(modules, passes.run)
         clean = passes.run()
         timer = _Timer(model, loss, modules, advance)
