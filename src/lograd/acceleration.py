@@ -70,7 +70,7 @@ def accelerate(
             progress, 1 / (time (1 + noise)).
         steps: batches of the profile.
         warm_up: steps of Adam on these batches that are made before the measurement and taken back after it.  A
-            network that has not learned anything passes noise on far more than one that has begun to learn; the guard keeps
+            network that has not learned anything passes noise on far more than one that has begun to; the guard keeps
             layers as they are until then.  0 measures at the weights of now, as for a model that is trained already.
         seed: of the random numbers of the plan.
         keep: layers that are left alone, as for `Profile.plan`.

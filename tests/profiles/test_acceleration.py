@@ -1,0 +1,190 @@
+"""`lograd.accelerate`: what it leaves alone, what it says, and what it attaches; times are planted, never measured."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import lograd
+from lograd import InvalidType, InvalidValue, acceleration
+from lograd.profiles.timing import Compared
+
+
+def make_model(width=32):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
+    )
+
+
+def batches_of(number=4):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(32, 16, generator=generator), torch.randint(0, 4, (32,), generator=generator))
+        for _ in range(number)
+    ]
+
+
+def trained(model, handle, steps=6):
+    """The losses of some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for inputs, targets in batches_of(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        handle.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A function that plants the seconds of methods in each layer, and those of plain and planned steps."""
+    real = acceleration.profile
+
+    def plant(seconds, plain=1.0, planned=0.4):
+        seen = []
+
+        def profile(model, *arguments, **options):
+            seen.append([parameter.detach().clone() for parameter in model.parameters()])
+            found = real(model, *arguments, **options)
+            layers = {
+                layer: {name: replace(one, forward=0.0, backward=seconds.get(name, 9.0)) for name, one in menu.items()}
+                for layer, menu in found.menus.layers.items()
+            }
+            found.menus = replace(found.menus, layers=layers, step=len(layers) * seconds["dense"], extras={})
+            return found
+
+        monkeypatch.setattr(acceleration, "profile", profile)
+        monkeypatch.setattr(acceleration, "compared", lambda *arguments: Compared(plain, planned))
+        return seen
+
+    return plant
+
+
+def test_a_faster_plan_is_attached_with_a_guard(planted, capsys):
+    planted({"dense": 1.0, "int8": 0.2})
+    model = make_model()
+    with lograd.accelerate(model, batches_of(), cross_entropy) as handle:
+        assert handle.guard is not None
+        assert list(handle.layers) == ["0", "3", "5"]
+        for layer in handle.plan.layers.values():
+            assert {layer.output.backend, layer.input_gradient.backend, layer.weight_gradient.backend} == {"integer"}
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.count("\n") == 1
+        assert "400.0 ms instead of 1000.0 ms, 2.50 times faster (measured): 3 layers with int8" in said.err
+        assert "of the minibatch's variance" in said.err
+        losses = trained(model, handle)
+        assert all(0 < loss < 10 for loss in losses)
+        assert handle.counters().total.treated > 0
+
+
+def test_the_model_comes_back_as_it_was(planted):
+    planted({"dense": 1.0, "int8": 0.2})
+    model = make_model()
+    model[4].eval()  # a part that is not in training mode, on purpose
+    cross_entropy(model(batches_of()[0][0]), batches_of()[0][1]).backward()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    random = torch.get_rng_state()
+    handle = lograd.accelerate(model, batches_of(), cross_entropy, quiet=True)
+    handle.remove()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(one, parameter.grad) for one, parameter in zip(gradients, model.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state())
+    assert [module.training for module in model] == [True, True, True, True, False, True]
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("seconds", [{"dense": 1.0, "int8": 0.99}, {"dense": 1.0}])
+def test_where_nothing_is_faster_it_says_so(planted, capsys, seconds):
+    planted(seconds)
+    model = make_model()
+    with lograd.accelerate(model, batches_of(), cross_entropy) as handle:
+        assert not handle.layers
+        assert "no method is faster than dense float32 in any layer (3 layers," in capsys.readouterr().err
+        plain = make_model()
+        with lograd.attach(plain, lograd.Plan()) as other:
+            assert trained(model, handle) == trained(plain, other)
+
+
+def test_a_plan_that_is_not_faster_when_timed_is_not_attached(planted, capsys):
+    planted({"dense": 1.0, "int8": 0.2}, plain=1.0, planned=0.98)
+    with lograd.accelerate(make_model(), batches_of(), cross_entropy) as handle:
+        assert not handle.layers
+    assert "the best plan takes 980.0 ms, and dense float32 1000.0 ms" in capsys.readouterr().err
+
+
+def test_layers_can_be_kept_and_methods_restricted(planted):
+    planted({"dense": 1.0, "int8": 0.2, "prune85": 0.1})
+    with lograd.accelerate(
+        make_model(), batches_of(), cross_entropy, keep=["0", "last"], methods=["int8"], quiet=True
+    ) as handle:
+        assert list(handle.layers) == ["3"]
+        assert handle.plan.layers["3"].output.backend == "integer"
+
+
+def test_a_budget_of_noise_is_kept(planted):
+    planted({"dense": 1.0, "int4": 0.2})
+    with lograd.accelerate(make_model(), batches_of(), cross_entropy, noise=1e-9, quiet=True) as handle:
+        assert not handle.layers
+    with lograd.accelerate(make_model(), batches_of(), cross_entropy, noise=1e9, quiet=True) as handle:
+        assert len(handle.layers) == 3
+        assert handle.plan.expected.budget == 1e9
+
+
+def test_it_measures_after_a_warm_up(planted):
+    seen = planted({"dense": 1.0, "int8": 0.2})
+    model = make_model()
+    for steps in (0, 3):
+        lograd.accelerate(model, batches_of(), cross_entropy, warm_up=steps, quiet=True).remove()
+    cold, warm = seen
+    now = list(model.parameters())
+    assert all(torch.equal(one, parameter) for one, parameter in zip(cold, now, strict=True))
+    assert not any(torch.equal(one, parameter) for one, parameter in zip(warm, now, strict=True))
+
+
+def test_an_endless_stream_of_batches_is_taken_from_sparingly(capsys):
+    taken = []
+
+    def stream():
+        for number in count():
+            taken.append(number)
+            yield batches_of(1)[0]
+
+    with lograd.accelerate(make_model(), stream(), cross_entropy, steps=5) as handle:
+        assert not handle.layers
+    assert len(taken) == 5
+    assert "the variance of its minibatches could not be measured" in capsys.readouterr().err  # equal batches have none
+
+
+def test_gradients_that_are_not_finite_are_told(capsys):
+    model = make_model()
+    spoilt = [(inputs * float("nan"), targets) for inputs, targets in batches_of()]
+    with pytest.warns(lograd.errors.LogradWarning), lograd.accelerate(model, spoilt, cross_entropy) as handle:
+        assert not handle.layers
+    assert "the step stays as it is" in capsys.readouterr().err
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_bad_arguments_get_a_sentence():
+    model = make_model()
+    with pytest.raises(InvalidValue, match="at least 3 batches, for the variance between them; got 2"):
+        lograd.accelerate(model, batches_of(2), cross_entropy)
+    with pytest.raises(InvalidValue, match="steps must be"):
+        lograd.accelerate(model, batches_of(), cross_entropy, steps=2)
+    with pytest.raises(InvalidValue, match="warm_up must be"):
+        lograd.accelerate(model, batches_of(), cross_entropy, warm_up=-1)
+    with pytest.raises(InvalidType, match="guard must be"):
+        lograd.accelerate(model, batches_of(), cross_entropy, guard="yes")
+    with pytest.raises(InvalidValue, match="'int88' is not a method"):
+        lograd.accelerate(model, batches_of(), cross_entropy, methods=["int88"])
+    with lograd.attach(model, lograd.Plan.uniform("fp6")), pytest.raises(InvalidValue, match="has a plan attached"):
+        lograd.accelerate(model, batches_of(), cross_entropy)
+    assert not any("lograd" in type(module).__module__ for module in model.modules())
