@@ -56,7 +56,8 @@ WAYS = {
     "int4-full": Way("INT4, largest magnitudes", "int4-full"),
     "int4-minmax": Way("INT4, learned clips, gradients by largest magnitudes", "int4wa-clips+int4"),
     "int4-full-interval": Way("INT4, learned clips, gradients in the interval", "int4-full-interval"),
-    "luq4": Way("INT4 forward, gradients by LUQ", "luq4"),
+    "luq4": Way("INT4 forward by SAWB, gradients by LUQ", "luq4"),
+    "luq4-smp2": Way("INT4 forward by SAWB, gradients by LUQ, two draws for dW", "luq4-smp2"),
     "mxfp4-full": Way("MXFP4", "mxfp4-full"),
 }
 
