@@ -14,7 +14,7 @@ from .sparsity import NO_TIME, SPARSITIES, USUAL, JointOutlook, PruningOutlook
 
 Tile = tuple[str, str, str]
 TEXT = (
-    "Zeros are what saves time today: on the CPU, products of a pruned gradient skip them. The gradient of a layer is "
+    "Zeros save time: on the CPU, products of a pruned gradient skip them. The gradient of a layer is "
     "that of the loss with respect to its output; layers are numbered in the order in which they run. Pruning is "
     "stochastic and unbiased, so it adds noise: the cosine between a gradient and its pruned copy says how much. It is "
     f"predicted from the histogram of the last observed step. A verdict stands beside it: {VERDICTS_IN_WORDS}. "
