@@ -36,7 +36,7 @@ def test_an_input_may_be_given_by_its_name():
             expected = usual[layer][name]
             assert (one.input_noise, one.weight_noise) == (expected.input_noise, expected.weight_noise)
             assert one.penalty == pytest.approx(expected.penalty)
-            assert one.forward > 0 and one.backward > 0
+            assert min(one.forward, one.backward) > 0
     assert named["second"]["int4"].input_noise > 0
 
 
