@@ -170,15 +170,17 @@ def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[di
 
 
 def _layer_ran(
-    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: Any, kwargs: Any, output: Any
-) -> None:
+    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: tuple[Any, ...],
+    kwargs: dict[str, Any], output: Any,
+) -> None:  # fmt: skip
     """Add a layer's relative errors in activations and weights, times the mean square of its output."""
-    (taken_in, *_), weight = (*args, *kwargs.values()), module.weight.detach()
+    inputs: Tensor = (*args, *kwargs.values())[0]
+    weight = module.weight.detach()
     by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
     activations, weights = engine.activations, engine.weights
     engine.hold(True)
     try:
-        for operand, tensor in ((activations, taken_in.detach()), (weights, by_output)):
+        for operand, tensor in ((activations, inputs.detach()), (weights, by_output)):
             site, total = operand.at["output"], energy(tensor)
             if site is None or not total:
                 continue
