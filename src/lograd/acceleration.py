@@ -130,15 +130,18 @@ def fastest_plan(
 
 
 def _of_usual_size(batches: list[Any]) -> list[Any]:
-    """Return the batches without a last one that is smaller than all others: the remainder of a data set.
+    """Return the batches without remainders of a data set: those that are smaller while at least half have one size.
 
     Times are taken of the last batch, and the gradient of a small one has more variance.  Where too few would be left,
-    the remainder comes first instead.
+    remainders come first instead.
     """
     sizes = [_size(batch) for batch in batches]
-    if len(batches) < 2 or sizes[-1] >= min(sizes[:-1]):
+    most = max(sizes, default=0)
+    full = [batch for batch, size in zip(batches, sizes, strict=True) if size == most]
+    if 2 * len(full) < len(batches) or len(full) == len(batches):
         return batches
-    return batches[:-1] if len(batches) > LEAST_BATCHES else [batches[-1], *batches[:-1]]
+    smaller = [batch for batch, size in zip(batches, sizes, strict=True) if size < most]
+    return full if len(full) >= LEAST_BATCHES else [*smaller, *full]
 
 
 def _size(batch: Any) -> int:

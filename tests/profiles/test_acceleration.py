@@ -197,10 +197,21 @@ def test_the_random_numbers_of_a_loader_are_restored():
 def test_the_remainder_of_a_data_set_is_no_usual_batch(form):
     *full, last = batches_of(5)
     remainder = [one[:3] for one in last]
-    four, three = [*map(form, full), form(remainder)], [*map(form, full[:2]), form(remainder)]
-    assert [id(one) for one in acceleration._of_usual_size(four)] == list(map(id, four[:4]))
-    assert [id(one) for one in acceleration._of_usual_size(three)] == [id(three[2]), id(three[0]), id(three[1])]
-    assert len(acceleration._of_usual_size(four[:4])) == 4
+    whole, rest = list(map(form, full)), [form(remainder), form(remainder)]
+
+    def usual(*given):
+        return [id(one) for one in acceleration._of_usual_size(list(given))]
+
+    assert usual(*whole, rest[0]) == list(map(id, whole))
+    assert usual(*whole[:2], rest[0], *whole[2:], rest[1]) == list(map(id, whole))  # of two epochs
+    assert usual(*whole[:2], rest[0]) == [id(rest[0]), *map(id, whole[:2])]
+    assert usual(*whole) == list(map(id, whole))
+    assert usual() == []
+
+
+def test_batches_that_all_differ_in_size_stay_as_they_are():
+    batches = [torch.zeros(size, 2) for size in (5, 3, 4, 2)]
+    assert acceleration._of_usual_size(batches) is batches
 
 
 def test_times_are_those_of_a_full_batch(planted):
