@@ -119,7 +119,8 @@ def fastest_plan(
     kept, names = keep_patterns(keep), check_methods(FEW if methods is None else methods)
     check_plain(model)
     check_device(model)
-    with shown(progress), restored(model), torch.enable_grad():
+    eager = torch.compiler.set_stance("force_eager")  # compiled code of the plain model would serve these steps alone
+    with shown(progress), restored(model), torch.enable_grad(), eager:
         taken = _of_usual_size(list(islice(batches, steps)))
         if len(taken) < LEAST_BATCHES:
             raise InvalidValue(

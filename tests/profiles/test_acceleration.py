@@ -171,6 +171,14 @@ def test_it_measures_after_a_warm_up(planted):
     assert not any(torch.equal(one, parameter) for one, parameter in zip(warm, now, strict=True))
 
 
+def test_a_compiled_model_is_not_compiled_for_the_measurement():
+    def never(*_):
+        pytest.fail("compiled")
+
+    model = torch.compile(make_model(), backend=never)
+    lograd.accelerate(model, batches_of(), cross_entropy, warm_up=2, methods=["int8"], quiet=True).remove()
+
+
 def test_an_endless_stream_of_batches_is_taken_from_sparingly(capsys):
     taken = []
 
