@@ -7,13 +7,14 @@ the plain model, and attaches it with a guard.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .attachment import Guard, Handle, attach
 from .attachment.guard import check_guard
@@ -22,9 +23,12 @@ from .formats.values import check_width
 from .plan import Plan
 from .profiles import Profile, profile
 from .profiles.loss import LossFunction, loss_of
+from .profiles.methods import check_methods, name_of
 from .profiles.noise import check_plain
-from .profiles.profiler import restored
-from .profiles.timing import compared
+from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
+from .profiles.planner import keep_patterns
+from .profiles.profiler import check_kinds, restored
+from .profiles.timing import check_device, compared
 from .report.progress import shown, tracked
 
 BATCHES = 8
@@ -37,6 +41,8 @@ RATE = 1e-3
 """The learning rate of these steps, by Adam."""
 FEW = ("int8", "int6", "int4", "prune85", "prune95")
 """The methods that are timed unless told otherwise: the others are seldom faster."""
+MOST_NAMED = 3
+"""Methods that are named in what is said of a plan."""
 LEAST_GAIN = 0.03
 """A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
 
@@ -74,7 +80,8 @@ def accelerate(
             layers as they are until then.  0 measures at the weights of now, as for a model that is trained already.
         seed: of the random numbers of the plan.
         keep: layers that are left alone, as for `Profile.plan`.
-        methods: names of the methods to choose from, such as ["int8"]; None for all.
+        methods: names of the methods to choose from, such as ["int8"]; None for int8, int6, int4, prune85, prune95
+            and sparsities between.
         guard: as for `attach`.
         quiet: print nothing.
         progress: as for `lograd.profile`.
@@ -107,15 +114,43 @@ def fastest_plan(
     """
     check_width("steps", steps, LEAST_BATCHES, 2**31)
     check_width("warm_up", warm_up, 0, 2**31)
-    taken = list(islice(batches, steps))
-    if len(taken) < LEAST_BATCHES:
-        raise InvalidValue(
-            f"accelerate needs at least {LEAST_BATCHES} batches, for the variance between them; got {len(taken)}."
-        )
+    check_kinds(batches, loss_fn, progress)
+    goal = Goal(objective=PROGRESS) if noise is None else Goal(noise)
+    kept, names = keep_patterns(keep), check_methods(FEW if methods is None else methods)
     check_plain(model)
-    with shown(progress), restored(model), torch.enable_grad():
+    check_device(model)
+    eager = torch.compiler.set_stance("force_eager")  # compiled code of the plain model would serve these steps alone
+    with shown(progress), restored(model), torch.enable_grad(), eager:
+        taken = _of_usual_size(list(islice(batches, steps)))
+        if len(taken) < LEAST_BATCHES:
+            raise InvalidValue(
+                f"accelerate needs at least {LEAST_BATCHES} batches, for the variance between them; got {len(taken)}."
+            )
         _warm_up(model, taken, loss_fn, warm_up)
-        return _measured_plan(model, taken, loss_fn, noise, keep, FEW if methods is None else methods)
+        return _measured_plan(model, taken, loss_fn, goal, kept, names)
+
+
+def _of_usual_size(batches: list[Any]) -> list[Any]:
+    """Return the batches without remainders of a data set: those that are smaller while at least half have one size.
+
+    Times are taken of the last batch, and the gradient of a small one has more variance.  Where too few would be left,
+    remainders come first instead.
+    """
+    sizes = [_size(batch) for batch in batches]
+    most = max(sizes, default=0)
+    full = [batch for batch, size in zip(batches, sizes, strict=True) if size == most]
+    if 2 * len(full) < len(batches) or len(full) == len(batches):
+        return batches
+    smaller = [batch for batch, size in zip(batches, sizes, strict=True) if size < most]
+    return full if len(full) >= LEAST_BATCHES else [*smaller, *full]
+
+
+def _size(batch: Any) -> int:
+    """Return the first dimension of the first tensor in a batch; 0 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next(filter(None, map(_size, parts)), 0)
 
 
 def _warm_up(model: nn.Module, batches: Sequence[Any], loss_fn: LossFunction | None, steps: int) -> None:
@@ -127,6 +162,9 @@ def _warm_up(model: nn.Module, batches: Sequence[Any], loss_fn: LossFunction | N
     for step in tracked(range(steps), steps, "warming up"):
         optimizer.zero_grad()
         loss_of(model, batches[step % len(batches)], loss_fn).backward()  # type: ignore[no-untyped-call]
+        for parameter in learned:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # Adam takes none, such as that of an embedding
+                parameter.grad = parameter.grad.to_dense()
         optimizer.step()
 
 
@@ -134,17 +172,17 @@ def _measured_plan(
     model: nn.Module,
     taken: Sequence[Any],
     loss_fn: LossFunction | None,
-    noise: float | None,
-    keep: str | Iterable[str],
-    methods: Iterable[str],
+    goal: Goal,
+    keep: tuple[str, ...],
+    methods: tuple[str, ...],
 ) -> tuple[Plan, str]:
     """Return the plan for the model as it is now, and what is said of it."""
     found = profile(model, taken, loss_fn, steps=len(taken), noise=1, times=True, methods=methods)
-    if found.menus is None or found.noise is None or found.minibatch is None or not found.minibatch.unit > 0:
-        return _none(f"the step stays as it is: {_lacking(found)}")
-    plan = found.plan(objective="progress", keep=keep) if noise is None else found.plan(noise=noise, keep=keep)
+    if lacking := _lacking(found):
+        return _none(f"the step stays as it is: {lacking}")
+    plan = found.plan(noise=goal.noise, objective="progress" if goal.noise is None else None, keep=keep)
     if not plan.layers:
-        return _none(f"the step stays as it is: no method is faster than dense float32 in any layer {_with(found)}")
+        return _none(f"the step stays as it is: {_untouched(plan)} {_with(found)}")
     with restored(model):
         seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan)
     gain = 1 - seconds.planned / seconds.plain
@@ -168,12 +206,21 @@ def _gained(plan: Plan, plain: float, planned: float) -> str:
 
 def _what_is_done(plan: Plan) -> str:
     """Return how many layers are treated in which way, the most frequent first."""
-    words = [layer.words() for layer in plan.layers.values()]
-    kinds = sorted(set(words), key=words.count, reverse=True)
-    if len(kinds) > 3:
-        kinds = kinds[:3]
-    parts = [f"{plural(words.count(kind), 'layer')} with {kind}" for kind in kinds]
+    names = Counter(name_of(layer) for layer in plan.layers.values()).most_common()
+    parts = [f"{plural(count, 'layer')} with {name}" for name, count in names[:MOST_NAMED]]
+    if others := sum(count for _, count in names[MOST_NAMED:]):
+        parts.append(f"{plural(others, 'layer')} with others")
     return ", ".join(parts)
+
+
+def _untouched(plan: Plan) -> str:
+    """Return why a plan leaves all layers alone."""
+    faster = [name for name, reason in plan.kept.items() if WOULD_SAVE in reason]
+    if not faster:
+        return "no method is faster than dense float32 in any layer that may be treated"
+    return (
+        f"what is faster than dense float32 adds too much noise, such as in {faster[0]!r}, where {plan.kept[faster[0]]}"
+    )
 
 
 def _with(found: Profile) -> str:
@@ -182,11 +229,16 @@ def _with(found: Profile) -> str:
 
 
 def _lacking(found: Profile) -> str:
+    """Return what the profile lacks for a plan, in a sentence; empty where it lacks nothing."""
     if found.broken:
         return found.broken
     if found.menus is None:
         return "it has no layer that lograd can treat."
-    return "the variance of its minibatches could not be measured."
+    if found.noise is None:
+        return "no layer has a weight that learns."
+    if found.noise.energies is None or found.minibatch is None or not found.minibatch.unit > 0:
+        return "the variance of its minibatches could not be measured."
+    return ""
 
 
 def _none(words: str) -> tuple[Plan, str]:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 import lograd
 from lograd import InvalidType, InvalidValue, acceleration
+from lograd.profiles.methods import method
 from lograd.profiles.timing import Compared
 
 
@@ -78,7 +80,7 @@ def test_a_faster_plan_is_attached_with_a_guard(planted, capsys):
         said = capsys.readouterr()
         assert said.out == ""
         assert said.err.count("\n") == 1
-        assert "400.0 ms instead of 1000.0 ms, 2.50 times faster (measured): 3 layers with int8" in said.err
+        assert "400.0 ms instead of 1000.0 ms, 2.50 times faster (measured): 3 layers with int8; predicted" in said.err
         assert "of the minibatch's variance" in said.err
         losses = trained(model, handle)
         assert all(0 < loss < 10 for loss in losses)
@@ -108,10 +110,29 @@ def test_where_nothing_is_faster_it_says_so(planted, capsys, seconds):
     model = make_model()
     with lograd.accelerate(model, batches_of(), cross_entropy) as handle:
         assert not handle.layers
-        assert "no method is faster than dense float32 in any layer (3 layers," in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "no method is faster than dense float32 in any layer that may be treated (3 layers," in said
         plain = make_model()
         with lograd.attach(plain, lograd.Plan()) as other:
             assert trained(model, handle) == trained(plain, other)
+
+
+def test_where_noise_is_not_worth_it_it_says_that_instead(planted, capsys):
+    planted({"dense": 1.0, "int4": 0.2})
+    with lograd.accelerate(make_model(), batches_of(), cross_entropy, noise=1e-9) as handle:
+        assert not handle.layers
+    said = capsys.readouterr().err
+    assert "adds too much noise, such as in '0', where int4 would save 800.0 ms and add" in said
+    assert "no method is faster" not in said
+
+
+def test_many_methods_are_summed_up():
+    names = ["int8", "int8", "int6", "prune85", "int4", "prune87"]
+    plan = lograd.Plan({str(place): method(name).plan for place, name in enumerate(names)})
+    assert (
+        acceleration._what_is_done(plan)
+        == "2 layers with int8, 1 layer with int6, 1 layer with prune85, 2 layers with others"
+    )
 
 
 def test_a_plan_that_is_not_faster_when_timed_is_not_attached(planted, capsys):
@@ -150,6 +171,14 @@ def test_it_measures_after_a_warm_up(planted):
     assert not any(torch.equal(one, parameter) for one, parameter in zip(warm, now, strict=True))
 
 
+def test_a_compiled_model_is_not_compiled_for_the_measurement():
+    def never(*_):
+        pytest.fail("compiled")
+
+    model = torch.compile(make_model(), backend=never)
+    lograd.accelerate(model, batches_of(), cross_entropy, warm_up=2, methods=["int8"], quiet=True).remove()
+
+
 def test_an_endless_stream_of_batches_is_taken_from_sparingly(capsys):
     taken = []
 
@@ -162,6 +191,69 @@ def test_an_endless_stream_of_batches_is_taken_from_sparingly(capsys):
         assert not handle.layers
     assert len(taken) == 5
     assert "the variance of its minibatches could not be measured" in capsys.readouterr().err  # equal batches have none
+
+
+def test_the_random_numbers_of_a_loader_are_restored():
+    inputs, targets = (torch.cat(several) for several in zip(*batches_of(), strict=True))
+    loader = DataLoader(TensorDataset(inputs, targets), 32, shuffle=True)
+    before = torch.get_rng_state()
+    lograd.accelerate(make_model(), loader, cross_entropy, warm_up=0, methods=["int8"], quiet=True).remove()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("form", [tuple, list, lambda pair: {"x": pair[0], "y": pair[1]}, lambda pair: (tuple(pair),)])
+def test_the_remainder_of_a_data_set_is_no_usual_batch(form):
+    *full, last = batches_of(5)
+    remainder = [one[:3] for one in last]
+    whole, rest = list(map(form, full)), [form(remainder), form(remainder)]
+
+    def usual(*given):
+        return [id(one) for one in acceleration._of_usual_size(list(given))]
+
+    assert usual(*whole, rest[0]) == list(map(id, whole))
+    assert usual(*whole[:2], rest[0], *whole[2:], rest[1]) == list(map(id, whole))  # of two epochs
+    assert usual(*whole[:2], rest[0]) == [id(rest[0]), *map(id, whole[:2])]
+    assert usual(*whole) == list(map(id, whole))
+    assert usual() == []
+
+
+def test_batches_that_all_differ_in_size_stay_as_they_are():
+    batches = [torch.zeros(size, 2) for size in (5, 3, 4, 2)]
+    assert acceleration._of_usual_size(batches) is batches
+
+
+def test_times_are_those_of_a_full_batch(planted):
+    planted({"dense": 1.0, "int8": 0.2})
+    seen = []
+
+    def loss(output, target):
+        seen.append(len(target))
+        return cross_entropy(output, target)
+
+    *full, last = batches_of(5)
+    lograd.accelerate(make_model(), [*full, [one[:3] for one in last]], loss, methods=["int8"], quiet=True).remove()
+    assert set(seen) == {32}
+
+
+def test_sparse_gradients_of_an_embedding_are_warmed_up_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(32, 4))
+    batches = [(torch.randint(0, 20, (16, 4)), torch.randint(0, 4, (16,))) for _ in range(4)]
+    before = model[0].weight.clone()
+    lograd.accelerate(model, batches, cross_entropy, warm_up=2, methods=["int8"], quiet=True).remove()
+    assert torch.equal(before, model[0].weight)
+
+
+def test_layers_that_do_not_learn_are_told(capsys):
+    model = make_model()
+    for layer in (model[0], model[3], model[5]):
+        layer.weight.requires_grad_(False)
+    with (
+        pytest.warns(lograd.errors.LogradWarning, match="no layer has a weight that learns"),
+        lograd.accelerate(model, batches_of(), cross_entropy) as handle,
+    ):
+        assert not handle.layers
+    assert "the step stays as it is: no layer has a weight that learns." in capsys.readouterr().err
 
 
 def test_gradients_that_are_not_finite_are_told(capsys):
@@ -181,10 +273,15 @@ def test_bad_arguments_get_a_sentence():
         lograd.accelerate(model, batches_of(), cross_entropy, steps=2)
     with pytest.raises(InvalidValue, match="warm_up must be"):
         lograd.accelerate(model, batches_of(), cross_entropy, warm_up=-1)
+    with pytest.raises(InvalidType, match="batches must be an iterable"):
+        lograd.accelerate(model, 5, cross_entropy)
     with pytest.raises(InvalidType, match="guard must be"):
         lograd.accelerate(model, batches_of(), cross_entropy, guard="yes")
     with pytest.raises(InvalidValue, match="'int88' is not a method"):
         lograd.accelerate(model, batches_of(), cross_entropy, methods=["int88"])
+    for wrong in ({"methods": ["int88"]}, {"noise": 0}, {"keep": 3}):  # before the first step
+        with pytest.raises((InvalidType, InvalidValue)):
+            lograd.accelerate(model, batches_of(), lambda *_: pytest.fail("too late"), **wrong)
     with lograd.attach(model, lograd.Plan.uniform("fp6")), pytest.raises(InvalidValue, match="has a plan attached"):
         lograd.accelerate(model, batches_of(), cross_entropy)
     assert not any("lograd" in type(module).__module__ for module in model.modules())

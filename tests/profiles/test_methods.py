@@ -6,7 +6,7 @@ import pytest
 
 from lograd.errors import InvalidType, InvalidValue
 from lograd.plan import LayerPlan
-from lograd.profiles.methods import DEFAULT_METHODS, check_methods, method
+from lograd.profiles.methods import DEFAULT_METHODS, check_methods, method, name_of
 from lograd.treatments import PRODUCTS, SYMBOLS, recipe
 
 EXPECTED = {
@@ -63,3 +63,12 @@ def test_other_names_are_refused(given, words):
 def test_what_is_no_list_of_names_is_refused(given):
     with pytest.raises(InvalidType):
         check_methods(given)
+
+
+@pytest.mark.parametrize("name", [*DEFAULT_METHODS, "int3", "prune83", "int5+prune97.5"])
+def test_a_plan_is_known_by_the_name_of_its_method(name):
+    assert name_of(method(name).plan) == name
+
+
+def test_a_plan_that_is_no_method_is_told_in_words():
+    assert name_of(LayerPlan.of(recipe("fp6"))) == LayerPlan.of(recipe("fp6")).words()

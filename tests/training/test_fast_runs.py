@@ -61,6 +61,24 @@ def test_where_nothing_is_gained_the_run_is_dense(tiny, tmp_path, planned):
     assert_same_run(tmp_path / "fast", tmp_path / "dense")
 
 
+def test_a_plan_in_the_folder_is_not_replaced_unasked(tiny, tmp_path, planned):
+    asked = planned(Plan.uniform("int8-full"))
+    (tmp_path / "run").mkdir()
+    mine = Plan.uniform("fp6").save(tmp_path / "run" / "plan.json")
+    with pytest.raises(InvalidValue, match=r"plan\.json exists, and a fast run finds a plan of its own"):
+        train(tiny(fast=True), tmp_path / "run")
+    assert asked == []
+    assert Plan.load(mine) == Plan.uniform("fp6")
+    train(tiny(fast=True), tmp_path / "run", overwrite=True)
+    assert Plan.load(mine) == Plan.uniform("int8-full")
+
+
+def test_a_run_of_two_steps_is_not_measured(tiny, tmp_path):
+    run = train(tiny(fast=True, steps=2), tmp_path / "run")
+    assert run.record["planning"]["words"] == "the step stays as it is: a run of 2 steps is too short."
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
 def test_the_search_sees_batches_and_loss_of_the_run(tiny, monkeypatch):
     seen = {}
 
@@ -107,8 +125,10 @@ def test_settings(tiny):
     assert config.to_json()["fast"] is True
     assert Config.from_json(config.to_json()) == config
     assert "fast" not in tiny().to_json()
-    for other in ({"recipe": "fp6"}, {"plan": "plan.json"}, {"start": 5}):
-        with pytest.raises(InvalidValue, match="finds its own plan and begins by itself; leave out plan, recipe and"):
+    for other in ({"recipe": "fp6"}, {"plan": "plan.json"}, {"start": 5}, {"backend": "auto"}, {"backend": "integer"}):
+        with pytest.raises(
+            InvalidValue, match="finds its own plan and begins by itself; leave out plan, recipe, start"
+        ):
             tiny(fast=True, **other)
     with pytest.raises(InvalidType, match="fast must be true or false"):
         tiny(fast=1)
@@ -124,5 +144,5 @@ def test_the_command_says_what_was_found(data, tmp_path, planned):
     assert Run.load(tmp_path / "run").status == "finished"
     refused = CliRunner().invoke(app, [*given, "--fast", "--recipe", "fp6", "-o", str(tmp_path / "other")])
     assert isinstance(refused.exception, InvalidValue)
-    assert "leave out plan, recipe and start" in str(refused.exception)
+    assert "leave out plan, recipe, start and backend" in str(refused.exception)
     assert not (tmp_path / "other").exists()

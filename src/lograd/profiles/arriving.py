@@ -33,7 +33,10 @@ def arriving(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dic
         run: runs forward and backward.
     """
     found = {name: Arrived() for name in modules}
-    hooks = [module.register_forward_hook(partial(_layer_ran, found[name])) for name, module in modules.items()]
+    hooks = [
+        module.register_forward_hook(partial(_layer_ran, found[name]), with_kwargs=True)
+        for name, module in modules.items()
+    ]
     try:
         run()
     finally:
@@ -42,9 +45,9 @@ def arriving(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dic
     return found
 
 
-def _layer_ran(arrived: Arrived, module: nn.Module, args: Any, output: Any) -> None:
+def _layer_ran(arrived: Arrived, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Put a hook on the gradient of the layer's output; a forward hook."""
-    arrived.passed_on |= any(isinstance(one, Tensor) and one.requires_grad for one in args)
+    arrived.passed_on |= any(isinstance(one, Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
     if isinstance(output, Tensor) and output.requires_grad:
         on_gradient(output, lambda gradient: arrived.gradients.append(_as_treated(module, countable(gradient))))
 

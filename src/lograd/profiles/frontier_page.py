@@ -9,6 +9,7 @@ from typing import final
 
 import numpy as np
 
+from ..errors import plural
 from ..report import Chart, Line, Mark, Page, Points, Rule, TextTable, text_table
 from ..theory import Choice, Problem, choose, frontier
 from .methods import DENSE
@@ -83,7 +84,7 @@ class Frontier:
     def table(self) -> TextTable:
         """Return a table for the terminal, from the plain step to the fastest plan."""
         return text_table(
-            f"Time over noise: {len(self.plans)} best plans, and uniform ones",
+            f"Time over noise: {plural(len(self.plans), 'best plan')}, and uniform ones",
             COLUMNS,
             [[str(cell) if cell is not None else "" for cell in row] for row in self.rows()],
             "Faster: than the plain step. rho: noise of the backward, pi: change by the forward's rounding, both in "
@@ -164,7 +165,7 @@ class Frontier:
 
     def __repr__(self) -> str:
         fastest = self.dense / self.plans[0].seconds
-        return f"Frontier({len(self.plans)} plans, up to {fastest:.2f} times as fast as the plain step)"
+        return f"Frontier({plural(len(self.plans), 'plan')}, up to {fastest:.2f} times as fast as the plain step)"
 
 
 def frontier_of(task: PlanProblem) -> Frontier:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..plan import LayerPlan
-from ..treatments import Backend, recipe
+from ..treatments import PRODUCTS, Backend, Prune, recipe
 
 DENSE = "dense"
 """The layer as it is, untreated."""
@@ -86,6 +86,24 @@ def method(name: str) -> Method:
         f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
         f"such as {', '.join(DEFAULT_METHODS[1:])}.{nearest_name(name[:60], DEFAULT_METHODS)}"
     )
+
+
+def name_of(plan: LayerPlan) -> str:
+    """Return the name of the method that a layer's plan carries out; the plan in words where it is none.
+
+    >>> name_of(method("int8+prune90").plan)
+    'int8+prune90'
+    """
+    pruned = [f"prune{100 * one.sparsity:g}" for one in plan.weight_gradient.gradient if isinstance(one, Prune)]
+    forwards = [f"int{bits}" for bits in range(2, 9)]
+    names = [*forwards, *(f"{one}-forward" for one in forwards)]
+    names += [name for one in pruned for name in (one, f"{one}-dW", *(f"{other}+{one}" for other in forwards))]
+    products = [getattr(plan, product) for product in PRODUCTS]
+    for name in (DENSE, *names):
+        known = method(name).plan
+        if products == [getattr(known, product) for product in PRODUCTS]:
+            return name
+    return plan.words()
 
 
 def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:

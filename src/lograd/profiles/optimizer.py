@@ -23,6 +23,8 @@ from .noise import Contributions
 from .records import LayerProfile
 
 PROGRESS = "progress"
+WOULD_SAVE = "would save"
+"""Words in the reason of a layer that is left alone although a method is faster there."""
 MARGIN = 0.02
 """A method must save this share of a layer's time: the least of disturbed times is too good by about as much."""
 NEEDED = (
@@ -223,7 +225,7 @@ class PlanProblem:
                 continue
             place = min(others, key=lambda place: effects.noise[layer, place] / -effects.seconds[layer, place])
             found[name] = (
-                f"{menu[place].name} would save {milliseconds(-effects.seconds[layer, place])} and add "
+                f"{menu[place].name} {WOULD_SAVE} {milliseconds(-effects.seconds[layer, place])} and add "
                 f"{effects.noise[layer, place]:.2g} of the minibatch's variance"
             )
         return found

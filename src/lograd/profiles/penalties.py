@@ -11,6 +11,7 @@ by |e|^2 |G|^2 / n: e is what a layer's own rounding does to its output of n ele
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from .start import Start, taken
 
 MOST_GROUPS = 24
 """Layers, or groups of neighbours, that are rounded one at a time."""
+NOT_FINITE = 1e60
+"""Stands for a change to NaN or infinity: more than any budget, and finite, so that a file can hold it."""
 
 
 @final
@@ -61,7 +64,7 @@ class SamePasses:
 
 
 class Moved(NamedTuple):
-    """The change by a rounded forward: |g_q - g|^2 and that of the loss."""
+    """The change by a rounded forward: |g_q - g|^2 and that of the loss; `NOT_FINITE` for NaN and infinity."""
 
     penalty: float
     loss: float
@@ -133,7 +136,8 @@ def _forward_plan(names: Sequence[str], width: int) -> Plan:
 def _moved(passes: SamePasses, clean: tuple[float, list[Tensor]]) -> Moved:
     loss, gradients = passes.run()
     pairs = zip(gradients, clean[1], strict=True)
-    return Moved(sum(energy(one - other) for one, other in pairs), loss - clean[0])
+    changes = (sum(energy(one - other) for one, other in pairs), loss - clean[0])
+    return Moved(*(one if math.isfinite(one) else NOT_FINITE for one in changes))
 
 
 def _by_layer(
@@ -146,7 +150,7 @@ def _by_layer(
         with attached(passes.model, _forward_plan(group, width), "dense"):
             penalty = _moved(passes, clean).penalty
         total = sum(shares[name] for name in group)
-        found |= {name: penalty * (shares[name] / total if total else 1 / len(group)) for name in group}
+        found |= {name: penalty * (shares[name] / total if 0 < total < math.inf else 1 / len(group)) for name in group}
     return found
 
 
@@ -155,7 +159,7 @@ def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[di
     """Yield |e|^2 / n of each layer's output by its own rounding, which the next forward fills in."""
     errors = dict.fromkeys(modules, 0.0)
     hooks = [
-        modules[name].register_forward_hook(partial(_layer_ran, errors, name, engine))
+        modules[name].register_forward_hook(partial(_layer_ran, errors, name, engine), with_kwargs=True)
         for name, engine in handle.layers.items()
     ]
     try:
@@ -165,14 +169,18 @@ def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[di
             hook.remove()
 
 
-def _layer_ran(errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: Any, output: Any) -> None:
+def _layer_ran(
+    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: tuple[Any, ...],
+    kwargs: dict[str, Any], output: Any,
+) -> None:  # fmt: skip
     """Add a layer's relative errors in activations and weights, times the mean square of its output."""
+    inputs: Tensor = (*args, *kwargs.values())[0]
     weight = module.weight.detach()
     by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
     activations, weights = engine.activations, engine.weights
     engine.hold(True)
     try:
-        for operand, tensor in ((activations, args[0].detach()), (weights, by_output)):
+        for operand, tensor in ((activations, inputs.detach()), (weights, by_output)):
             site, total = operand.at["output"], energy(tensor)
             if site is None or not total:
                 continue

@@ -179,8 +179,10 @@ class Config:
     def _check_together(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise InvalidValue("the length of a run is given by epochs or by steps; got both.")
-        if self.fast and (self.plan is not None or self.recipe is not None or self.start):
-            raise InvalidValue("a fast run finds its own plan and begins by itself; leave out plan, recipe and start.")
+        if self.fast and (self.plan is not None or self.recipe is not None or self.start or self.backend != "dense"):
+            raise InvalidValue(
+                "a fast run finds its own plan and begins by itself; leave out plan, recipe, start and backend."
+            )
         if self.plan is not None and self.recipe is not None:
             raise InvalidValue("a run has a plan or a recipe; got both.")
         if self.recipe is not None:

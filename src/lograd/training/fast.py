@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .. import Plan
-from ..acceleration import BATCHES, fastest_plan
+from ..acceleration import BATCHES, LEAST_BATCHES, fastest_plan
+from ..errors import plural
 from .randomness import preserved
 from .work import Configured
 
@@ -28,6 +29,8 @@ def find_plan(work: Configured) -> Found:
         work: of this measurement alone: its batches are taken, and its model is left as it was made.
     """
     start = time.perf_counter()
+    if work.total < LEAST_BATCHES:
+        return Found(None, f"the step stays as it is: a run of {plural(work.total, 'step')} is too short.", 0.0)
 
     def loss(model: nn.Module, wrapped: Any) -> Tensor:
         return work.forward(model, wrapped[0]).loss

@@ -107,6 +107,15 @@ class RunFolder:
         return summary
 
 
+def check_none(path: Path, *, overwrite: bool) -> None:
+    """Refuse to replace a plan by one that is yet to be found, unless that is asked for."""
+    if path.exists() and not overwrite:
+        raise InvalidValue(
+            f"{path} exists, and a fast run finds a plan of its own; replace it by --overwrite, give another place by "
+            "-o, or train with that plan by --plan."
+        )
+
+
 def check_same(path: Path, plan: Plan, *, overwrite: bool) -> None:
     """Refuse to replace a plan by another one, unless that is asked for; an equal one is no loss."""
     if overwrite or not path.exists():

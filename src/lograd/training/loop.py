@@ -21,7 +21,7 @@ from ..errors import LogradWarning
 from .config import Config
 from .events import Events, open_events
 from .fast import find_plan
-from .folder import RunFolder, check_same
+from .folder import RunFolder, check_none, check_same
 from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
 from .measuring import ACCURACY, Metric
@@ -81,6 +81,8 @@ def train(
     _check_backend(config, plan)
     if plan is not None and not target.has_run:
         check_same(target.plan, plan, overwrite=overwrite)
+    if config.fast and not target.has_run:
+        check_none(target.plan, overwrite=overwrite)
     events = open_events(config, target)
     with torch_settings(config.threads):
         found = find_plan(load_work(config)) if config.fast else None
