@@ -1,5 +1,6 @@
 """The guard over time: layers return to what was asked for, falls are said, and references are never wasted."""
 
+import numpy as np
 import pytest
 import torch
 from networks import conv_net, image_batches
@@ -9,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import Guard, Plan
 from lograd.attachment.refresh import Drift
+from lograd.attachment.travel import Bound
 from lograd.engine.limits import HIGH, OUTSIDE, sampled_size
 from lograd.engine.slots import READY
 from lograd.errors import LogradWarning
@@ -50,13 +52,37 @@ def test_a_reference_takes_all_elements_where_drift_asks_for_a_sample():
     torch.manual_seed(0)
     model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(256, 64)
     handle = lograd.attach(
-        model, Plan.uniform("prune80"), backend="dense", guard=Guard(0.25), refresh=Drift(every=1, sample=0.5)
+        model, Plan.uniform("prune80"), backend="dense", guard=Guard(1.0), refresh=Drift(every=1, sample=0.5)
     )
     run(model, x, handle, 1.0, 60)
     assert handle.guard.measures
+    assert handle.guard.references
     last = max(place.clean_step for place in handle.guard.places.values())
     assert last > 20, "references after the steps that take full statistics in any case"
     handle.remove()
+
+
+def test_words_say_that_a_gradient_passes_through_as_a_reference():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(256, 64)
+    handle = lograd.attach(model, Plan.uniform("prune80"), backend="dense", guard=Guard(1.0))
+    for _ in range(60):
+        run(model, x, handle, 1.0, 1)
+        treated = [name for name, place in handle.guard.places.items() if place.statistics.treats]
+        if treated and not handle.layers[treated[0]].gradient.ready:
+            break
+    text = str(handle.explain())
+    assert "passes through in this step, a reference for the guard" in text
+    assert "until handle.step() has statistics" not in text
+    assert "passed through without statistics or by the guard" in text
+    handle.remove()
+
+
+def test_the_noise_of_a_very_deep_network_is_a_float():
+    with np.errstate(all="raise"):
+        deep = Bound()
+        noise = np.full(300, 30.0)
+        assert np.isfinite(deep.total(deep.shares(deep.growth(noise), noise, noise)))
 
 
 # -- sizes --
