@@ -62,6 +62,21 @@ def test_a_reference_takes_all_elements_where_drift_asks_for_a_sample():
     handle.remove()
 
 
+def test_no_noise_arrives_at_layers_without_gradients():
+    """The last layer alone has noise of its own, and hands none to frozen ones in front."""
+    torch.manual_seed(0)
+    head, x = nn.Linear(32, 32), torch.randn(256, 32)
+    model = nn.Sequential(*(nn.Linear(32, 32).requires_grad_(False) for _ in range(3)), head)
+    found = []
+    for trained in (head, model):
+        handle = lograd.attach(trained, Plan.uniform("prune80", keep=()), backend="dense", guard=Guard(0.9))
+        run(trained, model[:3](x) if trained is head else x, handle, 1.0, 8)
+        found.append((handle.guard.noise, [place.status for place in handle.guard.places.values()][-1]))
+        handle.remove()
+    assert found[0] == found[1]
+    assert found[0][1].startswith("treated")
+
+
 def test_words_say_that_a_gradient_passes_through_as_a_reference():
     torch.manual_seed(0)
     model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(256, 64)

@@ -85,7 +85,7 @@ class Measured(Travel):
 
     def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
         arrives = noise * self.energies.passed + noise_weight * self.energies.own
-        found: Values = np.exp(growth) * arrives / self.unit
+        found: Values = np.exp(np.minimum(growth, LARGEST)) * arrives / self.unit
         return found
 
     def total(self, shares: Values) -> float:

@@ -150,7 +150,8 @@ class Watch:
         if self._loudness:
             unexpected = np.array([place.least for place in self._all]) / self._loudness
             growth = np.maximum(growth, unexpected * np.log1p(noise).sum())
-        return self._travel.shares(growth, noise, weight)
+        # None arrives where no gradient came by, as in front of all that is learned.
+        return self._travel.shares(growth, noise, weight) * np.array([place.known for place in self._all])
 
     # -- steps --
 
@@ -275,8 +276,8 @@ class Watch:
 
     def _decide(self, step: int, loss_scale: float) -> None:
         before = self.made
-        known = np.array([place.known for place in self._all], dtype=np.float64)
-        watched = self._total(known, np.ones_like(known)) > INSIDE * self.budget
+        every = np.ones(len(self._all))
+        watched = self._total(every, every) > INSIDE * self.budget
         for place in self._all:
             place.statistics.watched = watched
         if self._exceeds:
