@@ -151,7 +151,7 @@ class Watch:
             unexpected = np.array([place.least for place in self._all]) / self._loudness
             growth = np.maximum(growth, unexpected * np.log1p(noise).sum())
         # None arrives where no gradient came by, as in front of all that is learned.
-        return self._travel.shares(growth, noise, weight) * np.array([place.known for place in self._all])
+        return np.where([place.known for place in self._all], self._travel.shares(growth, noise, weight), 0.0)
 
     # -- steps --
 
