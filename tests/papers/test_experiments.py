@@ -84,6 +84,12 @@ def test_intervals(tmp_path):
             assert all(one["large"] <= one["bound"] * (1 + 1e-9) for one in found.values())
     assert cells.found("interval-0")["intervals"]["blocks.0.conv1"]["gamma"] < 1
     assert "<svg" in layers.charts[0].svg()
+    assert not any("Diverged" in note for note in choices.notes)
+    file = cells.file("interval-0")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"found": record["found"] | {"loss": None}}))
+    (choices, _) = experiment_of("intervals").make({}, "smoke").draw(cells)
+    assert "Diverged, and in no mean or pair: interval-0." in choices.notes
     with pytest.raises(InvalidValue, match="steps must be at least 4"):
         experiment_of("intervals").make({"steps": "3"})
 

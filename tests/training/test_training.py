@@ -13,6 +13,8 @@ import lograd
 from lograd.training import Config, Diverged, Run, load_data, resume, train
 from lograd.training import session as sessions
 from lograd.training import work as works
+from lograd.training.events import TensorBoardEvents
+from lograd.training.folder import RunFolder
 from lograd.training.loop import load_work
 from lograd.training.measuring import width_of
 from lograd.training.session import Session
@@ -183,6 +185,15 @@ def test_tensorboard_gets_the_metrics(tiny, tmp_path, monkeypatch):
     assert ("train/loss", run.lines[0]["loss"], 5) in written
     assert ("test/accuracy", run.lines[1]["accuracy"], 5) in written
     assert written[-1] == "closed"
+
+
+def test_tensorboard_gets_intervals_by_layer(tmp_path):
+    written = {}
+    writer = types.SimpleNamespace(add_scalar=lambda name, value, step: written.update({name: (value, step)}))
+    events = TensorBoardEvents(lambda *_, **__: writer, RunFolder(tmp_path))
+    interval = {"step": 7, "gamma": 0.5}
+    events.write({"kind": "train", "step": 9, "loss": 1.5, "sparsity": None, "intervals": {"fc": interval}})
+    assert written == {"train/loss": (1.5, 9), "train/intervals/fc/gamma": (0.5, 9)}
 
 
 def test_without_tensorboard_there_is_a_sentence(tiny, tmp_path, monkeypatch):

@@ -96,7 +96,7 @@ def explain(
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     lines |= beside
-    summary = _counted(counts.total, steps)
+    summary = _counted(counts.total, steps, guard is not None)
     if cost.refreshes:
         summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
@@ -110,11 +110,12 @@ def explain(
     return Explanation(lines, summary + ".")
 
 
-def _counted(total: Count, steps: int) -> str:
+def _counted(total: Count, steps: int, guarded: bool) -> str:
     """Return how many gradients were treated, in words."""
+    why = "without statistics or by the guard" if guarded else "before there were statistics"
     return (
         f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
-        f"through before there were statistics; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
+        f"through {why}; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
     )
 
 
@@ -154,7 +155,7 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
     if statistics.problem:
         text += f"; the last statistics were of no use: {statistics.problem}"
     if not gradient.ready:
-        return f"{text}; passes through" + (" until handle.step() has statistics" if statistics.treats else "")
+        return f"{text}; passes through" + _until(statistics)
     text += f"; {count.sparsity:.1%} zeros so far"
     if layer.why_dense:
         text += f", dense products: {layer.why_dense}"
@@ -165,6 +166,14 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
         "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
     )
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
+
+
+def _until(statistics: OperandStatistics) -> str:
+    """Return how long a gradient passes through, or why; empty where a guard says so."""
+    if not statistics.treats:
+        return ""
+    reference = statistics.watched and statistics.table is not None
+    return " in this step, a reference for the guard" if reference else " until handle.step() has statistics"
 
 
 def _bits(layer: LayerEngine) -> list[str]:

@@ -76,6 +76,11 @@ class Place:
         """The measured growth of energy over the predicted one, in logarithms."""
         return min(self.sums[0] / self.sums[1], FARTHEST)
 
+    @property
+    def log_energy(self) -> float:
+        """The logarithm of the energy in the last statistics, 0 without any."""
+        return math.log(self.statistics.energy or 1.0)
+
     # -- noise --
 
     def measure(self, loss_scale: float) -> None:
@@ -201,7 +206,8 @@ class Place:
         self.last, self.weighed = (last[0], last[1]), list(state["weighed"])
         self.known, self.sums, self.least = bool(known), (state["growth"][0], state["growth"][1]), state["growth"][2]
         self.falls, self.earliest = state["falls"]
-        self.outside, self.said, self._counted = state["outside"], list(state["said"]), {}
+        self.outside, self.said = state["outside"], list(state["said"])
+        self.counted()  # what comes is counted from here on
         self.statistics.watched = bool(state["watched"])
         self.let(bool(state["treats"]))
 

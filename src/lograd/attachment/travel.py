@@ -15,6 +15,9 @@ from ..laws.law import Values
 from ..plan import Plan
 from ..theory import Propagation
 
+LARGEST = 700.0
+"""The largest logarithm of a growth; the exponential of more is no float."""
+
 
 class Travel(Protocol):
     """How noise travels between layers, and how it adds up to one number."""
@@ -56,7 +59,7 @@ class Bound(Travel):
         return behind
 
     def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
-        found: Values = np.expm1(growth + np.log1p(noise_weight))
+        found: Values = np.expm1(np.minimum(growth + np.log1p(noise_weight), LARGEST))
         return found
 
     def total(self, shares: Values) -> float:
@@ -82,7 +85,7 @@ class Measured(Travel):
 
     def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
         arrives = noise * self.energies.passed + noise_weight * self.energies.own
-        found: Values = np.exp(growth) * arrives / self.unit
+        found: Values = np.exp(np.minimum(growth, LARGEST)) * arrives / self.unit
         return found
 
     def total(self, shares: Values) -> float:

@@ -17,7 +17,7 @@ from ..files.checks import MAX_FLOAT
 from ..laws.law import Values
 from ..plan import Plan
 from .guard import Change, Guard
-from .place import FORGETTING, Place
+from .place import FORGETTING, KEPT, Place
 from .refresh import OperandStatistics
 from .travel import budget_of, travel_of
 
@@ -150,7 +150,8 @@ class Watch:
         if self._loudness:
             unexpected = np.array([place.least for place in self._all]) / self._loudness
             growth = np.maximum(growth, unexpected * np.log1p(noise).sum())
-        return self._travel.shares(growth, noise, weight)
+        # None arrives where no gradient came by, as in front of all that is learned.
+        return np.where([place.known for place in self._all], self._travel.shares(growth, noise, weight), 0.0)
 
     # -- steps --
 
@@ -190,7 +191,7 @@ class Watch:
             place.measure(loss_scale)
         if self._untreated:
             for place in fresh:
-                place.clean, place.clean_step = _log(place.statistics.energy), step
+                place.clean, place.clean_step = place.log_energy, step
             self._pair = step + 1
             if any(place.statistics.treats for place in self._all):
                 self.references += 1
@@ -201,6 +202,7 @@ class Watch:
             self._compare(step)
             self._decide(step, loss_scale)
         elif not self.measures:
+            self._count()
             self._decide(step, loss_scale)
         else:
             self._verify(step)
@@ -216,8 +218,8 @@ class Watch:
                 place.statistics.operand.set_ready(False)
             elif was_untreated:
                 place.statistics.be_ready()
-            if (reference or (self.measures and step == self._pair)) and not place.statistics.collecting:
-                place.statistics.collect()
+            if reference or (self.measures and step == self._pair):
+                place.statistics.collect()  # of all elements, also where a sample was asked for
         if reference:
             self._next = step + self._interval
         self._untreated = not any(place.statistics.operand.ready for place in self._all)
@@ -235,9 +237,7 @@ class Watch:
             if place.statistics.step == step and place.clean_step >= 0 and step - place.clean_step <= most
         ]  # fmt: skip
         predicted = self._travel.growth(self._ratios(self._inside)[0])[which]
-        found = np.array(
-            [np.log(self._all[index].statistics.energy or 1.0) - self._all[index].clean for index in which]
-        )
+        found = np.array([self._all[index].log_energy - self._all[index].clean for index in which])
         if which:
             # A loss that grows is no noise: it is in all layers, also in those that no noise reaches.
             reached = predicted <= max(UNREACHED, float(predicted.min()))
@@ -276,8 +276,8 @@ class Watch:
 
     def _decide(self, step: int, loss_scale: float) -> None:
         before = self.made
-        known = np.array([place.known for place in self._all], dtype=np.float64)
-        watched = self._total(known, np.ones_like(known)) > INSIDE * self.budget
+        every = np.ones(len(self._all))
+        watched = self._total(every, every) > INSIDE * self.budget
         for place in self._all:
             place.statistics.watched = watched
         if self._exceeds:
@@ -298,6 +298,7 @@ class Watch:
             returns = place.level > 0 or not place.statistics.treats
             if not place.known or not returns or self._measured < place.earliest:
                 continue
+            level, weighed = place.level, place.weighed
             self._fit_alone(place, index, loss_scale)
             inside[index] = 1.0
             reach = float(self._travel.growth(self._ratios(inside)[0]).max(initial=0.0))
@@ -306,15 +307,19 @@ class Watch:
                 self._note(step, place, before, "fits")
             elif not place.statistics.treats:
                 inside[index] = 0.0
+            elif place.level != level:
+                place.set_level(level, loss_scale)
+            if place.statistics.treats and place.level == level:
+                place.weighed = weighed
 
     def _fit_alone(self, place: Place, index: int, loss_scale: float) -> None:
-        """Choose the most zeros with which the layer alone would stay inside the budget."""
-        alone = np.zeros(len(self._all))
+        """Choose the most zeros with which the layer alone would stay inside the budget; not fewer than it has now."""
+        alone, quiet = np.zeros(len(self._all)), np.zeros(len(self._all))
         alone[index] = 1.0
-        quiet = np.zeros(len(self._all))
-        if place.level and not place.statistics.treats:
+        last = place.level if place.statistics.treats else len(KEPT)
+        if place.level:
             place.set_level(0, loss_scale)
-        while self._total(alone, quiet) > INSIDE * self.budget and place.can_prune_less:
+        while self._total(alone, quiet) > INSIDE * self.budget and place.can_prune_less and place.level < last:
             place.set_level(place.level + 1, loss_scale)
 
     def _fall_back(self, step: int, loss_scale: float) -> None:
@@ -393,7 +398,3 @@ class Watch:
             place.statistics.set_limits(loss_scale)
             if self._untreated:
                 place.statistics.operand.set_ready(False)
-
-
-def _log(energy: float) -> float:
-    return float(np.log(energy or 1.0))

@@ -220,12 +220,19 @@ class Intervals(Experiment):
         columns = [
             "interval", "gamma", "clipped", "error on all", "error on large", "cosine", "loss", "to float32", "spread",
         ]  # fmt: skip
-        notes = [*_verdict(last, losses), *_notes(looks)]
+        notes = [*_verdict(last, losses), *self._diverged(folder), *_notes(looks)]
         return Result("intervals", "Clipped intervals of gradients", self._claim(), columns, rows, notes=notes)
 
     def _losses(self, folder: CellFolder, name: str) -> dict[int, float]:
         found = {seed: folder.found(f"{name}-{seed}") for seed in range(self.seeds)}
         return {seed: one["loss"] for seed, one in found.items() if one is not None and one["loss"] is not None}
+
+    def _diverged(self, folder: CellFolder) -> list[str]:
+        """Name the runs without a loss: means and pairs are of the others, and look better than they are."""
+        names = [f"{choice}-{seed}" for choice in (FULL, *CHOICES) for seed in range(self.seeds)]
+        found = {name: folder.found(name) for name in names}
+        diverged = [name for name, one in found.items() if one is not None and one["loss"] is None]
+        return [f"Diverged, and in no mean or pair: {', '.join(diverged)}."] if diverged else []
 
     def _claim(self) -> str:
         source = "the digits inside the package" if self.data is None else self.data.name

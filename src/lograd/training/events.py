@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, final
 
 from .. import InvalidValue
 from .config import Config
 from .folder import RunFolder
 from .journal import Line
+from .measuring import INTERVALS
 
 PLACE = ("kind", "step", "epoch", "seconds")
 """Fields of a line that say where it stands; the others are scalars."""
@@ -37,13 +39,22 @@ class TensorBoardEvents(Events):
         if self.writer is None:
             # A resumed run writes some steps again; TensorBoard is told to forget the first version of them.
             self.writer = self.writer_class(str(self.folder.tensorboard), purge_step=line["step"])
-        for name, value in line.items():
-            if name not in PLACE and value is not None:
-                self.writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+        for name, value in _scalars(line):
+            self.writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
 
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+def _scalars(line: Line) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a line by name; those of intervals by layer as well."""
+    for name, value in line.items():
+        if name == INTERVALS:
+            for layer, numbers in value.items():
+                yield from ((f"{name}/{layer}/{each}", number) for each, number in numbers.items() if each not in PLACE)
+        elif name not in PLACE and value is not None:
+            yield name, value
 
 
 def open_events(config: Config, folder: RunFolder) -> Events:
