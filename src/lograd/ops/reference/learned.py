@@ -55,7 +55,7 @@ def range_gradients(g: Tensor, x: Tensor, factor: float, low: int, high: int) ->
     inside = (steps >= low) & (steps <= high)
     wide = g.float()
     slopes = (steps.clamp(low, high).round_() - steps.where(inside, 0)).mul_(wide)
-    return in_type(wide * inside, g.dtype), block_sum(flat(slopes))
+    return torch.empty_like(g).copy_(in_type(wide * inside, g.dtype)), block_sum(flat(slopes))
 
 
 def _check(g: Tensor, x: Tensor, factor: float, low: int, high: int) -> None:
