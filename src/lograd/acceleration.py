@@ -24,6 +24,7 @@ from .plan import Plan
 from .profiles import Profile, profile
 from .profiles.loss import LossFunction, loss_of
 from .profiles.methods import check_methods, name_of
+from .profiles.minibatch import LEAST_BATCHES
 from .profiles.noise import check_plain
 from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
 from .profiles.planner import keep_patterns
@@ -33,8 +34,6 @@ from .report.progress import shown, tracked
 
 BATCHES = 8
 """Batches of the profile, unless told otherwise."""
-LEAST_BATCHES = 3
-"""The fewest batches that the variance of a minibatch is estimated from."""
 WARM_UP = 32
 """Steps that are made before the profile and taken back, unless told otherwise."""
 RATE = 1e-3

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from lograd.errors import InvalidValue
 from lograd.files.atomic import CannotRead
 from lograd.training import Config, Run, resume, train
 from lograd.training.journal import read_lines
@@ -47,3 +48,9 @@ def test_a_damaged_line_of_a_guard_is_refused(tiny, tmp_path):
     (tmp_path / "bad.jsonl").write_text(text.replace('"cause": "fits"', '"cause": 3', 1))
     with pytest.raises(CannotRead, match="cause"):
         read_lines(tmp_path / "bad.jsonl")
+
+
+def test_a_guard_needs_a_plan(tiny):
+    with pytest.raises(InvalidValue, match="a guard watches the layers that a plan treats; give a plan or a recipe"):
+        tiny(guard=True)
+    assert tiny(guard=True, fast=True).guard

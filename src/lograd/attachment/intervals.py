@@ -68,13 +68,14 @@ def intervals_of(gradients: Mapping[str, OperandStatistics], loss_scale: float, 
     """
     found = Intervals()
     for layer, statistics in gradients.items():
-        if statistics.table is None:
+        single = {name: site for name, site in statistics.operand.sites.items() if len(site.treatments) == 1}
+        levels = {name: site for name, site in single.items() if isinstance(site.treatments[0], Interval | Quantize)}
+        if statistics.table is None or not levels:
             continue
         law = statistics.statistics(loss_scale).law
-        for name, site in statistics.operand.sites.items():
-            numbers = site.numbers_and_memory()
-            one = _interval(law, site.treatments[-1], numbers[-1], statistics.step, alpha)
-            if one is not None and len(site.treatments) == 1:
+        for name, site in levels.items():
+            one = _interval(law, site.treatments[0], site.numbers_and_memory()[0], statistics.step, alpha)
+            if one is not None:
                 found[layer if name == "gradient" else f"{layer}.{name}"] = one
     return found
 

@@ -94,13 +94,10 @@ class Measured(Travel):
 
 def travel_of(plan: Plan, names: Sequence[str]) -> Travel:
     """Return how noise travels between the layers of these names: measured, where the plan knows all of them."""
-    expected = getattr(plan, "expected", None)
-    layers, energies, unit = (getattr(expected, name, None) for name in ("layers", "energies", "unit"))
-    if not isinstance(energies, Propagation) or not unit or layers is None or not set(names) <= set(layers):
+    expected = plan.expected
+    if expected is None or expected.energies is None or not set(names) <= set(expected.layers):
         return Bound()
-    places = [list(layers).index(name) for name in names]
-    among = energies.transfer[np.ix_(places, places)]
-    return Measured(Propagation(energies.own[places], energies.passed[places], among), float(unit))
+    return Measured(expected.energies.among([expected.layers.index(name) for name in names]), expected.unit)
 
 
 def budget_of(plan: Plan) -> float | None:

@@ -116,10 +116,7 @@ class Bits(Experiment):
             "way to train", "seeds", f"test {metric.words}, mean", "difference to float32, mean", "spread over seeds",
             "steps in the time of a float32 one",
         ]  # fmt: skip
-        usual = self.options()
-        given = {name: getattr(self, name) for name in ("model", "width", "epochs", "steps", "batch", "seeds")}
-        changed = [f" --set {name}={value}" for name, value in given.items() if value != usual[name]]
-        command = f"lograd reproduce bits --data FILE{''.join(changed)}"
+        command = self.command("model", "width", "epochs", "steps", "batch", "seeds")
         length = f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
         claim = (
             f"{self.model}, {length}, batch {config.batch}, {config.optimizer}, learning rate "

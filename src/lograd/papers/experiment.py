@@ -74,6 +74,13 @@ class Experiment(ABC):
         """The options with their usual values."""
         return {one.name: one.default for one in fields(cls)}
 
+    def command(self, *names: str) -> str:
+        """The command that makes the table, with those of the named options that are not the usual ones."""
+        usual = self.options()
+        changed = {name: value for name in names if (value := getattr(self, name)) != usual[name]}
+        name = type(self).__module__.rpartition(".")[2]
+        return f"lograd reproduce {name} --data FILE" + "".join(f" --set {one}={changed[one]}" for one in changed)
+
     def _data(self) -> Path:
         """The data, where the experiment cannot do without."""
         if self.data is None:

@@ -23,8 +23,14 @@ def finished(folder: CellFolder, name: str) -> Found | None:
 def timed_in_turns(runs: Timed, turns: int) -> Found:
     """Seconds of single steps of each run, taken in turns, or they could not be compared; the last third counts."""
     data = load_data(next(iter(runs.values()))[0])
-    sessions = {name: Session(BuiltIn(config, data), plan) for name, (config, plan) in runs.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    return seconds_in_turns(
+        {name: Session(BuiltIn(config, data), plan) for name, (config, plan) in runs.items()}, turns
+    )
+
+
+def seconds_in_turns(sessions: Mapping[str, Session], turns: int) -> Found:
+    """Seconds of single steps of each session, batches included, taken in turns; the last third of the turns counts."""
+    taken: dict[str, list[float]] = {name: [] for name in sessions}
     for turn in in_turns(sessions, turns):
         if turn.step > turns - max(turns // 3, 1):
             taken[turn.name].append(turn.session.times.batch + turn.session.times.step)

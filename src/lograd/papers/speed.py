@@ -20,14 +20,14 @@ import torch
 
 from ..errors import plural
 from ..report import Chart, Line
-from ..training import Config, Run, Session, in_turns, load_data
+from ..training import Config, Run, Session, load_data
 from ..training.fast import find_plan
 from ..training.measuring import Metric, metric_of
 from ..training.work import BuiltIn
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
 from .result import Result
-from .runs import finished
+from .runs import finished, seconds_in_turns
 
 DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
 
@@ -62,7 +62,7 @@ class Speed(Experiment):
         stretch: length of a fast run over that of a dense one.
         points: evaluations of a run.
         seeds: how many; 0, 1, ...
-        turns: steps of each way that are timed in turns, of which the last half counts; 0 times nothing.
+        turns: steps of each way that are timed in turns, of which the last third counts; 0 times nothing.
     """
 
     words: ClassVar[str] = "seconds until a dense run's accuracy is reached, with the plan of lograd.accelerate"
@@ -110,11 +110,7 @@ class Speed(Experiment):
             FAST: Session(BuiltIn(fast, data), found.plan),
         }
         sessions[CHANNELS_LAST].model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        taken: dict[str, list[float]] = {name: [] for name in sessions}
-        for turn in in_turns(sessions, self.turns):
-            if turn.step > self.turns // 2:
-                taken[turn.name].append(turn.session.times.batch + turn.session.times.step)
-        return {"steps": taken, "planning": found.seconds, "plan": found.words}
+        return {"steps": seconds_in_turns(sessions, self.turns), "planning": found.seconds, "plan": found.words}
 
     # -- drawing --
 
@@ -126,15 +122,13 @@ class Speed(Experiment):
             "threads", "step, dense", "step, fast", "finding the plan", "seeds", f"{metric.words}, dense",
             f"{metric.words}, fast at its end", "seconds, dense", "seconds, fast", "times sooner", "spread over seeds",
         ]  # fmt: skip
-        usual = self.options()
-        given = ("model", "width", "batch", "steps", "stretch", "points", "seeds")
-        changed = [f" --set {name}={getattr(self, name)}" for name in given if getattr(self, name) != usual[name]]
+        command = self.command("model", "width", "batch", "steps", "stretch", "points", "seeds")
         claim = (
             f"{self.model} of width {config.width}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule: dense runs of {self.steps} steps, and fast ones of "
             f"{self._config(FAST).steps}. Seconds are those of training, without evaluations, until the final value of "
             f"the dense run of the same seed is reached; those of a fast run count finding its plan. "
-            f"`lograd reproduce speed --data FILE{''.join(changed)}` makes this table."
+            f"`{command}` makes this table."
         )
         rows, charts, notes = [], [], []
         for threads in (1, 2):

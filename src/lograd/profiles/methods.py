@@ -51,7 +51,7 @@ class Method(NamedTuple):
     name: str
     plan: LayerPlan
     bits: int | None
-    """Of the forward's operands; None where the forward is exact."""
+    """The width of the forward's operands; None where the forward is exact."""
     sparsity: float | None
     """The share of zeros in the pruned gradient; None where nothing is pruned."""
 

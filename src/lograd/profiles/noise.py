@@ -55,9 +55,7 @@ class Contributions:
 
     def among(self, names: Sequence[str]) -> Propagation:
         """Return the factors between some of the layers, without the noise of the others."""
-        places = [self.layers.index(name) for name in names]
-        factors = self.factors
-        return Propagation(factors.own[places], factors.passed[places], factors.transfer[np.ix_(places, places)])
+        return self.factors.among([self.layers.index(name) for name in names])
 
 
 def mean_of(several: Sequence[Contributions]) -> Contributions:

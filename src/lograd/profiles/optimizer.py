@@ -119,9 +119,7 @@ class Measurements:
 
     def among(self, names: Sequence[str]) -> Propagation:
         """Return how noise travels between some of the layers."""
-        places = [self.names.index(name) for name in names]
-        energies = self.energies
-        return Propagation(energies.own[places], energies.passed[places], energies.transfer[np.ix_(places, places)])
+        return self.energies.among([self.names.index(name) for name in names])
 
 
 @final

@@ -36,8 +36,8 @@ DENSE = "dense"
 """The option that leaves a layer as it is."""
 EXACT = 5000
 """Up to so many choices are all looked at."""
-FINE = 50.0
-"""What is over a limit counts so many times while a choice is brought inside."""
+EXCESS = 50.0
+"""The weight of noise or time beyond a limit, while exchanges bring a choice inside it."""
 SPARSITIES = (0.70, 0.75, 0.80, 0.83, 0.85, 0.87, 0.89, 0.91, 0.93, 0.95, 0.96, 0.97)
 """The sparsities of `pruned_options`."""
 
@@ -303,7 +303,7 @@ def _within_noise(problem: Problem, budget: float) -> Choice:
         return np.where(noise <= limit, seconds * (1 + 1e-9 * noise / (1 + budget)), np.inf)
 
     def relaxed(seconds: Values, noise: Values) -> Values:
-        return seconds + FINE * price * np.maximum(noise - limit, 0.0)
+        return seconds + EXCESS * price * np.maximum(noise - limit, 0.0)
 
     if (found := problem.exact(objective)) is not None:
         return found
@@ -325,7 +325,7 @@ def _within_time(problem: Problem, speed: float) -> Choice:
         return np.where(seconds <= limit, noise + 1e-15 * seconds / limit, np.inf)
 
     def relaxed(seconds: Values, noise: Values) -> Values:
-        return price * noise + FINE * np.maximum(seconds - limit, 0.0)
+        return price * noise + EXCESS * np.maximum(seconds - limit, 0.0)
 
     if (found := problem.exact(objective)) is not None:
         return found

@@ -66,6 +66,10 @@ class Propagation:
         names = ("own", "passed", "transfer")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
+    def among(self, places: Sequence[int]) -> Propagation:
+        """Return the factors between some of the layers, in this order, without the noise of the others."""
+        return Propagation(self.own[places], self.passed[places], self.transfer[np.ix_(places, places)])
+
     def growth(self, noise_input: ArrayLike) -> Values:
         """Return x, the factor by which noise multiplies the energy of the gradient that arrives at each layer.
 

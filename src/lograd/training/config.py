@@ -183,6 +183,8 @@ class Config:
             raise InvalidValue(
                 "a fast run finds its own plan and begins by itself; leave out plan, recipe, start and backend."
             )
+        if self.guard and not self.fast and self.plan is None and self.recipe is None:
+            raise InvalidValue("a guard watches the layers that a plan treats; give a plan or a recipe as well.")
         if self.plan is not None and self.recipe is not None:
             raise InvalidValue("a run has a plan or a recipe; got both.")
         if self.recipe is not None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .. import Plan
-from ..acceleration import BATCHES, LEAST_BATCHES, fastest_plan
+from ..acceleration import BATCHES, fastest_plan
 from ..errors import plural
+from ..profiles.minibatch import LEAST_BATCHES
 from .randomness import preserved
 from .work import Configured
 

@@ -45,7 +45,7 @@ class Luq(Treatment):
                 m_t = 0.9 m_(t-1) + 0.1 max |g_(t-1)|,
 
             as the paper does where no pass over the gradient shall come before the product; 0.9 is that of `Integers`.
-            What lies above saturates, which is a bias, and is counted.  The first gradient that is not zero has its
+            Larger elements saturate, which is a bias, and are counted.  The first gradient that is not zero has its
             own maximum.  Gradients with NaN or infinity, and those of zeros, leave m as it is.
     """
 
