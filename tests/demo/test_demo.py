@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from lograd.demo import words
-from lograd.demo.findings import LOW_BITS, SPARSE, WAYS
-from lograd.demo.story import tasks, tell
+from lograd.demo.findings import SPARSE, WAYS
+from lograd.demo.story import tasks, tell, wide_task
 from lograd.demo.tables import tables
 from lograd.demo.tasks import DigitsTask, PlayTask
 
@@ -53,9 +53,17 @@ def demo(*arguments, cwd):
 
 
 @pytest.fixture(scope="module")
-def findings():
+def story():
     """Of the smallest story that has everything."""
-    return tell([DigitsTask(4, scout=2, seeds=2, checkpoints=2), PlayTask(3, scout=2, seeds=1, checkpoints=1)]).findings
+    return tell(
+        [DigitsTask(4, scout=2, seeds=2, checkpoints=2), PlayTask(3, scout=2, seeds=1, checkpoints=1)],
+        wide_task(quick=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def findings(story):
+    return story.findings
 
 
 def test_the_demo_in_a_process_of_its_own(tmp_path):
@@ -73,7 +81,7 @@ def test_the_demo_in_a_process_of_its_own(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     check_page((tmp_path / "page.html").read_text())
 
-    here = tell(tasks(quick=True)).to_json()
+    here = tell(tasks(quick=True), wide_task(quick=True)).to_json()
     if data["threads"] == here["threads"]:
         assert without_times(data) == without_times(here)
 
@@ -124,17 +132,18 @@ def check_page(text):
     page = Outline(text)
     assert page.open == []
     assert page.outside == []
-    assert [heading.split(".")[0] for heading in page.headings] == ["1", "2", "3", "4", "5"]
+    assert [heading.split(".")[0] for heading in page.headings] == ["1", "2", "3", "4", "5", "6"]
     assert all(re.search(r"\d", heading.split(".", 1)[1]) for heading in page.headings)  # a finding has its number
-    assert text.count('class="wide"') == 18  # charts
+    assert text.count('class="wide"') == 20  # charts
     assert "nan" not in re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL).lower().split()
     assert "CC BY 4.0" in text
     assert words.REAL in text
     assert len(text) < 1_500_000
 
 
-def test_tables_are_printed(findings):
-    shown = [str(table) for table in tables(findings)]
+def test_tables_are_printed(story):
+    first, *shown = [str(table) for table in tables(story.sooner, story.findings)]
+    assert "dense" in first
     assert len(shown) == 3
     for text, part in zip(shown, ("KS lognormal", "normal law, one gradient", "bits/element"), strict=True):
         assert part in text
@@ -145,10 +154,9 @@ def test_tables_are_printed(findings):
 def test_sentences_follow_the_numbers(findings):
     digits, play = findings
     for finding, better in ((digits, 1), (play, -1)):
-        result = finding.result(LOW_BITS)
-        assert words.compared(finding.task, replace(result, differences=[0.5 * better])).endswith(" better")
-        assert words.compared(finding.task, replace(result, differences=[-0.5 * better])).endswith(" worse")
-        assert words.compared(finding.task, replace(result, differences=[1e-9])) == "level"
+        assert words.compared(finding.task, 0.5 * better).endswith(" better")
+        assert words.compared(finding.task, -0.5 * better).endswith(" worse")
+        assert words.compared(finding.task, 1e-9) == "level"
     assert words.signed(-0.25, 2) == "−0.25"
     assert words.signed(-0.001, 2) == "0.00"
     for law, start in (("lognormal", "are near-lognormal"), ("normal", "are nearest to the normal law here")):
@@ -171,6 +179,6 @@ def test_a_bad_folder_is_refused_before_the_work(tmp_path):
 @pytest.mark.slow
 def test_every_way_learns_the_digits():
     """What the full demo shows, on one seed: above 95 % on images that were not trained on."""
-    finding = tell([DigitsTask(320, scout=60, seeds=1)]).findings[0]
+    finding = tell([DigitsTask(320, scout=60, seeds=1)], wide_task(quick=True)).findings[0]
     assert {way: finding.result(way).score > 95 for way in WAYS} == dict.fromkeys(WAYS, True)
     assert finding.trained_miss() < 0.02

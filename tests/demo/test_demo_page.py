@@ -10,14 +10,22 @@ import pytest
 from lograd.demo import drawing, page, words
 from lograd.demo.findings import LOW_BITS, SPARSE, Finding, Result
 from lograd.demo.racing import DENSE
-from lograd.demo.story import tasks, tell
+from lograd.demo.story import Story, tasks, tell, wide_task
 from lograd.demo.tasks import DigitsTask, PlayTask
 from lograd.report import Line
 
 
 @pytest.fixture(scope="module")
-def findings() -> list[Finding]:
-    return tell([DigitsTask(4, scout=2, seeds=2, checkpoints=2), PlayTask(4, scout=2, seeds=1, checkpoints=1)]).findings
+def story() -> Story:
+    return tell(
+        [DigitsTask(4, scout=2, seeds=2, checkpoints=2), PlayTask(4, scout=2, seeds=1, checkpoints=1)],
+        wide_task(quick=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def findings(story: Story) -> list[Finding]:
+    return story.findings
 
 
 def _with(finding: Finding, way: str, **changed: object) -> Finding:
@@ -89,13 +97,13 @@ def test_equal_speed_is_neither_good_nor_bad(findings: list[Finding]) -> None:
     assert "as fast as dense" in tile.label
 
 
-def test_short_runs_have_lines_and_not_points(findings: list[Finding]) -> None:
+def test_short_runs_have_lines_and_not_points(story: Story, findings: list[Finding]) -> None:
     for finding in findings:
         lines = [mark for mark in drawing.loss_chart(finding).marks if isinstance(mark, Line)]
         assert len(lines) == 3
         assert all(len(list(line.x)) > 1 for line in lines)  # type: ignore[arg-type]
     for task in tasks(quick=True):
         assert task.steps // 4 > 1  # so that the quick demo is smoothed over a part of its steps
-    html = page.build(findings, 1.0).html()
+    html = page.build(story.sooner, findings, 1.0).html()
     assert "no data" not in html
     assert len(re.findall(r'class="tile ', html)) == 11

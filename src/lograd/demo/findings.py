@@ -258,7 +258,8 @@ def investigate(task: Task, progress: Advance) -> Finding:
         LOW_BITS: profile.plan(bits=BITS),
         SPARSE: profile.plan(sparsity=TARGET, allocation="cosine", everywhere=True),
     }
-    runs = [run for seed in range(task.seeds) for run in race(task, plans, seed, progress)]
+    # Not "auto": what is faster may change from run to run, and with it the last bits.
+    runs = [run for seed in range(task.seeds) for run in race(task, plans, seed, progress, backend="sparse")]
     layers = [_layer(layer, plans, runs) for layer in profile.layers.values()]
     return Finding(task, profile, plans, layers, runs)
 

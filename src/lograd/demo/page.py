@@ -12,8 +12,10 @@ from .. import __version__
 from ..errors import plural
 from ..report import Page, Tile
 from . import drawing, words
+from . import sooner as opening
 from .findings import BITS, LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, TARGET, Finding
 from .racing import DENSE
+from .sooner import Sooner
 from .tables import RESULT_COLUMNS, result_rows
 
 LAW_COLUMNS = ("layer", "elements", "σ of ln|g|", *(f"KS {law}" for law in LAWS), "nearest")
@@ -35,15 +37,18 @@ CREDITS = (
 )
 
 
-def build(findings: Sequence[Finding], seconds: float) -> Page:
+def build(sooner: Sooner, findings: Sequence[Finding], seconds: float) -> Page:
     """The page of the demo."""
     names = " and ".join(f"a {finding.task.model_name} on {finding.task.name}" for finding in findings)
     page = Page(
-        f"Training with {BITS}-bit gradients, and with {PERCENT} zeros",
-        f"Two small networks on real data, {names}: the law of their gradients, what follows, and how they train.",
+        "Training sooner: few bits, many zeros, and the law of gradients",
+        f"A wide network with one call of lograd.accelerate; then two small ones on real data, {names}: the law of "
+        f"their gradients, what follows, and how they train with {BITS}-bit gradients and with {PERCENT} zeros.",
         f"lograd {__version__}, torch {torch.__version__}, one thread, {platform.machine()}; "
         f"{seconds:.0f} s. Made by `lograd demo`. {CREDITS}",
     )
+    _sooner(page, sooner)
+    page.text("Behind it is the law of gradients. What follows from it is shown on two small networks.")
     page.metrics(_tiles(findings))
     page.charts(*(drawing.loss_chart(finding) for finding in findings))
     page.note(f"{words.speeds(findings)}. {words.REAL}")
@@ -53,6 +58,35 @@ def build(findings: Sequence[Finding], seconds: float) -> Page:
     _sparsity(page, findings)
     _costs(page, findings)
     return page
+
+
+def _sooner(page: Page, sooner: Sooner) -> None:
+    page.heading(f"1. {words.sooner(sooner)}")
+    if sooner.gained:
+        page.metrics(_sooner_tiles(sooner))
+    page.charts(opening.score_chart(sooner), opening.loss_chart(sooner))
+    page.note(f"{words.planning(sooner)} Dense: float32, {sooner.layout}, the faster of two memory layouts.")
+    page.code("handle = lograd.accelerate(model, batches, loss)  # then train as before, with handle.step()")
+
+
+def _sooner_tiles(sooner: Sooner) -> list[Tile]:
+    """Return the tiles of the opening: how much sooner, how good at the end, and after how many steps it pays."""
+    task, ratio = sooner.task, sooner.ratio
+    dense, fast = (sooner.seconds(way) for way in (DENSE, opening.FAST))
+    judged = words.speed(ratio).split()[-1] if words.speed(ratio) != "as fast" else "as fast"
+    tiles = [
+        Tile(f"{ratio:.2f}×", f"{judged} training, the same steps", f"{fast:.1f} s, dense {dense:.1f} s", TONES[judged])
+    ]
+    found = words.verdict(task, sooner.difference)
+    size = "level" if found == "level" else f"{words.signed(sooner.difference, task.score_digits)} points"
+    label = f"{task.score_name} at the end{'' if found == 'level' else f', {found} than dense'}"
+    # A difference that another seed could make is neither good nor bad.
+    tone = "" if abs(sooner.difference) < sooner.spread else TONES[found]
+    tiles.append(Tile(size, label, f"dense seeds differ by {sooner.spread:.{task.score_digits}f}", tone))
+    if sooner.paid_back is not None:
+        label = "steps until finding the plan has paid"
+        tiles.append(Tile(f"{sooner.paid_back:.0f}", label, f"found in {sooner.planning:.0f} s"))
+    return tiles
 
 
 def _tiles(findings: Sequence[Finding]) -> list[Tile]:
@@ -86,7 +120,7 @@ TONES: dict[str, Literal["", "good", "bad"]] = {
 
 def _score_tile(finding: Finding, way: str) -> Tile:
     task, dense, result = finding.task, finding.result(DENSE), finding.result(way)
-    judged = words.verdict(task, result)
+    judged = words.verdict(task, result.difference)
     size = f"{words.signed(result.difference, task.score_digits)} {task.difference_unit}"
     label = f"{task.score_name}{'' if judged == 'level' else f', {judged} than dense'} with {way}"
     hint = f"{task.name}: {words.score(task, result.score)}, dense {words.score(task, dense.score)}"
@@ -107,7 +141,7 @@ def _speed_tile(finding: Finding, part: str, ratio: float, name: str) -> Tile:
 
 
 def _laws(page: Page, findings: Sequence[Finding]) -> None:
-    page.heading(f"1. {words.laws(findings)}")
+    page.heading(f"2. {words.laws(findings)}")
     page.text(
         "A neural gradient is the gradient of the loss with respect to a layer's output; g is one element of it. The "
         "KS distance is the largest gap between the distribution of |g| and that of a fitted law. "
@@ -132,7 +166,7 @@ def _laws(page: Page, findings: Sequence[Finding]) -> None:
 
 
 def _plan(page: Page, findings: Sequence[Finding]) -> None:
-    page.heading(f"2. {words.formats(findings)}")
+    page.heading(f"3. {words.formats(findings)}")
     page.text(
         f"`profile.plan(bits={BITS})` takes for each layer the split of {BITS} bits with the least relative error, by "
         f"its own histogram: {words.format_counts(findings)}, written 1-exponent-mantissa. "
@@ -166,7 +200,7 @@ def _plan(page: Page, findings: Sequence[Finding]) -> None:
 
 
 def _training(page: Page, findings: Sequence[Finding]) -> None:
-    page.heading(f"3. {words.training(findings)}")
+    page.heading(f"4. {words.training(findings)}")
     page.text(
         "Dense, with few bits, with many zeros: the same weights at the start, the same batches, the same schedule. "
         f"{' '.join(map(words.seeds, findings))} These are short runs; they show that training works, not where a long "
@@ -190,7 +224,7 @@ def _part(page: Page, findings: Sequence[Finding], columns: Sequence[str], capti
 
 
 def _sparsity(page: Page, findings: Sequence[Finding]) -> None:
-    page.heading(f"4. {words.zeros(findings)}")
+    page.heading(f"5. {words.zeros(findings)}")
     page.text(
         "The plan's thresholds come from the histogram of each layer's gradient and follow it while training. "
         f"{words.law_misses(findings)} The normal law is what earlier methods assume, the lognormal law is the paper's."
@@ -209,7 +243,7 @@ def _sparsity(page: Page, findings: Sequence[Finding]) -> None:
 
 
 def _costs(page: Page, findings: Sequence[Finding]) -> None:
-    page.heading(f"5. {words.costs(findings)}")
+    page.heading(f"6. {words.costs(findings)}")
     shares = " and ".join(f"{finding.result(SPARSE).zeros:.1%} on {finding.task.name}" for finding in findings)
     page.text(
         f"{words.REAL} Bits per element are those of the formats, with kept layers at 32. Of all gradient elements, "

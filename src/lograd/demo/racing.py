@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..attachment.counters import Count
@@ -61,7 +62,7 @@ class Run:
 
 def scout(task: Task, progress: Advance) -> Profile:
     """Train for a few steps and look at the gradients on the way."""
-    session = Session(_work(task, task.fresh_model(0), task.batches(1000)), None)
+    session = session_of(task, task.fresh_model(0), task.batches(1000))
     with observe(session.model, max(task.scout // OBSERVATIONS, 1), weight_gradients=False, sample=2**20) as profile:
         for _ in range(task.scout):
             session.step()
@@ -69,16 +70,31 @@ def scout(task: Task, progress: Advance) -> Profile:
     return profile
 
 
-def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Advance) -> list[Run]:
-    """One run without a plan and one for each plan."""
+def race(
+    task: Task,
+    plans: Mapping[str, Plan],
+    seed: int,
+    progress: Advance,
+    *,
+    layout: torch.memory_format = torch.contiguous_format,
+    **attaching: Any,
+) -> list[Run]:
+    """One run without a plan and one for each plan.
+
+    Args:
+        layout: of the model without a plan.
+        attaching: arguments of `lograd.attach`.
+    """
     start = task.fresh_model(seed)
     ways: dict[str, Plan | None] = {DENSE: None, **plans}
     with ExitStack() as stack:
         sessions = {}
         for (way, plan), batches in zip(ways.items(), tee(task.batches(seed), len(ways)), strict=True):
-            # Not "auto": what is faster may change from run to run, and with it the last bits.
-            work = _work(task, copy.deepcopy(start), batches, seed=seed, backend="sparse")
-            sessions[way] = stack.enter_context(Session(work, plan))
+            model = copy.deepcopy(start)
+            if way == DENSE:
+                model.to(memory_format=layout)  # type: ignore[call-overload]
+            session = session_of(task, model, batches, plan, seed=seed, **attaching)
+            sessions[way] = stack.enter_context(session)
         runs = {way: Run(way, seed) for way in ways}
         before: dict[str, dict[str, Count]] = {}
         for step, way, session, loss in in_turns(sessions, task.steps):
@@ -91,10 +107,14 @@ def race(task: Task, plans: Mapping[str, Plan], seed: int, progress: Advance) ->
     return list(runs.values())
 
 
-def _work(task: Task, model: nn.Module, batches: Iterator[Batch], **attaching: Any) -> InMemory:
-    return InMemory(
+def session_of(
+    task: Task, model: nn.Module, batches: Iterator[Batch], plan: Plan | None = None, **attaching: Any
+) -> Session:
+    """A run of the task in memory; `attaching` are arguments of `lograd.attach`."""
+    work = InMemory(
         model, batches, task.loss, task.optimizer, task.steps, rate=task.rate, score=task.score, **attaching
     )  # fmt: skip
+    return Session(work, plan)
 
 
 def _counts(session: Session) -> dict[str, Count]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from ..report import TextTable, text_table
 from . import words
 from .findings import LAWS, LOW_BITS, PRUNING_LAWS, TARGET, Finding
+from .racing import DENSE
+from .sooner import FAST, Sooner
 
 LAYER_COLUMNS = (
     "<model", "layer", "elements", "sigma (ln)", *(f"KS {law}" for law in LAWS), f"<{LOW_BITS}", "error predicted",
@@ -19,10 +21,14 @@ RESULT_COLUMNS = (
 )  # fmt: skip
 
 
-def tables(findings: Sequence[Finding]) -> list[TextTable]:
-    """The three tables of the demo: layers, sparsities, results."""
+SOONER_COLUMNS = ("<way", "seed", "score", "difference", "seconds", "times sooner")
+
+
+def tables(sooner: Sooner, findings: Sequence[Finding]) -> list[TextTable]:
+    """The four tables of the demo: dense and accelerated, layers, sparsities, results."""
     scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
+        text_table(words.sooner(sooner), SOONER_COLUMNS, sooner_rows(sooner), words.planning(sooner)),
         text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),
         text_table(words.zeros(findings), SPARSITY_COLUMNS, sparsity_rows(findings)),
         text_table(
@@ -33,6 +39,20 @@ def tables(findings: Sequence[Finding]) -> list[TextTable]:
             droppable=("by seed", "bits/element", "ms/backward", "ms/step"),
         ),
     ]
+
+
+def sooner_rows(sooner: Sooner) -> list[list[str]]:
+    """A row for each run of the wide network."""
+    dense = {run.seed: run for run in sooner.of(DENSE)}
+    rows = []
+    for run in sooner.runs:
+        base, seconds = dense[run.seed], sum(run.milliseconds) / 1e3
+        against = ["–", f"{seconds:.1f}", "–"]
+        if run.way == FAST:
+            ratio = sum(base.milliseconds) / sum(run.milliseconds)
+            against = [words.compared(sooner.task, run.final - base.final), f"{seconds:.1f}", f"{ratio:.2f}"]
+        rows.append([run.way, str(run.seed), words.score(sooner.task, run.final), *against])
+    return rows
 
 
 def layer_rows(findings: Sequence[Finding]) -> list[list[str]]:
@@ -82,7 +102,7 @@ def result_rows(findings: Sequence[Finding]) -> list[list[str]]:
                 task.name,
                 result.way,
                 words.score(task, result.score),
-                "–" if same else words.compared(task, result),
+                "–" if same else words.compared(task, result.difference),
                 "–" if same else words.spread(task, result.differences),
                 f"{result.zeros:.1%}",
                 "–" if result.bits is None else f"{result.bits:.1f}",

@@ -8,8 +8,9 @@ from statistics import median
 from typing import Literal
 
 from ..errors import plural
-from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, Layer, Result
+from .findings import LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, Finding, Layer
 from .racing import DENSE
+from .sooner import FAST, Sooner
 from .tasks import Task
 
 REAL = (
@@ -30,17 +31,37 @@ def score(task: Task, value: float) -> str:
     return f"{value:.{task.score_digits}f}" + (f" {task.score_unit}" if task.score_unit else "")
 
 
-def verdict(task: Task, result: Result) -> Literal["better", "worse", "level"]:
+def verdict(task: Task, difference: float) -> Literal["better", "worse", "level"]:
     """How a way ended against dense, by what is good for the score."""
-    if not float(f"{result.difference:.{task.score_digits}f}"):
+    if not float(f"{difference:.{task.score_digits}f}"):
         return "level"
-    return "better" if (result.difference > 0) == task.higher_is_better else "worse"
+    return "better" if (difference > 0) == task.higher_is_better else "worse"
 
 
-def compared(task: Task, result: Result) -> str:
+def compared(task: Task, difference: float) -> str:
     """How a way ended against dense, with the size of the difference."""
-    size, judged = f"{abs(result.difference):.{task.score_digits}f}", verdict(task, result)
+    size, judged = f"{abs(difference):.{task.score_digits}f}", verdict(task, difference)
     return judged if judged == "level" else f"{size} {task.difference_unit} {judged}"
+
+
+def sooner(found: Sooner) -> str:
+    """A sentence on the seconds of the wide network, dense and accelerated."""
+    task = found.task
+    name = f"the {task.model_name}"
+    if not found.gained:
+        return f"lograd.accelerate left {name} alone: {found.found}"
+    dense, fast = (f"{score(task, found.score(way))} after {found.seconds(way):.1f} s" for way in (DENSE, FAST))
+    return (
+        f"{task.steps} steps of {name} are {speed(found.ratio)} with lograd.accelerate: {fast}, against {dense} dense"
+    )
+
+
+def planning(found: Sooner) -> str:
+    """Sentences on the plan and what it took to find it."""
+    if not found.gained:
+        return f"Looking for a plan took {found.planning:.0f} s."
+    paid = "" if found.paid_back is None else f", the savings of {found.paid_back:.0f} steps"
+    return f"Found in {found.planning:.0f} s{paid}: {found.found}"
 
 
 def speed(ratio: float) -> str:
@@ -76,7 +97,7 @@ def training(findings: Sequence[Finding]) -> str:
     parts = []
     for way in (LOW_BITS, SPARSE):
         ends = " and ".join(
-            f"{compared(finding.task, finding.result(way))} on {finding.task.name}" for finding in findings
+            f"{compared(finding.task, finding.result(way).difference)} on {finding.task.name}" for finding in findings
         )
         parts.append(f"with {way} {ends}")
     return f"Against dense, training ends {'; '.join(parts)}"

@@ -73,7 +73,8 @@ class Bits(Experiment):
         model: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.
         width: of the model; None takes its usual one.
         epochs: length of each run; steps: its length in steps, where less than an epoch is enough.
-        batch: None takes the usual one of the model.
+        batch, lr: None takes the usual one of the model.
+        warmup: first steps over which the learning rate rises.
         seeds: how many; 0, 1, ...
         turns: steps of each way that are made in turns to time them, of which the last third counts; 0 times nothing.
     """
@@ -90,6 +91,8 @@ class Bits(Experiment):
     epochs: int = 20
     steps: int | None = None
     batch: int | None = None
+    lr: float | None = None
+    warmup: int = 0
     seeds: int = 3
     turns: int = 30
 
@@ -116,7 +119,7 @@ class Bits(Experiment):
             "way to train", "seeds", f"test {metric.words}, mean", "difference to float32, mean", "spread over seeds",
             "steps in the time of a float32 one",
         ]  # fmt: skip
-        command = self.command("model", "width", "epochs", "steps", "batch", "seeds")
+        command = self.command("model", "width", "epochs", "steps", "batch", "lr", "warmup", "seeds")
         length = f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
         claim = (
             f"{self.model}, {length}, batch {config.batch}, {config.optimizer}, learning rate "
@@ -140,7 +143,8 @@ class Bits(Experiment):
         _, recipe, weights = WAYS[name]
         return Config(
             self.model, str(self._data()), recipe=recipe, width=self.width,
-            epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch, threads=1,
+            epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch,
+            lr=self.lr, warmup=self.warmup, threads=1,
             backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200, weights=weights,
         )  # fmt: skip
 
