@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import t as student
 from torch import Tensor, nn
 
 from .. import InvalidValue, LayerPlan, Plan, theory
@@ -318,11 +319,14 @@ def _verdict(layers: list[Found], losses: dict[str, dict[int, float]]) -> list[s
         middle = {name: median(layer["choices"][name][what] for layer in layers) for name in CHOICES}
         return sum(sign * (middle[better] - middle[worse]) < 0 for better, worse in told)
 
+    seeds = min(len(losses[name]) for name in CHOICES if losses[name])
+    chance = len(pairs) * 2 * float(student.sf(2.0, seeds - 1)) if seeds > 1 else 0.0
+    decided = "" if len(told) > 2 * chance and told else " So these runs do not decide the claim about training."
     return [
         f"In {len(told)} of {len(pairs)} pairs of intervals the losses differ by more than two standard errors of the "
-        f"paired differences, with few seeds a weak test. The lower loss goes with the lower error on large gradients "
-        f"in {agreeing('large', 1)} of these, with the lower error on all gradients in {agreeing('all', 1)}, and with "
-        f"the larger cosine in {agreeing('cosine', -1)}."
+        f"paired differences; chance alone would give about {chance:.1f}. The lower loss goes with the lower error on "
+        f"large gradients in {agreeing('large', 1)} of them, with the lower error on all gradients in "
+        f"{agreeing('all', 1)}, and with the larger cosine in {agreeing('cosine', -1)}.{decided}"
     ]
 
 
