@@ -291,11 +291,16 @@ def predictions() -> str:
     return table(["treatment", *columns], lines)
 
 
-def explosion() -> str:
-    """Growth of a gradient's energy under several plans, predicted and measured."""
-    (found,) = experiment("explosion")["tables"]
-    columns = list(found["rows"][0])
-    return table(columns, [[row[column] for column in columns] for row in found["rows"]])
+def drawn(file: str) -> Maker:
+    """Return a maker of the one table that an experiment has drawn, as it is in its file."""
+
+    def make() -> str:
+        (found,) = experiment(file)["tables"]
+        columns = list(found["rows"][0])
+        lines = [["" if row[column] is None else row[column] for column in columns] for row in found["rows"]]
+        return table(columns, lines)
+
+    return make
 
 
 def machine() -> str:
@@ -336,7 +341,8 @@ BLOCKS: dict[str, Maker] = {
     "noise": noise,
     "costly-layers": costly_layers,
     "laws": laws,
-    "explosion": explosion,
+    "explosion": drawn("explosion"),
+    **{f"bits-{model}": drawn(f"bits-{model}") for model in ("resnet8", "charlm", "bert-mini")},
     "sparsity": sparsity,
     "predictions": predictions,
     "machine": machine,
