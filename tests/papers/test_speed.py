@@ -65,6 +65,16 @@ def test_a_small_run(tmp_path, searched):
     assert len(table.charts) == 2
 
 
+def test_steps_are_timed_with_the_plan_of_the_run(tmp_path, searched, monkeypatch):
+    chosen = experiment_of("speed").make({"data": files.images(tmp_path / "images.npz")}, "smoke")
+    monkeypatch.setattr(speed, "find_plan", lambda work: Found(Plan.uniform("fp6"), "another.", 2.0))
+    plans = []
+    session = speed.Session
+    monkeypatch.setattr(speed, "Session", lambda work, plan: (plans.append(plan), session(work, plan))[1])
+    carry_out(chosen, CellFolder(tmp_path / "cells"))
+    assert plans == 2 * [None, None, Plan.uniform("int8-full")]
+
+
 def test_without_times_there_are_runs_alone(tmp_path, searched):
     data = files.images(tmp_path / "images.npz")
     chosen = experiment_of("speed").make({"data": data, "turns": "0", "steps": "2"}, "smoke")

@@ -61,6 +61,14 @@ def test_where_nothing_is_gained_the_run_is_dense(tiny, tmp_path, planned):
     assert_same_run(tmp_path / "fast", tmp_path / "dense")
 
 
+def test_a_run_that_replaces_another_does_not_keep_its_plan(tiny, tmp_path, planned):
+    planned(Plan.uniform("int8-full"))
+    train(tiny(fast=True), tmp_path / "run")
+    planned(None)
+    train(tiny(fast=True), tmp_path / "run", overwrite=True)
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
 def test_a_plan_in_the_folder_is_not_replaced_unasked(tiny, tmp_path, planned):
     asked = planned(Plan.uniform("int8-full"))
     (tmp_path / "run").mkdir()

@@ -5,7 +5,8 @@
 Dense and fast runs (`lograd train --fast`) have the same seeds and schedule; a fast one may make more steps.  What they
 reach depends on their steps alone, and is taken from ordinary runs, which may share the machine.  The seconds of a step
 are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts, of which the faster
-counts, and the plan that is found for that number of threads.  The seconds in which the plan is found are counted.
+counts, and with the plan of the first fast run, whatever the number of threads.  The seconds of finding a plan with
+that number of threads are counted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..errors import plural
 from ..report import Chart, Line
 from ..training import Config, Run, Session, load_data
 from ..training.fast import find_plan
+from ..training.folder import RunFolder
 from ..training.measuring import Metric, metric_of
 from ..training.work import BuiltIn
 from .cells import Cell, CellFolder, Found, Measured, Trained
@@ -90,7 +92,8 @@ class Speed(Experiment):
                 yield Trained(f"{way}-{seed}", replace(self._config(way), seed=seed))
         for threads in (1, 2) if self.turns else ():
             given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns}
-            yield Measured(f"times-{threads}", given | {"threads": threads}, partial(self._time, threads), threads)
+            work = partial(self._time, folder, threads)
+            yield Measured(f"times-{threads}", given | {"threads": threads}, work, threads)
 
     def _config(self, way: str) -> Config:
         steps = self.steps if way == DENSE else max(round(self.stretch * self.steps), 1)
@@ -99,18 +102,24 @@ class Speed(Experiment):
             evaluate_every=max(self.steps // self.points, 1), checkpoint_every=200, fast=way == FAST,
         )  # fmt: skip
 
-    def _time(self, threads: int) -> Found:
-        """Seconds of single steps, and of finding the plan."""
+    def _time(self, folder: CellFolder, threads: int) -> Found:
+        """Seconds of single steps, and of finding the plan.
+
+        Steps are timed with the plan that a fast run was trained with: another search may choose otherwise.
+        """
         dense, fast = (replace(self._config(way), threads=threads) for way in (DENSE, FAST))
         data = load_data(dense)
-        found = find_plan(BuiltIn(fast, data))
+        run = RunFolder(folder.path / f"{FAST}-0")
+        record = run.read_config()
+        planning = find_plan(BuiltIn(fast, data)).seconds
         sessions = {
             DENSE: Session(BuiltIn(dense, data), None),
             CHANNELS_LAST: Session(BuiltIn(dense, data), None),
-            FAST: Session(BuiltIn(fast, data), found.plan),
+            FAST: Session(BuiltIn(fast, data), run.load_plan(record)),
         }
         sessions[CHANNELS_LAST].model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return {"steps": seconds_in_turns(sessions, self.turns), "planning": found.seconds, "plan": found.words}
+        taken = seconds_in_turns(sessions, self.turns)
+        return {"steps": taken, "planning": planning, "plan": record["planning"]["words"]}
 
     # -- drawing --
 

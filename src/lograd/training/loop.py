@@ -101,6 +101,8 @@ def train(
         target.prepare(overwrite=overwrite)
         if plan is not None:
             plan.save(target.plan)
+        elif config.fast:
+            target.plan.unlink(missing_ok=True)  # of a run that is replaced
         target.write_config(record)
         with closing(Journal(target.metrics)) as journal, closing(events):
             _run(session, work.config, target, journal, events, progress)
