@@ -30,7 +30,7 @@ RICE = tuple(int(BLOCK * (1 - 0.6180339887498949 ** (1 / 2**j))) for j in range(
 
 
 class Coding(NamedTuple):
-    """What all blocks of a packet share."""
+    """Numbers that all blocks of a packet share."""
 
     kind: Kind
     alpha: int
