@@ -50,7 +50,7 @@ def encode(
     >>> x = torch.zeros(4096).index_fill_(0, torch.tensor([7, 99]), -0.5)
     >>> packet = encode(x)
     >>> packet.numel(), torch.equal(decode(packet), x)
-    (46, True)
+    (48, True)
     """
     check_one_of("values", values, VALUES)
     check_flag("entropy", entropy)
