@@ -79,7 +79,8 @@ class Experiment(ABC):
         usual = self.options()
         changed = {name: value for name in names if (value := getattr(self, name)) != usual[name]}
         name = type(self).__module__.rpartition(".")[2]
-        return f"lograd reproduce {name} --data FILE" + "".join(f" --set {one}={changed[one]}" for one in changed)
+        data = "" if self.data is None else " --data FILE"
+        return f"lograd reproduce {name}{data}" + "".join(f" --set {one}={changed[one]}" for one in changed)
 
     def _data(self) -> Path:
         """The data, where the experiment cannot do without."""
