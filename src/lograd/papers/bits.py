@@ -155,7 +155,7 @@ class Bits(Experiment):
     def _rows(self, folder: CellFolder) -> Iterator[list[object]]:
         """A row for each way with a finished run: means over the seeds, and differences to float32 of the same seed."""
         metric = metric_of(self._config(BASE).task.kind)
-        factor, unit = (100, " %") if metric.percent else (1, "")
+        factor, unit, digits = (100, " %", 2) if metric.percent else (1, "", 3)
         timed = [name for name in folder.names if name.startswith(TIMES)]
         faster = {way: speed for name in timed for way, speed in speeds(folder.found(name), BASE).items()}
 
@@ -172,8 +172,8 @@ class Bits(Experiment):
             base = {} if name == BASE else by_name[BASE]
             differences = [result(run) - result(base[seed]) for seed, run in runs.items() if seed in base]
             yield [
-                WAYS[name].title, len(runs), f"{mean(map(result, runs.values())):.2f}{unit}",
-                f"{mean(differences):+.2f}" if differences else None,
-                f"{stdev(differences):.2f}" if len(differences) > 1 else None,
+                WAYS[name].title, len(runs), f"{mean(map(result, runs.values())):.{digits}f}{unit}",
+                f"{mean(differences):+.{digits}f}" if differences else None,
+                f"{stdev(differences):.{digits}f}" if len(differences) > 1 else None,
                 f"{faster[name]:.2f}" if name in faster else None,
             ]  # fmt: skip
