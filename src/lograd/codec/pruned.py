@@ -43,7 +43,7 @@ def encode_pruned(
 ) -> tuple[Tensor, Tensor | None]:
     """The packet of a CPU tensor, and the counts of pruning; "raw" where that is `smaller` and this is asked for."""
     if native.kernel("encode_packet") is None:
-        return _by_reference(x, alpha, cut, entropy, smaller, pruning)
+        return encode_by_reference(x, alpha, cut, entropy, smaller, pruning)
     kernel, address, vector, threads = native.kernel, native.address, in_order(x), torch.get_num_threads()
     n, type_number = x.numel(), FLOAT_TYPES[x.dtype]
     where = address("x", vector, x.dtype, n)
@@ -64,15 +64,16 @@ def encode_pruned(
             address("counts", counts, torch.int64, COUNTS + 1),
         )  # fmt: skip
     if smaller and size > n * x.element_size():
-        return _by_reference(x, alpha, cut, entropy, True, pruning)
+        return encode_by_reference(x, alpha, cut, entropy, True, pruning)
     packet = room[: header.size + size].clone()
     seal(packet.numpy(), header)
     return packet, counts
 
 
-def _by_reference(
-    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None
+def encode_by_reference(
+    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
 ) -> tuple[Tensor, Tensor | None]:
+    """The packet of a CPU tensor by the definition; arguments and result as those of `encode_pruned`."""
     counts = None
     if pruning is not None:
         x, counts = stochastic_prune(x, pruning.threshold, pruning.key, counted=True)
@@ -109,8 +110,7 @@ def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
     """Write the elements of a packet into a CPU vector; where this fails, some of them may have been written."""
     kernel = native.kernel("decode_packet")
     if kernel is None:
-        coding = Coding(KINDS[header.dtype], header.alpha, header.parameter)
-        out.copy_(tensor_of(decode_blocks(body, header.count, coding), header.dtype))
+        decode_by_reference(body, header, out)
         return
     fault = kernel(
         body.ctypes.data, body.size, FLOAT_TYPES[header.dtype], header.alpha, header.parameter,
@@ -118,3 +118,9 @@ def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
     )  # fmt: skip
     if fault:
         raise PacketError(FAULTS[fault])
+
+
+def decode_by_reference(body: Bytes, header: Header, out: Tensor) -> None:
+    """Write the elements of a packet into a CPU vector by the definition."""
+    coding = Coding(KINDS[header.dtype], header.alpha, header.parameter)
+    out.copy_(tensor_of(decode_blocks(body, header.count, coding), header.dtype))

@@ -8,19 +8,21 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-// Whole groups of eight codes at their places, and the last group by way of a buffer.
+// Eight codes at a time, of which words of 64 bits are written and read; so the last ones go by way of a buffer.
+constexpr std::size_t kLastCodes = 72;
+
 inline void pack_codes(const std::uint8_t* codes, std::size_t count, int bits, std::uint8_t* packed) {
     std::size_t i = 0;
-    for (; i + 16 <= count; i += 8, packed += bits) store64(packed, narrowed_bytes(load64(codes + i), bits));
-    std::uint8_t from[24] = {}, to[32] = {};
+    for (; i + kLastCodes <= count; i += 8, packed += bits) store64(packed, narrowed_bytes(load64(codes + i), bits));
+    std::uint8_t from[kLastCodes + 8] = {}, to[kLastCodes + 8];
     std::memcpy(from, codes + i, count - i);
     pack_bytes(from, count - i, bits, to);
     std::memcpy(packed, to, bytes_for((count - i) * static_cast<std::size_t>(bits)));
 }
 inline void unpack_codes(const std::uint8_t* packed, std::size_t count, int bits, std::uint8_t* codes) {
     std::size_t i = 0;
-    for (; i + 72 <= count; i += 8, packed += bits) store64(codes + i, widened_bytes(load64(packed), bits));
-    std::uint8_t from[88] = {}, to[80];
+    for (; i + kLastCodes <= count; i += 8, packed += bits) store64(codes + i, widened_bytes(load64(packed), bits));
+    std::uint8_t from[kLastCodes + 8] = {}, to[kLastCodes + 8];
     std::memcpy(from, packed, bytes_for((count - i) * static_cast<std::size_t>(bits)));
     unpack_bytes(from, count - i, bits, to);
     std::memcpy(codes + i, to, count - i);
