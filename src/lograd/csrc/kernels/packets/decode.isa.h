@@ -12,7 +12,7 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-// Elements that are not +0.0: work.positions and work.kept hold so many, unless there is a fault.
+// Elements that are not +0.0: work.high and work.kept hold n positions and words, unless there is a fault.
 struct BlockRead {
     PacketFault fault;
     std::size_t n = 0;
@@ -58,7 +58,33 @@ inline PacketFault add_tail(BlockRest& rest, std::size_t stored, int width, int 
     return PacketFault::kNone;
 }
 
-// Positions from the low bits of the gaps and the string of their high bits, which fills the rest of the block.
+// Positions in work.high from the places of the ones and the low bits of the gaps, which are known to stay small.
+inline void place_by_bytes(std::size_t n, unsigned l, PacketWorkspace& work) {
+#if defined(__SSE2__)
+    const __m128i numbers = _mm_set_epi16(7, 6, 5, 4, 3, 2, 1, 0), shift = _mm_cvtsi32_si128(static_cast<int>(l));
+    __m128i before = _mm_setzero_si128();
+    for (std::size_t i = 0; i < n; i += 8) {
+        __m128i sum =
+            _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(work.low + i)), _mm_setzero_si128());
+        sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 2));
+        sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 4));
+        sum = _mm_add_epi16(_mm_add_epi16(sum, _mm_slli_si128(sum, 8)), before);
+        before = _mm_shufflehi_epi16(sum, 0xff);
+        before = _mm_unpackhi_epi64(before, before);
+        const __m128i number = _mm_add_epi16(numbers, _mm_set1_epi16(static_cast<short>(i)));
+        const __m128i high = _mm_sll_epi16(_mm_sub_epi16(load<__m128i>(work.places + i), number), shift);
+        store(work.high + i, _mm_add_epi16(_mm_add_epi16(number, high), sum));
+    }
+#else
+    std::uint32_t sum = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        sum += work.low[i];
+        work.high[i] = static_cast<std::uint16_t>(i + ((work.places[i] - i) << l) + sum);
+    }
+#endif
+}
+
+// Positions in work.high from the low bits of the gaps and the string of their high bits, which fills the rest of the block.
 inline PacketFault place_kept(const std::uint8_t* low, std::size_t n, unsigned l, std::size_t count,
                               const BlockRest& rest, PacketWorkspace& work) {
     if (rest.left() > bytes_for(n + (count >> l))) return PacketFault::kPositions;
@@ -67,25 +93,27 @@ inline PacketFault place_kept(const std::uint8_t* low, std::size_t n, unsigned l
         ones += list_lanes(load_lane_bits(rest.at() + i), 8 * i, work.places + ones);
     if (ones < n) return PacketFault::kShort;
     const std::size_t last = work.places[n - 1];
-    // High bits alone lead no further than the end, so that nothing below overflows.
-    if (last / 8 + 1 != rest.left() || ((last + 1 - n) << l) + n > count) return PacketFault::kPositions;
-    std::uint32_t sum = 0;
-    const auto walk = [&](auto low_of) {
-        for (std::size_t i = 0; i < n; ++i) {
-            sum += low_of(i);
-            work.positions[i] = static_cast<std::uint32_t>(i + ((work.places[i] - i) << l)) + sum;
-        }
-    };
-    if (!l) {
-        walk([](std::size_t) { return 0u; });
-    } else if (l <= 8) {
-        unpack_bytes(low, n, static_cast<int>(l), work.low);
-        walk([&](std::size_t i) { return static_cast<std::uint32_t>(work.low[i]); });
-    } else {
+    if (last / 8 + 1 != rest.left()) return PacketFault::kPositions;
+    std::uint64_t total = 0;
+    if (l > 8) {
         get_numbers(low, n, static_cast<int>(l), work.positions);
-        walk([&](std::size_t i) { return work.positions[i]; });
+        for (std::size_t i = 0; i < n; ++i) total += work.positions[i];
+    } else if (l) {
+        unpack_bytes(low, n, static_cast<int>(l), work.low);
+        for (std::size_t i = 0; i < n; ++i) total += work.low[i];
     }
-    return work.positions[n - 1] < count ? PacketFault::kNone : PacketFault::kPositions;
+    // Positions grow, so that all of them lie within the block where the last one does.
+    if (((last + 1 - n) << l) + total + n > count) return PacketFault::kPositions;
+    if (l && l <= 8) {
+        place_by_bytes(n, l, work);
+    } else {
+        std::uint32_t sum = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            if (l) sum += work.positions[i];
+            work.high[i] = static_cast<std::uint16_t>(i + ((work.places[i] - i) << l) + sum);
+        }
+    }
+    return PacketFault::kNone;
 }
 
 // The block of `length` bytes in work.block, with zeros behind it; it is not one of elements as they are.
@@ -168,9 +196,9 @@ inline PacketFault decode_blocks(const PacketCoding& coding, const std::uint8_t*
             std::memset(work.block + length, 0, 64);
             const BlockRead found = read_block(coding, length, here, work);
             if (found.fault != PacketFault::kNone) return found.fault;
-            for (std::size_t i = 0; i < found.n; ++i) block[work.positions[i]] = static_cast<T>(work.kept[i]);
+            for (std::size_t i = 0; i < found.n; ++i) block[work.high[i]] = static_cast<T>(work.kept[i]);
             write_elements(block, here * sizeof(T), out + at, past_cache);
-            for (std::size_t i = 0; i < found.n; ++i) block[work.positions[i]] = 0;
+            for (std::size_t i = 0; i < found.n; ++i) block[work.high[i]] = 0;
         }
         return PacketFault::kNone;
     });

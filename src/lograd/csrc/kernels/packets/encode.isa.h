@@ -13,6 +13,8 @@ namespace LOGRAD_ISA {
 enum BlockMode : unsigned { kNoFlags, kFlags, kAllAlpha, kAsTheyAre };
 constexpr unsigned kTail = 64;
 constexpr int kCandidates = 8;
+// Room before the first place of an element, for the place before it.
+constexpr std::size_t kBefore = 32;
 
 // l of the Rice code of the gaps grows by one at each of these numbers of elements, of 4096.
 inline unsigned rice_parameter(std::size_t kept, std::size_t count) {
@@ -32,7 +34,7 @@ std::size_t collect(const T* x, std::size_t count, const Round& round, PacketWor
         const U word = round(load_words(x + i, count - i));
         const std::uint32_t mask = lane_bits(word != 0u);
         compress_lanes(word, mask, work.kept + n);
-        n += list_lanes(mask, i, work.places + n);
+        n += list_lanes(mask, i, work.places + kBefore + n);
     }
     return n;
 }
@@ -98,26 +100,28 @@ inline std::uint8_t* put_tail(const std::uint32_t* distances, std::size_t stored
 
 // The low bits of the gaps to `out`, and ones of their high bits to `marks`; returns how many bits these take.
 inline std::size_t put_gaps(std::size_t n, unsigned l, std::size_t count, PacketWorkspace& work, std::uint8_t* out) {
+    typedef std::uint8_t Narrow __attribute__((vector_size(W)));
+    std::uint16_t* const places = work.places + kBefore;
+    places[-1] = 0xffffu;
+    const H mask = H{} + static_cast<std::uint16_t>((1u << l) - 1);
+    for (std::size_t i = 0; i < n; i += W) {
+        const H gap = load<H>(places + i) - load<H>(places + i - 1) - static_cast<std::uint16_t>(1);
+        store(work.high + i, gap >> static_cast<int>(l));
+        if (l <= 8) store(work.low + i, __builtin_convertvector(gap & mask, Narrow));
+        else
+            for (std::size_t lane = 0; lane < W; ++lane) work.positions[i + lane] = gap[lane] & mask[lane];
+    }
     std::memset(work.marks, 0, n + (count >> l) + 64);
-    const unsigned mask = (1u << l) - 1;
     std::size_t at = 0;
-    unsigned next = 0;
-    const auto walk = [&](auto low) {
-        for (std::size_t i = 0; i < n; ++i) {
-            const unsigned gap = work.places[i] - next;
-            next = work.places[i] + 1u;
-            at += gap >> l;
-            work.marks[at++] = 1;
-            low(i, gap & mask);
-        }
-    };
-    if (l <= 8) {
-        walk([&](std::size_t i, unsigned low) { work.low[i] = static_cast<std::uint8_t>(low); });
-        store64(work.low + n, 0);
-        if (l) pack_bytes(work.low, n, static_cast<int>(l), out);
-    } else {  // few elements
-        walk([&](std::size_t i, unsigned low) { work.positions[i] = low; });
+    for (std::size_t i = 0; i < n; ++i) {
+        at += work.high[i];
+        work.marks[at++] = 1;
+    }
+    if (l > 8) {
         put_numbers(work.positions, n, static_cast<int>(l), out);
+    } else if (l) {
+        store64(work.low + n, 0);
+        pack_bytes(work.low, n, static_cast<int>(l), out);
     }
     return at;
 }
@@ -133,7 +137,7 @@ std::size_t put_plain(const T* x, std::size_t count, std::size_t n, bool cut, Pa
         std::memset(work.block + kBlockHead, 0, count * sizeof(T));
         for (std::size_t i = 0; i < n; ++i) {
             const T word = static_cast<T>(work.kept[i]);
-            std::memcpy(work.block + kBlockHead + work.places[i] * sizeof(T), &word, sizeof(T));
+            std::memcpy(work.block + kBlockHead + work.places[kBefore + i] * sizeof(T), &word, sizeof(T));
         }
     }
     return kBlockHead + count * sizeof(T);

@@ -48,6 +48,7 @@ struct PacketWorkspace {
     alignas(64) std::uint32_t distances[kMost];  // magnitudes as distances to alpha
     alignas(64) std::uint32_t positions[kMost];
     alignas(64) std::uint16_t places[2 * kMost + 64];  // positions, or those of ones in a string of bits
+    alignas(64) std::uint16_t high[kMost];
     alignas(64) std::uint8_t low[kMost];
     alignas(64) std::uint8_t marks[2 * kMost];
     alignas(64) std::uint8_t flags[kMost / 8];
