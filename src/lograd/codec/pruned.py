@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +31,38 @@ FAULTS = (
 )
 """What native kernels find wrong with a packet, by its number."""
 
+MOST_KEPT = 2**28
+"""The most bytes that a thread keeps from packet to packet; more is given back after each."""
+
 
 class Pruning(NamedTuple):
     """Stochastic pruning on the way into a packet."""
 
     threshold: Tensor
     key: Tensor
+    counted: bool
+
+
+class _Kept(threading.local):
+    """Memory of each thread where packets are written before their size is known.
+
+    Only what was written to costs memory, and that is what the largest packet took; a fresh page costs more time than
+    the bytes that are written into it.
+    """
+
+    memory: Tensor | None = None
+
+    def room(self, size: int) -> Tensor:
+        """At least so many bytes."""
+        memory = self.memory
+        if memory is None or memory.numel() < size:
+            memory = torch.empty(size, dtype=torch.uint8)
+            if size <= MOST_KEPT:
+                self.memory = memory
+        return memory
+
+
+_kept = _Kept()
 
 
 def encode_pruned(
@@ -50,18 +77,17 @@ def encode_pruned(
     if alpha is None:
         alpha = int(kernel("smallest_magnitude")(type_number, where, n, threads))
     header = Header.of(PRUNED, x, alpha, cut)
-    # Pages of a fresh buffer cost nothing before they are written to, so that its size does not matter.
-    room = torch.empty(most_bytes(x.shape, x.dtype), dtype=torch.uint8)
+    room = _kept.room(most_bytes(x.shape, x.dtype))
     body = address("packet", room, torch.uint8, room.numel()) + header.size
     counts = None
     if pruning is None:
         size = kernel("encode_packet")(type_number, where, n, alpha, cut, entropy, body, threads)
     else:
-        counts = torch.zeros(COUNTS + 1, dtype=torch.int64)
+        counts = torch.zeros(COUNTS + 1, dtype=torch.int64) if pruning.counted else None
         size = kernel("prune_packet")(
             type_number, where, n, address("threshold", pruning.threshold, torch.float32, 1),
             address("key", pruning.key, torch.int64, 2), alpha, cut, entropy, body, threads,
-            address("counts", counts, torch.int64, COUNTS + 1),
+            0 if counts is None else address("counts", counts, torch.int64, COUNTS + 1),
         )  # fmt: skip
     if smaller and size > n * x.element_size():
         return encode_by_reference(x, alpha, cut, entropy, True, pruning)
@@ -77,6 +103,7 @@ def encode_by_reference(
     counts = None
     if pruning is not None:
         x, counts = stochastic_prune(x, pruning.threshold, pruning.key, counted=True)
+        counts = counts if pruning.counted else None
     kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
