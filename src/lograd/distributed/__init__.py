@@ -5,6 +5,7 @@ Schedules, process groups and data parallelism are PyTorch's own; only what trav
 
 from .channel import EdgeCount
 from .faults import LinkError, fail_together
+from .hook import HookState, comm_hook
 from .stage import CompressedStage
 
-__all__ = ["CompressedStage", "EdgeCount", "LinkError", "fail_together"]
+__all__ = ["CompressedStage", "EdgeCount", "HookState", "LinkError", "comm_hook", "fail_together"]
