@@ -2,20 +2,22 @@
 
 Formats say what a few bits can represent, laws what a gradient looks like, the theory what follows from the two, and
 the operators do it to tensors.  `profile` shows the gradients of a model, a plan says what to do to each layer's, and
-`attach` trains with it.  `variance` measures what a plan adds to the variance that gradients have anyway.
+`attach` trains with it.  `variance` measures what a plan adds to the variance that gradients have anyway.  `encode` and
+`decode` turn gradients into packets and back.
 """
 
 import importlib as _importlib
 import typing as _typing
 
 from . import formats, laws, theory
-from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist
+from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist, PacketError
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if _typing.TYPE_CHECKING:
-    from . import coded, integer, ops, sparse, treatments
+    from . import codec, coded, distributed, integer, ops, sparse, treatments
     from .acceleration import accelerate
     from .attachment import Guard, Handle, attach
+    from .codec import decode, encode
     from .plan import LayerPlan, Plan
     from .profiles import Profile, observe, profile
     from .variances import Variance, variance
@@ -35,13 +37,18 @@ __all__ = [
     "LayerPlan",
     "LogradError",
     "MomentDoesNotExist",
+    "PacketError",
     "Plan",
     "Profile",
     "Variance",
     "__version__",
     "accelerate",
     "attach",
+    "codec",
     "coded",
+    "distributed",
+    "decode",
+    "encode",
     "formats",
     "integer",
     "laws",
@@ -67,6 +74,8 @@ _ON_FIRST_USE = {
     "Variance": "lograd.variances",
     "accelerate": "lograd.acceleration",
     "attach": "lograd.attachment",
+    "decode": "lograd.codec",
+    "encode": "lograd.codec",
     "low_precision_weights": "lograd.weights",
     "observe": "lograd.profiles",
     "profile": "lograd.profiles",
@@ -76,7 +85,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("coded", "integer", "ops", "sparse", "treatments"):
+    if name in ("codec", "coded", "distributed", "integer", "ops", "sparse", "treatments"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)

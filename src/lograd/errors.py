@@ -27,6 +27,10 @@ class MomentDoesNotExist(LogradError, ArithmeticError):
     """A moment of a law that is infinite, or beyond the range of float64."""
 
 
+class PacketError(LogradError, ValueError):
+    """Bytes that are no packet: cut, changed on the way, or made by something else."""
+
+
 class LogradWarning(UserWarning):
     """Something works, but maybe not as the user expects."""
 

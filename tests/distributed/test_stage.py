@@ -11,6 +11,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 from lograd.distributed import channel as channels
+from lograd.distributed import edge as edges
 from lograd.distributed import stage as stages
 
 KINDS = ("gpipe", "1f1b", "interleaved")
@@ -21,12 +22,12 @@ def _same(rank: int, kind: str) -> list[bool]:
     plain = Pipeline(rank, kind, None)
     plain.train(STEPS)
     found = []
-    for edges in (
+    for arguments in (
         {"backward": None},
         {"backward": "identity", "forward": "identity"},
         {"backward": {}, "forward": None},
     ):
-        other = Pipeline(rank, kind, edges)
+        other = Pipeline(rank, kind, arguments)
         other.train(STEPS)
         pairs = zip(plain.weights, other.weights, strict=True)
         found.append(all(torch.equal(a, b) for a, b in pairs) and plain.losses == other.losses)
@@ -49,17 +50,17 @@ def _recorded() -> tuple[list[Tensor], list[Tensor]]:
     """Lists that are filled with all tensors that are encoded, and all that are decoded."""
     sent: list[Tensor] = []
     received: list[Tensor] = []
-    encode, decode = stages.encode, stages.decode
+    encode, decode = edges.encode, stages.decode
 
-    def recording_encode(x: Any) -> Tensor:
+    def recording_encode(x: Any, *others: Any) -> Tensor:
         sent.append(x.clone() if isinstance(x, Tensor) else x.decode())
-        return encode(x)
+        return encode(x, *others)
 
-    def recording_decode(packet: Tensor, limit: int) -> Tensor:
-        received.append(decode(packet, limit=limit))
+    def recording_decode(packet: Tensor, like: Tensor) -> Tensor:
+        received.append(decode(packet, like))
         return received[-1].clone()
 
-    stages.encode, stages.decode = recording_encode, recording_decode
+    edges.encode, stages.decode = recording_encode, recording_decode
     return sent, received
 
 
@@ -69,9 +70,9 @@ def _treated(rank: int, kind: str, recipes: list[str]) -> dict[str, Any]:
     for recipe in recipes:
         trained = Pipeline(rank, kind, {"backward": recipe})
         trained.train(12)
-        edges = {name: one.to_json() for stage in trained.stages for name, one in stage.counters().items()}
+        counted = {name: one.to_json() for stage in trained.stages for name, one in stage.counters().items()}
         counts = {name: one for stage in trained.stages for name, one in stage.treated().items()}
-        found[recipe] = (sent[:], received[:], trained.losses, edges, counts)
+        found[recipe] = (sent[:], received[:], trained.losses, counted, counts)
         sent.clear()
         received.clear()
     return found
@@ -122,11 +123,11 @@ def test_both_ends_count_the_same(treated: list[dict[str, Any]]) -> None:
 
 
 def _overflowing(rank: int, kind: str) -> tuple[list[bool], list[int]]:
-    edges = {"backward": "prune90", "forward": "int8-nearest"}
-    first = Pipeline(rank, kind, edges)
+    arguments = {"backward": "prune90", "forward": "int8-nearest"}
+    first = Pipeline(rank, kind, arguments)
     first.train(STEPS)
     channels.Channel.size = lambda self, bound: channels.HEAD.size + 40  # type: ignore[method-assign]
-    second = Pipeline(rank, kind, edges)
+    second = Pipeline(rank, kind, arguments)
     second.train(STEPS)
     same = [torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True)]
     return same, [one.overflows for stage in second.stages for one in stage.counters().values()]
@@ -143,8 +144,8 @@ def test_packets_that_do_not_fit_take_a_second_message(kind: str) -> None:
 
 
 def _evaluated(rank: int, kind: str) -> list[Tensor]:
-    edges = {"backward": "prune90", "forward": "int8"}
-    runs = [Pipeline(rank, kind, edges) for _ in range(2)]
+    arguments = {"backward": "prune90", "forward": "int8"}
+    runs = [Pipeline(rank, kind, arguments) for _ in range(2)]
     for number, run in enumerate(runs):
         run.train(2)
         if number:

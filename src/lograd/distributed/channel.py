@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from ..errors import PacketError
 from ..files.checks import check_object, check_whole
-from .packets import PacketError
 
 HEAD = struct.Struct("<QII")
 """The first bytes of a message: length of the packet, number of the message on this edge, checksum of the two."""

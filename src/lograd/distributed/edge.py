@@ -25,6 +25,7 @@ from ..files.checks import check_object, check_whole
 from ..ops.contracts import FLOAT_TYPES
 from ..treatments import OPERANDS, PRODUCTS, Sentence, describe
 from ..treatments.tensors import is_finite
+from .packets import Packing, encode
 
 FIRST_NUMBER = 2**41
 """Sites of attached layers have smaller numbers, so that edges draw other random numbers than these."""
@@ -82,6 +83,11 @@ class Edge:
         coded, counts = encoded(x, site.treatments, site.numbers, key, memory)
         count_treated(counters, key, counts, x.numel())
         return coded
+
+    def packet(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
+        """Return the packet of what `treat` has returned."""
+        pruned = self.site is not None and self.operand.ready
+        return encode(treated, packing, self.site.threshold if pruned and self.site else None)
 
     def step(self) -> None:
         """Mark the end of a step, if any tensor has passed: new numbers where statistics were due, a fresh key."""

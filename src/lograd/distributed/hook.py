@@ -8,7 +8,7 @@ how DDP puts gradients into buckets, which it does anew after the first step.
 
 import struct
 import time
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import GradBucket
 
 from ..attachment.refresh import Refresh
 from ..coded import CodedTensor
-from ..errors import InvalidType, InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files.checks import check_object, check_whole
 from .channel import EdgeCount
 from .edge import Edge, check_tensor
-from .packets import PacketError, decode, encode
+from .packets import FLOATS, Packing, decode, encode
 from .plans import BACKWARD, EdgePlan, check_edge_refresh, edge_sentences
 
 LENGTH = struct.Struct("<Q")
@@ -56,6 +56,7 @@ class HookState:
         smallest: parameters with fewer elements, such as biases, are sent as they are.
         start: steps at the beginning in which all gradients are sent as they are.
         seed, refresh: as in `lograd.attach`; ranks draw independent random numbers.
+        values, entropy: as in `lograd.encode`, for gradients that are not sent as codes of a format.
         process_group: None for that of the model.
     """
 
@@ -69,6 +70,8 @@ class HookState:
         start: int = 0,
         seed: int = 0,
         refresh: Refresh = 10,
+        values: Literal["exact", "bfloat16", "float8"] = "exact",
+        entropy: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -80,6 +83,7 @@ class HookState:
         found = edge_sentences({"1->0": treatments}, BACKWARD, 2)["1->0"]
         assert found is not None
         self.error_feedback = bool(error_feedback)
+        self._packing = Packing(values, entropy).check()
         self.start = check_whole("start", start)
         self.steps = 0
         """Steps that were averaged."""
@@ -96,7 +100,7 @@ class HookState:
         self._parameters: dict[str, Tensor] = {}
         for number, (name, parameter) in enumerate(model.named_parameters()):
             self._names[id(parameter)] = name
-            if parameter.requires_grad and parameter.numel() >= smallest:
+            if parameter.requires_grad and parameter.numel() >= smallest and parameter.dtype in FLOATS:
                 self._parameters[name] = parameter.detach()
                 self._edges[name] = Edge(found, "gradient", number, seed, refresh, parameter.device)
 
@@ -112,23 +116,23 @@ class HookState:
         start = time.perf_counter()
         parts = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            packet = encode(self._leaving(self._names.get(id(parameter), ""), gradient))
+            packet = self._packet(self._names.get(id(parameter), ""), gradient)
             length = torch.frombuffer(bytearray(LENGTH.pack(packet.numel())), dtype=torch.uint8)
             parts += [length.to(packet.device), packet]
         self.count.encoding += time.perf_counter() - start
         return torch.cat(parts)
 
-    def _leaving(self, name: str, gradient: Tensor) -> Tensor | CodedTensor:
+    def _packet(self, name: str, gradient: Tensor) -> Tensor:
         edge = self._edges.get(name)
         if edge is None or self.steps < self.start:
-            return gradient
+            return encode(gradient, Packing())
         if not self.error_feedback:
-            return edge.treat(gradient)
+            return edge.packet(edge.treat(gradient), self._packing)
         wanted = gradient + self._errors[name] if name in self._errors else gradient
         treated = edge.treat(wanted)
         left = wanted - (treated.decode() if isinstance(treated, CodedTensor) else treated)
         self._errors[name] = left.where(left.isfinite(), 0)  # an overflow of the loss scale shall not stay
-        return treated
+        return edge.packet(treated, self._packing)
 
     @torch.no_grad()
     def average(self, places: list[Place], total: Tensor, gathered: list[Tensor]) -> Tensor:
@@ -146,7 +150,7 @@ class HookState:
                 view = total.as_strided(shape, stride, offset)
                 packet, at = _next(data, at, rank, name)
                 try:
-                    found = decode(packet, limit=view.numel() * view.element_size())
+                    found = decode(packet, view)
                 except PacketError as error:
                     raise PacketError(f"the gradient of {name!r} from rank {rank}: {error}") from error
                 if found.shape != view.shape or found.dtype != view.dtype:

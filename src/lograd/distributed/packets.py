@@ -1,43 +1,51 @@
-"""Packets of one edge: a tensor or its codes in, bytes out, and back; the size that no packet exceeds."""
+"""Packets of an edge: a treated tensor or its codes in, bytes out, and the tensor back."""
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import codec
 from ..coded import CodedTensor
-from ..errors import LogradError
+from ..errors import InvalidValue, sentence
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The types of tensors that packets hold."""
+VALUES = ("exact", "bfloat16", "float8")
 
 
-class PacketError(LogradError, ValueError):
-    """Bytes that are no packet."""
+class Packing(NamedTuple):
+    """How tensors are encoded; codes of a format are packed as they are."""
+
+    values: Literal["exact", "bfloat16", "float8"] = "exact"
+    """Round what pruning has left to fewer mantissa bits, or leave it as it is."""
+    entropy: bool = False
+    """Spend time on smaller packets."""
+
+    def check(self) -> Packing:
+        """Return these settings, or refuse them."""
+        if self.values not in VALUES:
+            raise InvalidValue(sentence("values", self.values, "'exact', 'bfloat16' or 'float8'"))
+        if not isinstance(self.entropy, bool):
+            raise InvalidValue(sentence("entropy", self.entropy, "True or False"))
+        return self
 
 
-_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+def encode(x: Tensor | CodedTensor, packing: Packing, alpha: Tensor | None = None) -> Tensor:
+    """Return the packet of a tensor or of a coded one, as a uint8 vector on its device.
+
+    Args:
+        alpha: the threshold, where the tensor was pruned.
+    """
+    if isinstance(x, CodedTensor) or x.dtype == torch.float64:
+        return codec.encode(x)
+    return codec.encode(x, values=packing.values, entropy=packing.entropy, alpha=alpha)
 
 
-def encode(x: Tensor | CodedTensor) -> Tensor:
-    x = x.decode() if isinstance(x, CodedTensor) else x
-    head = struct.pack(f"<BB{x.dim()}q", _TYPES.index(x.dtype), x.dim(), *x.shape)
-    body = x.detach().contiguous().reshape(-1).view(torch.uint8)
-    total = sum(body.tolist()[:4096]) % 251
-    return torch.cat([torch.frombuffer(bytearray(head + bytes([total])), dtype=torch.uint8), body])
-
-
-def decode(packet: Tensor, limit: int) -> Tensor:
-    kind, dims = packet[:2].tolist()
-    if kind >= len(_TYPES):
-        raise PacketError("damaged")
-    shape = struct.unpack(f"<{dims}q", bytes(packet[2 : 2 + 8 * dims].tolist()))
-    body = packet[3 + 8 * dims :].clone()
-    if sum(body.tolist()[:4096]) % 251 != int(packet[2 + 8 * dims]):
-        raise PacketError("damaged")
-    return body.view(_TYPES[kind]).reshape(shape)
-
-
-def largest(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return 3 + 8 * len(shape) + math.prod(shape) * dtype.itemsize
+def decode(packet: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor of a packet; a packet that claims to be much larger than another tensor is refused."""
+    found = codec.decode(packet, limit=2 * like.numel() * like.element_size() + 4096)
+    tensor: Tensor = found.decode() if isinstance(found, CodedTensor) else found
+    return tensor

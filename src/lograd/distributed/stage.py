@@ -7,7 +7,7 @@ Activations and gradients are decoded when the stage's own computation asks for 
 from __future__ import annotations
 
 import time
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from ..attachment.refresh import Refresh
-from ..errors import InvalidType, InvalidValue, sentence
+from ..codec import largest
+from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files.checks import check_object
 from .channel import Channel, EdgeCount, Message
 from .edge import Edge
 from .faults import Waiting
 from .handshake import SIZE, compare, fingerprint
-from .packets import PacketError, decode, encode, largest
+from .packets import FLOATS, Packing, decode
 from .plans import BACKWARD, FORWARD, OPERAND, EdgePlans, check_edge_refresh, edge_name, edge_sentences, words_of
 from .side import SideWay
 
@@ -50,6 +51,7 @@ class CompressedStage(PipelineStage):
         forward: the same for activations; a recipe's activations of the output, or else its treatment of gradients.
         seed: of the random numbers; they also depend on edge, step, microbatch, element and rank.
         refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps or "drift".
+        values, entropy: as in `lograd.encode`, for tensors that are not sent as codes of a format.
     """
 
     def __init__(
@@ -63,19 +65,22 @@ class CompressedStage(PipelineStage):
         forward: EdgePlans = None,
         seed: int = 0,
         refresh: Refresh = 10,
+        values: Literal["exact", "bfloat16", "float8"] = "exact",
+        entropy: bool = False,
         **others: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, torch.device(device), *arguments, **others)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidType(sentence("seed", seed, "a whole number"))
         self._seed, self._refresh = seed, check_edge_refresh(refresh)
+        self._packing = Packing(values, entropy).check()
         plans = {BACKWARD: backward, FORWARD: forward}
         self._sentences = {way: edge_sentences(plan, way, num_stages) for way, plan in plans.items()}
         self._edges: dict[str, Edge] = {}
         """By edge and tensor: the treatment of what leaves this stage."""
         self._channels: dict[str, Channel] = {}
         """By edge and tensor: what leaves this stage, and what arrives."""
-        self._arriving: dict[tuple[str, int], list[Tensor]] = {}
+        self._arriving: dict[tuple[str, int], list[Tensor | None]] = {}
         """Messages whose receipt was asked for, by direction and microbatch."""
         self._side = SideWay(self.group)
         self.waiting = Waiting()
@@ -100,6 +105,8 @@ class CompressedStage(PipelineStage):
             return ops
         more = []
         for place, op in enumerate(ops):
+            if op.tensor.dtype not in FLOATS:  # such as a mask: it travels as it is
+                continue
             message = self._packed(way, name, place, microbatch, op.tensor)
             op.tensor = message.first
             if message.rest is not None:
@@ -128,7 +135,8 @@ class CompressedStage(PipelineStage):
         """Return the message with one tensor."""
         channel = self._channel(name, place)
         start = time.perf_counter()
-        packet = encode(self._edge(way, name, place).treat(tensor, held=not self.has_backward))
+        edge = self._edge(way, name, place)
+        packet = edge.packet(edge.treat(tensor, held=not self.has_backward), self._packing)
         message = channel.wrap(packet, largest(tensor.shape, tensor.dtype), microbatch)
         channel.count.encoding += time.perf_counter() - start
         channel.count.plain += 4 * tensor.numel()
@@ -151,8 +159,11 @@ class CompressedStage(PipelineStage):
         self.waiting.receiving(f"{OPERAND[way]} {name}", microbatch)
         if self._sentences[way][name] is None:
             return ops
-        messages = []
+        messages: list[Tensor | None] = []
         for place, op in enumerate(ops):
+            if op.tensor.dtype not in FLOATS:
+                messages.append(None)
+                continue
             size = self._channel(name, place).size(largest(op.tensor.shape, op.tensor.dtype))
             op.tensor = torch.empty(size, dtype=torch.uint8, device=op.tensor.device)
             messages.append(op.tensor)
@@ -175,7 +186,8 @@ class CompressedStage(PipelineStage):
             return
         expected = [info for info in infos if not info.is_root_arg and info.buffer is not None]
         for place, (first, info) in enumerate(zip(messages, expected, strict=True) if messages else ()):
-            info.buffer = self._unpacked(way, name, place, microbatch, first, info.buffer)
+            if first is not None:
+                info.buffer = self._unpacked(way, name, place, microbatch, first, info.buffer)
         self.waiting.received(f"{OPERAND[way]} {name}", microbatch)
 
     @torch.no_grad()
@@ -189,7 +201,7 @@ class CompressedStage(PipelineStage):
             rest = self._side.receive(missing, source, self._tag(name, microbatch, place))
         start = time.perf_counter()
         try:
-            tensor = decode(channel.unwrap(first, rest), limit=buffer.numel() * buffer.element_size())
+            tensor = decode(channel.unwrap(first, rest), buffer)
         except PacketError as error:
             raise PacketError(f"{channel.place(microbatch)}: {error}") from error
         if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:

@@ -1,0 +1,171 @@
+"""Blocks of the method "pruned" in NumPy: the definition, which the native kernels equal byte for byte.
+
+Most elements of a block are +0.0.  The others are told by their positions, as gaps in a Rice code, and each has a sign.
+Many share the magnitude alpha, which a bit says; of the rest, the distance to alpha is stored, in as many bits as the
+block needs.  docs/packet-format.md describes the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PacketError
+from .bits import Whole, bytes_for, pack, pack_unary, unpack, unpack_unary
+from .elements import Kind, Words
+from .header import BLOCK, Bytes
+
+NO_FLAGS, FLAGS, ALL_ALPHA, AS_THEY_ARE = range(4)
+"""How a block tells its values: each by its distance; a flag for each says whether it is alpha; all are; no code."""
+HEAD = struct.Struct("<HBB")
+"""Of a block: elements that are not +0.0; l, mode and tail in one byte; width."""
+TAIL = 1 << 6
+CANDIDATES = 8
+"""How many smaller widths an encoder tries for distances with a tail."""
+RICE = tuple(int(BLOCK * (1 - 0.6180339887498949 ** (1 / 2**j))) for j in range(11))
+"""l of a Rice code grows by one at each of these numbers of elements, of 4096: those that suit geometric gaps."""
+
+
+class Coding(NamedTuple):
+    """What all blocks of a packet share."""
+
+    kind: Kind
+    alpha: int
+    cut: int
+
+    @property
+    def distance_bits(self) -> int:
+        """Bits of a distance to alpha, which is taken modulo 2 to that power."""
+        return self.kind.bits - 1 - self.cut
+
+
+def rice_parameter(kept: int, count: int) -> int:
+    """The bits of a gap that are stored as they are, for so many of `count` elements.
+
+    >>> [rice_parameter(share * 4096 // 100, 4096) for share in (100, 30, 20, 10, 5)]
+    [0, 1, 2, 3, 4]
+    """
+    return sum(kept * BLOCK <= most * count for most in RICE)
+
+
+def encode_block(words: Words, coding: Coding, entropy: bool) -> bytes:
+    """The bytes of a block; none where all elements are +0.0."""
+    sign_bit, count = 1 << (coding.kind.bits - 1), len(words)
+    positions = np.flatnonzero(words)
+    n = len(positions)
+    if not n:
+        return b""
+    l = rice_parameter(n, count)  # noqa: E741  # the letter of docs/packet-format.md
+    gaps = np.diff(positions, prepend=-1) - 1
+    kept = words[positions]
+    is_alpha = (kept & (sign_bit - 1)) == coding.alpha
+    distances = (((kept & (sign_bit - 1)) >> coding.cut) - (coding.alpha >> coding.cut)) % (1 << coding.distance_bits)
+    mode, distances = _mode(distances, is_alpha, coding.cut)
+    width, tail = _width(distances, entropy)
+    parts = [pack(gaps, l), pack(kept >> (coding.kind.bits - 1), 1)]
+    if mode == FLAGS:
+        parts.append(pack((~is_alpha).astype(np.int64), 1))
+    parts.append(pack(distances, width))
+    if tail:
+        parts.append(pack_unary(distances >> width))
+    parts.append(pack_unary(gaps >> l))
+    block = HEAD.pack(n, l | mode << 4 | (TAIL if tail else 0), width) + b"".join(part.tobytes() for part in parts)
+    plain = words.astype(f"<u{coding.kind.bits // 8}").tobytes()
+    return block if len(block) < HEAD.size + len(plain) else HEAD.pack(0, AS_THEY_ARE << 4, 0) + plain
+
+
+def _mode(distances: Whole, is_alpha: NDArray[np.bool_], cut: int) -> tuple[int, Whole]:
+    """How values are told, and the distances that are stored."""
+    n, alphas = len(distances), int(is_alpha.sum())
+    if alphas == n:
+        return ALL_ALPHA, distances[:0]
+    width = int(distances.max()).bit_length()
+    # A flag costs a bit of each element, and saves the distance of those that have none.
+    if not alphas or (not cut and alphas * width <= n):
+        return NO_FLAGS, distances
+    return FLAGS, distances[~is_alpha]
+
+
+def _width(distances: Whole, entropy: bool) -> tuple[int, bool]:
+    """The width of distances, and whether what is beyond it follows in unary."""
+    n, full = len(distances), int(distances.max(initial=0)).bit_length()
+    best, least = full, n * full
+    for width in range(full - 1, max(full - 1 - CANDIDATES, -1), -1) if entropy else ():
+        cost = n * (width + 1) + int((distances >> width).sum())
+        if cost < least:
+            best, least = width, cost
+    return best, best < full
+
+
+def decode_block(data: Bytes, count: int, coding: Coding) -> Words:
+    """The elements of a block; PacketError where its bytes are not those of one."""
+    words = np.zeros(count, np.int64)
+    if not data.size:
+        return words
+    if data.size < HEAD.size:
+        raise PacketError("a block is shorter than its head.")
+    n, byte, width = HEAD.unpack(data[: HEAD.size].tobytes())
+    l, mode, tail, rest = byte & 15, byte >> 4 & 3, bool(byte & TAIL), data[HEAD.size :]  # noqa: E741
+    if mode == AS_THEY_ARE:
+        return _as_they_are(rest, count, coding.kind)
+    if not 1 <= n <= count or width > coding.distance_bits or byte & 128:
+        raise PacketError("the head of a block holds numbers that no block has.")
+    low, rest = _take(rest, l, n)
+    signs, rest = _take(rest, 1, n)
+    flags, rest = _take(rest, 1, n) if mode == FLAGS else (np.full(n, mode == NO_FLAGS, np.int64), rest)
+    stored = int(flags.sum())
+    distances, rest = _take(rest, width, stored)
+    if tail:
+        high, used = unpack_unary(rest, stored)
+        if int(high.max(initial=0)) >> (coding.distance_bits - width):
+            raise PacketError("a distance of a block has more bits than its type.")
+        distances, rest = distances | high << width, rest[used:]
+    gaps, used = unpack_unary(rest, n)
+    positions = np.cumsum((gaps << l | low) + 1) - 1
+    if used != rest.size or positions[-1] >= count:
+        raise PacketError("the positions of a block go beyond its end.")
+    magnitudes = np.full(n, coding.alpha, np.int64)
+    wrap = (1 << coding.distance_bits) - 1
+    magnitudes[flags > 0] = ((distances + (coding.alpha >> coding.cut)) & wrap) << coding.cut
+    words[positions] = magnitudes | signs << (coding.kind.bits - 1)
+    return words
+
+
+def _take(data: Bytes, width: int, count: int) -> tuple[Whole, Bytes]:
+    """Numbers from the front of some bytes, and the bytes behind them."""
+    used = bytes_for(width * count)
+    if used > data.size:
+        raise PacketError("a block ends before its numbers do.")
+    return unpack(data, width, count), data[used:]
+
+
+def _as_they_are(data: Bytes, count: int, kind: Kind) -> Words:
+    if data.size != count * kind.bits // 8:
+        raise PacketError("a block that is not compressed has another length than its elements.")
+    return np.frombuffer(data.tobytes(), f"<u{kind.bits // 8}").astype(np.int64)
+
+
+def encode_blocks(words: Words, coding: Coding, entropy: bool) -> Bytes:
+    """The table of lengths and the blocks of a tensor."""
+    blocks = [encode_block(words[at : at + BLOCK], coding, entropy) for at in range(0, len(words), BLOCK)]
+    table = np.array([len(block) for block in blocks], "<u2")
+    return np.frombuffer(table.tobytes() + b"".join(blocks), np.uint8)
+
+
+def decode_blocks(data: Bytes, count: int, coding: Coding) -> Words:
+    """The elements of a tensor from the table of lengths and the blocks."""
+    number = (count + BLOCK - 1) // BLOCK
+    if data.size < 2 * number:
+        raise PacketError("a packet ends before its table of blocks does.")
+    lengths = np.frombuffer(data[: 2 * number].tobytes(), "<u2").astype(np.int64)
+    ends = 2 * number + np.cumsum(lengths)
+    if (int(ends[-1]) if number else 0) != data.size:
+        raise PacketError("the blocks of a packet do not fill it.")
+    words = np.zeros(count, np.int64)
+    for index, end in enumerate(ends):
+        part = slice(index * BLOCK, min((index + 1) * BLOCK, count))
+        words[part] = decode_block(data[end - lengths[index] : end], part.stop - part.start, coding)
+    return words
