@@ -71,9 +71,8 @@ def fail_together(schedule: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        words = "; ".join(
-            f"stage {one.stage_index}: {one.waiting.words()}" for one in stages if hasattr(one, "waiting")
-        )
+        known = [one for one in stages if hasattr(one, "waiting")]
+        words = "; ".join(f"stage {one.stage_index} was {one.waiting.words()}" for one in known)
         broken = isinstance(error, RuntimeError) and not isinstance(error, LogradError) and _is_of_link(error)
         _leave(schedule, stages, error)
         if broken:
@@ -85,7 +84,8 @@ def _is_of_link(error: RuntimeError) -> bool:
     """Return True for errors of a process group; gloo has no type of its own for them."""
     if isinstance(error, dist.DistError):
         return True
-    return any(word in str(error).lower() for word in ("gloo", "connection", "timed out", "nccl"))
+    text = str(error).lower()
+    return any(words in text for words in ("/gloo/", "connection closed", "connection reset", "timed out", "nccl"))
 
 
 def _leave(schedule: Any, stages: list[Any], error: BaseException) -> None:
@@ -97,5 +97,7 @@ def _leave(schedule: Any, stages: list[Any], error: BaseException) -> None:
         if hasattr(stage, "forget"):
             stage.forget()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        # Destroying a group of NCCL waits for what is under way in it.
+        abort = "nccl" in str(dist.get_backend_config(dist.group.WORLD))
+        (dist.distributed_c10d._abort_process_group if abort else dist.destroy_process_group)()
     gc.collect()
