@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..attachment.refresh import Drift, Refresh, check_refresh
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
 from ..plan import LayerPlan, Plan
 from ..treatments import Sentence, Treated, Treatment, describe, recipe, to_json
 
@@ -56,6 +56,7 @@ def _sentence(plan: Any, direction: str) -> Sentence | None:
     """Return the sentence of a plan; that of the forward is the output's activations, or else the gradient's."""
     if plan is None:
         return None
+    given = plan
     if isinstance(plan, Treatment):
         plan = (plan,)
     if isinstance(plan, str):
@@ -65,9 +66,7 @@ def _sentence(plan: Any, direction: str) -> Sentence | None:
         found = plan.output.activations if direction == FORWARD else ()
         found = found or plan.input_gradient.gradient
         if treats and not found:
-            raise InvalidValue(
-                f"this plan says nothing about the {OPERAND[direction]} that travel {direction}: {plan}."
-            )
+            raise InvalidValue(f"{shown(given)} says nothing about the {OPERAND[direction]} that travel {direction}.")
         plan = found
     if not isinstance(plan, tuple) or not all(isinstance(one, Treatment) for one in plan):
         raise InvalidType(sentence(direction, plan, "a recipe such as 'prune90', treatments, a LayerPlan, or None"))
