@@ -180,7 +180,7 @@ def test_both_ends_find_the_same_sizes_from_what_has_passed() -> None:
         sender.step()
         receiver.step()
         assert sender.state() == receiver.state()
-        assert 1.1 * largest <= sender.size(1000) - HEAD.size < 1.1 * largest + UNIT
+        assert largest < sender.size(1000) - HEAD.size < 2.1 * largest + UNIT  # room for the spread of the sizes
     assert sender.count.overflows == 0
     assert sender.count.sent == receiver.count.received
 

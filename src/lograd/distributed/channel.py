@@ -20,8 +20,8 @@ from ..files.checks import check_object, check_whole
 
 HEAD = struct.Struct("<QII")
 """The first bytes of a message: length of the packet, number of the message on this edge, checksum of the two."""
-MARGIN = 11
-"""Tenths: capacity over the largest packet of the step before.  Whole numbers, as both ends must find the same."""
+MARGIN = 32
+"""A capacity exceeds the largest packet of the step before by one part in so many, and by the spread of that step."""
 UNIT = 64
 """Capacities are multiples of so many bytes."""
 LONGEST = 2**62
@@ -80,8 +80,8 @@ class Channel:
         self.count = EdgeCount()
         self._capacity = 0
         """Bytes for a packet in this step; 0 before the first one has been seen."""
-        self._largest = 0
-        """The largest packet of this step."""
+        self._largest, self._smallest = 0, LONGEST
+        """The sizes of packets in this step."""
         self._number = 0
         """Packets of earlier steps."""
         self._passed = 0
@@ -137,10 +137,13 @@ class Channel:
     def step(self) -> None:
         """Mark the end of a step: the next one has room for packets as large as those of this one, and some more."""
         if self._passed:
-            tenths = 10 * UNIT
-            self._capacity = (MARGIN * self._largest + tenths - 1) // tenths * UNIT
+            room = self._largest + self._largest // MARGIN + (self._largest - self._smallest)
+            self._capacity = (room + UNIT - 1) // UNIT * UNIT
             self._number += self._passed
-        self._largest = self._passed = 0
+        self._forget_sizes()
+
+    def _forget_sizes(self) -> None:
+        self._largest, self._smallest, self._passed = 0, LONGEST, 0
 
     def place(self, microbatch: int) -> str:
         """Return edge and microbatch in words."""
@@ -151,7 +154,7 @@ class Channel:
         return (self._number * 65599 + microbatch) % 2**32
 
     def _saw(self, length: int, size: int, overflow: bool) -> None:
-        self._largest = max(self._largest, length)
+        self._largest, self._smallest = max(self._largest, length), min(self._smallest, length)
         self._passed += 1
         self.count.messages += 1
         self.count.packets += length
@@ -172,4 +175,4 @@ class Channel:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from the `state` of another."""
         self._capacity, self._number = state["capacity"], state["messages"]
-        self._largest = self._passed = 0
+        self._forget_sizes()
