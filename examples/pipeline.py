@@ -46,8 +46,8 @@ class Part(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
-def options() -> argparse.Namespace:
-    """Return the arguments of the command line."""
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the arguments of the command line, or those given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", action="store_true", help="torch's PipelineStage, without lograd")
     parser.add_argument("--backward", default="prune90", help="what is done to gradients; 'none' sends plain tensors")
@@ -57,7 +57,7 @@ def options() -> argparse.Namespace:
                         ("depth", 4), ("heads", 4), ("seed", 0), ("threads", 1)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--checkpoint", type=Path, help="a folder: go on from what is there, and save there at the end")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def stages_of(given: argparse.Namespace, rank: int, ranks: int, tokens: int) -> list[Any]:
@@ -88,6 +88,13 @@ def schedule_of(given: argparse.Namespace, stages: list[Any]) -> Any:
     if given.schedule == "interleaved":
         return ScheduleInterleaved1F1B(stages, given.microbatches, loss)
     return (ScheduleGPipe if given.schedule == "gpipe" else Schedule1F1B)(stages[0], given.microbatches, loss)
+
+
+def characters() -> Tensor:
+    """Return a play as token numbers."""
+    play = shakespeare()
+    numbers = {character: number for number, character in enumerate(sorted(set(play)))}
+    return torch.tensor([numbers[character] for character in play])
 
 
 def batch_of(text: Tensor, given: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
@@ -149,10 +156,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    characters = sorted(set(shakespeare()))
-    numbers = {character: number for number, character in enumerate(characters)}
-    text = torch.tensor([numbers[character] for character in shakespeare()])
-    run = Run(given, stages_of(given, rank, ranks, len(characters)), rank)
+    text = characters()
+    run = Run(given, stages_of(given, rank, ranks, int(text.max()) + 1), rank)
     if given.checkpoint is not None:
         run.load(given.checkpoint)
     losses, times = [], []
