@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 MAGIC = b"LGRD"
 VERSION = 1
 RAW, PRUNED, CODES = range(3)
-METHODS = ("raw", "pruned", "codes")
+METHOD_NAMES = ("raw", "pruned", "codes")
 BLOCK = 4096
 """Elements of a block; the last one of a tensor may be shorter."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8)
@@ -99,7 +99,7 @@ def checksum(packet: Bytes) -> int:
     kernel = native.kernel("crc32")
     if kernel is None:
         return zlib.crc32(after, crc)  # type: ignore[arg-type]
-    return int(kernel(after.ctypes.data, after.size, crc, torch.get_num_threads()))
+    return int(kernel(after.ctypes.data, after.size, crc))
 
 
 def seal(packet: Bytes, header: Header) -> None:
@@ -121,7 +121,7 @@ def read_header(packet: Bytes, limit: int) -> Header:
         raise PacketError(f"this packet should have {length:,} bytes and has {packet.size:,}: cut, or run together.")
     if checksum(packet) != crc:
         raise PacketError("the checksum of this packet is wrong: some of its bytes are not those that were written.")
-    if method >= len(METHODS) or number >= len(DTYPES) or d > MOST_DIMENSIONS or length < FIXED.size + 9 * d:
+    if method >= len(METHOD_NAMES) or number >= len(DTYPES) or d > MOST_DIMENSIONS or length < FIXED.size + 9 * d:
         raise PacketError(
             f"no packet has method {method}, element type {number} and {plural(d, 'dimension')} in {length:,} bytes."
         )

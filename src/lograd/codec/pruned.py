@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import native
+from ..errors import PacketError
+from ..ops.contracts import COUNTS, FLOAT_TYPES
+from ..ops.elementwise import stochastic_prune
 from .elements import KINDS, rounded, smallest_magnitude, tensor_of, words_of
 from .header import PRUNED, RAW, Bytes, Header, in_order, seal
 from .reference import Coding, decode_blocks, encode_blocks
+from .sizes import most_bytes
+
+FAULTS = (
+    "",
+    "a packet ends before its table of blocks does.",
+    "the blocks of a packet do not fill it.",
+    "a block is shorter than its head.",
+    "the head of a block holds numbers that no block has.",
+    "a block ends before its numbers do.",
+    "the positions of a block go beyond its end.",
+    "a distance of a block has more bits than its type.",
+    "a block that is not compressed has another length than its elements.",
+)
+"""What native kernels find wrong with a packet, by its number."""
 
 
-def encode_pruned(x: Tensor, alpha: int | None, cut: int, entropy: bool, method: str) -> Tensor:
-    """The packet of a CPU tensor; "raw" where that is smaller and the method is "auto"."""
-    kind = KINDS[x.dtype]
-    words = words_of(in_order(x))
+class Pruning(NamedTuple):
+    """Stochastic pruning on the way into a packet."""
+
+    threshold: Tensor
+    key: Tensor
+
+
+def encode_pruned(
+    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The packet of a CPU tensor, and the counts of pruning; "raw" where that is `smaller` and this is asked for."""
+    if native.kernel("encode_packet") is None:
+        return encode_by_reference(x, alpha, cut, entropy, smaller, pruning)
+    kernel, address, vector, threads = native.kernel, native.address, in_order(x), torch.get_num_threads()
+    n, type_number = x.numel(), FLOAT_TYPES[x.dtype]
+    where = address("x", vector, x.dtype, n)
+    if alpha is None:
+        alpha = int(kernel("smallest_magnitude")(type_number, where, n, threads))
+    header = Header.of(PRUNED, x, alpha, cut)
+    # Pages of a fresh buffer cost nothing before they are written to, so that its size does not matter.
+    room = torch.empty(most_bytes(x.shape, x.dtype), dtype=torch.uint8)
+    body = address("packet", room, torch.uint8, room.numel()) + header.size
+    counts = None
+    if pruning is None:
+        size = kernel("encode_packet")(type_number, where, n, alpha, cut, entropy, body, threads)
+    else:
+        counts = torch.zeros(COUNTS + 1, dtype=torch.int64)
+        size = kernel("prune_packet")(
+            type_number, where, n, address("threshold", pruning.threshold, torch.float32, 1),
+            address("key", pruning.key, torch.int64, 2), alpha, cut, entropy, body, threads,
+            address("counts", counts, torch.int64, COUNTS + 1),
+        )  # fmt: skip
+    if smaller and size > n * x.element_size():
+        return encode_by_reference(x, alpha, cut, entropy, True, pruning)
+    packet = room[: header.size + size].clone()
+    seal(packet.numpy(), header)
+    return packet, counts
+
+
+def encode_by_reference(
+    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The packet of a CPU tensor by the definition; arguments and result as those of `encode_pruned`."""
+    counts = None
+    if pruning is not None:
+        x, counts = stochastic_prune(x, pruning.threshold, pruning.key, counted=True)
+    kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
     words = rounded(words, kind, alpha, cut)
     body = encode_blocks(words, Coding(kind, alpha, cut), entropy)
     header = Header.of(PRUNED, x, alpha, cut)
-    if method == "auto" and body.size > words.size * x.element_size():
+    if smaller and body.size > words.size * x.element_size():
         header, body = Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype))
-    return with_header(header, body)
+    return with_header(header, body), counts
 
 
 def encode_raw(x: Tensor) -> Tensor:
@@ -44,6 +107,20 @@ def with_header(header: Header, body: Bytes) -> Tensor:
 
 
 def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
-    """Write the elements of a packet into a CPU vector."""
+    """Write the elements of a packet into a CPU vector; where this fails, some of them may have been written."""
+    kernel = native.kernel("decode_packet")
+    if kernel is None:
+        decode_by_reference(body, header, out)
+        return
+    fault = kernel(
+        body.ctypes.data, body.size, FLOAT_TYPES[header.dtype], header.alpha, header.parameter,
+        native.address("out", out, header.dtype, header.count), header.count, torch.get_num_threads(),
+    )  # fmt: skip
+    if fault:
+        raise PacketError(FAULTS[fault])
+
+
+def decode_by_reference(body: Bytes, header: Header, out: Tensor) -> None:
+    """Write the elements of a packet into a CPU vector by the definition."""
     coding = Coding(KINDS[header.dtype], header.alpha, header.parameter)
     out.copy_(tensor_of(decode_blocks(body, header.count, coding), header.dtype))

@@ -30,7 +30,7 @@ RICE = tuple(int(BLOCK * (1 - 0.6180339887498949 ** (1 / 2**j))) for j in range(
 
 
 class Coding(NamedTuple):
-    """What all blocks of a packet share."""
+    """Numbers that all blocks of a packet share."""
 
     kind: Kind
     alpha: int
@@ -111,7 +111,8 @@ def decode_block(data: Bytes, count: int, coding: Coding) -> Words:
     l, mode, tail, rest = byte & 15, byte >> 4 & 3, bool(byte & TAIL), data[HEAD.size :]  # noqa: E741
     if mode == AS_THEY_ARE:
         return _as_they_are(rest, count, coding.kind)
-    if not 1 <= n <= count or width > coding.distance_bits or byte & 128:
+    most = HEAD.size + count * coding.kind.bits // 8
+    if not 1 <= n <= count or width > coding.distance_bits or byte & 128 or data.size > most:
         raise PacketError("the head of a block holds numbers that no block has.")
     low, rest = _take(rest, l, n)
     signs, rest = _take(rest, 1, n)

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..coded import CodedTensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..files.checks import check_flag, check_one_of
-from ..ops.arguments import Scalar, check_floats, in_type_of, key_of, scalar
-from ..ops.elementwise import stochastic_prune
+from ..ops.arguments import Counted, Scalar, check_floats, in_type_of, key_of, scalar
+from ..ops.layouts import dense
 from .codes import encode_codes
 from .elements import KINDS, VALUES, Values, cut_of, words_of
 from .header import DTYPES, MOST_DIMENSIONS
-from .pruned import encode_pruned, encode_raw
+from .pruned import Pruning, encode_pruned, encode_raw
 
 Method = Literal["auto", "pruned", "raw"]
 
@@ -50,7 +50,7 @@ def encode(
     >>> x = torch.zeros(4096).index_fill_(0, torch.tensor([7, 99]), -0.5)
     >>> packet = encode(x)
     >>> packet.numel(), torch.equal(decode(packet), x)
-    (49, True)
+    (48, True)
     """
     check_one_of("values", values, VALUES)
     check_flag("entropy", entropy)
@@ -69,7 +69,8 @@ def encode(
             )
         return encode_raw(x).to(device)
     given = None if alpha is None else alpha_bits(scalar("alpha", alpha, x, 0.0), x.dtype)
-    return encode_pruned(x, given, cut_of(values, x.dtype), entropy, method).to(device)
+    packet, _ = encode_pruned(x, given, cut_of(values, x.dtype), entropy, method == "auto")
+    return packet.to(device)
 
 
 def prune_and_encode(
@@ -80,7 +81,8 @@ def prune_and_encode(
     *,
     values: Values = "exact",
     entropy: bool = False,
-) -> Tensor:
+    counted: bool = False,
+) -> Any:
     """Return the packet of a tensor after stochastic pruning, in one pass over its memory on a CPU.
 
     The bytes are those of `encode(ops.stochastic_prune(x, threshold, seed, offset), alpha=threshold)`.
@@ -90,11 +92,18 @@ def prune_and_encode(
         threshold: smaller magnitudes become 0 or the threshold, with the probability that keeps their mean.
         seed, offset: name the random numbers, as in `ops.stochastic_prune`.
         values, entropy: as in `encode`.
+        counted: also give the counts of `ops.stochastic_prune`: zeros and NaN of the pruned tensor, 0, zeros of x.
     """
     check_floats(x)
-    a, key = in_type_of(x, scalar("threshold", threshold, x, 0.0)), key_of(seed, offset, x)
-    pruned: Tensor = stochastic_prune(x, a, key)
-    return encode(pruned, values=values, entropy=entropy, alpha=a)
+    check_one_of("values", values, VALUES)
+    check_flag("entropy", entropy)
+    _check(x)
+    a, key = in_type_of(x, scalar("threshold", threshold, x, 0.0)).cpu(), key_of(seed, offset, x).cpu()
+    cut, device = cut_of(values, x.dtype), x.device
+    x = x.detach().cpu().resolve_neg()
+    packet, counts = encode_pruned(dense(x), alpha_bits(a, x.dtype), cut, entropy, True, Pruning(a, key))
+    packet = packet.to(device)
+    return packet if counts is None or not counted else Counted(packet, counts.to(device))
 
 
 def alpha_bits(alpha: Tensor, dtype: torch.dtype) -> int:

@@ -59,5 +59,6 @@ void bind_integer(Functions&);
 void bind_levels(Functions&);
 void bind_normalization(Functions&);
 void bind_learned(Functions&);
+void bind_packets(Functions&);
 
 }  // namespace lograd

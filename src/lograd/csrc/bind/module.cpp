@@ -28,4 +28,5 @@ NB_MODULE(_native, m) {
     lograd::bind_levels(functions);
     lograd::bind_normalization(functions);
     lograd::bind_learned(functions);
+    lograd::bind_packets(functions);
 }

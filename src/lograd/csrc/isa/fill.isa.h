@@ -12,6 +12,7 @@
 #include "kernels/learned/learned.isa.h"
 #include "kernels/levels/levels.isa.h"
 #include "kernels/normalization/normalization.isa.h"
+#include "kernels/packets/packets.isa.h"
 #include "kernels/rows/rows.isa.h"
 #include "kernels/sparse/sparse.isa.h"
 
@@ -24,7 +25,7 @@ namespace LOGRAD_ISA {
 const Kernels& table() {
     static constexpr Kernels kernels{
         LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels,
-        kNormalization, kLearned};
+        kNormalization, kLearned, kPackets};
     return kernels;
 }
 

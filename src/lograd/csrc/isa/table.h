@@ -10,6 +10,7 @@
 #include "kernels/learned/learned.h"
 #include "kernels/levels/levels.h"
 #include "kernels/normalization/normalization.h"
+#include "kernels/packets/packets.h"
 #include "kernels/rows/rows.h"
 #include "kernels/sparse/lists.h"
 
@@ -27,6 +28,7 @@ struct Kernels {
     LevelKernels levels;
     NormalizationKernels normalization;
     LearnedKernels learned;
+    PacketKernels packets;
 };
 
 // One of these for each instruction set; isa/fill.isa.h is what they consist of.

@@ -2,24 +2,12 @@
 
 #pragma once
 
+#include "base/places.isa.h"
 #include "kernels/sparse/lists.h"
 #include "rounding/pruning.isa.h"
 
 namespace lograd {
 namespace LOGRAD_ISA {
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Row m: the places of the bits of m, lowest first.
-struct Places {
-    std::uint8_t of[256][8];
-    constexpr Places() : of() {
-        for (int mask = 0; mask < 256; ++mask)
-            for (int bit = 0, n = 0; bit < 8; ++bit)
-                if (mask >> bit & 1) of[mask][n++] = static_cast<std::uint8_t>(bit);
-    }
-};
-alignas(64) inline constexpr Places kPlaces;
-#endif
 
 // Appends the lanes of a vector that are kept; `first` is the place of the first lane.
 inline std::size_t append(F lanes, I kept, const std::uint32_t* offsets, std::size_t first, Entry* out,
