@@ -66,9 +66,22 @@ def test_packets_are_small_and_exact(name: str, ratio: float) -> None:
     one.treat(x)
     one.step()
     treated = one.treat(x)
-    packet = one.packet(treated, Packing())
+    packet = one.packed(treated, Packing())
     assert 4 * x.numel() / packet.numel() > ratio
     assert torch.equal(decode(packet, x).view(torch.int32), values(treated).view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pruning_on_the_way_gives_the_packet_of_what_was_pruned(dtype: torch.dtype) -> None:
+    one, other, x = edge("prune85"), edge("prune85"), gradients(10_000).to(dtype)
+    for each in (one, other):
+        each.treat(x)
+        each.step()
+    for _ in range(2):
+        packet, treated = one.packet(x, Packing()), other.treat(x)
+        assert torch.equal(packet, other.packed(treated, Packing()))
+        assert one.treated == other.treated
+    assert one.treated["zeros_after"] > 0.8 * 2 * x.numel()
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
@@ -77,7 +90,7 @@ def test_what_is_not_finite_stays_so(wrong: float) -> None:
     one.treat(x)
     one.step()
     x[7] = wrong
-    found = decode(one.packet(one.treat(x), Packing()), x)
+    found = decode(one.packet(x, Packing()), x)
     assert not found[7].isfinite()  # a GradScaler looks for it
 
 

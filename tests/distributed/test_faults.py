@@ -48,17 +48,17 @@ def wait_for_others(folder: Path, rank: int, ranks: int) -> None:
 
 def damaging(broken: int) -> None:
     """Change a bit of the packet with this number."""
-    count, encode = 0, edge.encode
+    count, make = 0, edge.Edge.packet
 
-    def encode_and_damage(*arguments: Any) -> Tensor:
+    def make_and_damage(*arguments: Any, **others: Any) -> Tensor:
         nonlocal count
-        packet = encode(*arguments)
+        packet = make(*arguments, **others)
         if count == broken:
             packet[packet.numel() // 2] ^= 4
         count += 1
         return packet
 
-    edge.encode = encode_and_damage
+    edge.Edge.packet = make_and_damage  # type: ignore[method-assign]
 
 
 def _damaged(rank: int, ranks: int, folder: Path | None, kind: str) -> Outcome:

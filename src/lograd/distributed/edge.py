@@ -25,7 +25,7 @@ from ..files.checks import check_object, check_whole
 from ..ops.contracts import FLOAT_TYPES
 from ..treatments import OPERANDS, PRODUCTS, Sentence, describe
 from ..treatments.tensors import is_finite
-from .packets import Packing, encode
+from .packets import Packing, encode, prune_and_encode
 
 FIRST_NUMBER = 2**41
 """Sites of attached layers have smaller numbers, so that edges draw other random numbers than these."""
@@ -70,10 +70,7 @@ class Edge:
         site = self.site
         if site is None or x.dtype not in FLOAT_TYPES or not x.numel():
             return x
-        site.held = held
-        if not held:
-            self._passed += 1
-            self.operand.observe(x)
+        self._observe(x, held)
         if not self.operand.ready:
             count_passed_through(site.changing[2])
             return x
@@ -84,10 +81,38 @@ class Edge:
         count_treated(counters, key, counts, x.numel())
         return coded
 
-    def packet(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
+    def packet(self, x: Tensor, packing: Packing, held: bool = False) -> Tensor:
+        """Return the packet of a tensor as it shall leave; a single pruning is done on the way, in one pass.
+
+        Args:
+            held: change nothing; for tensors of an evaluation.
+        """
+        site = self.site
+        if (
+            site is None
+            or site.threshold is None
+            or x.dtype != torch.float32
+            or not x.numel()
+            or not self.operand.ready
+        ):
+            return self.packed(self.treat(x, held), packing)
+        self._observe(x, held)
+        key, _, counters = site.changing
+        packet, counts = prune_and_encode(x, site.threshold, key, packing)
+        count_treated(counters, key, counts, x.numel())
+        return packet
+
+    def packed(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
         """Return the packet of what `treat` has returned."""
-        pruned = self.site is not None and self.operand.ready
-        return encode(treated, packing, self.site.threshold if pruned and self.site else None)
+        known = self.site is not None and self.operand.ready
+        return encode(treated, packing, self.site.threshold if known and self.site else None)
+
+    def _observe(self, x: Tensor, held: bool) -> None:
+        assert self.site is not None
+        self.site.held = held
+        if not held:
+            self._passed += 1
+            self.operand.observe(x)
 
     def step(self) -> None:
         """Mark the end of a step, if any tensor has passed: new numbers where statistics were due, a fresh key."""

@@ -127,12 +127,12 @@ class HookState:
         if edge is None or self.steps < self.start:
             return encode(gradient, Packing())
         if not self.error_feedback:
-            return edge.packet(edge.treat(gradient), self._packing)
+            return edge.packet(gradient, self._packing)
         wanted = gradient + self._errors[name] if name in self._errors else gradient
         treated = edge.treat(wanted)
         left = wanted - (treated.decode() if isinstance(treated, CodedTensor) else treated)
         self._errors[name] = left.where(left.isfinite(), 0)  # an overflow of the loss scale shall not stay
-        return edge.packet(treated, self._packing)
+        return edge.packed(treated, self._packing)
 
     @torch.no_grad()
     def average(self, places: list[Place], total: Tensor, gathered: list[Tensor]) -> Tensor:

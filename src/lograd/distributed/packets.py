@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import codec
 from ..coded import CodedTensor
 from ..errors import InvalidValue, sentence
+from ..ops import Counted
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types of tensors that packets hold."""
@@ -42,6 +43,15 @@ def encode(x: Tensor | CodedTensor, packing: Packing, alpha: Tensor | None = Non
     if isinstance(x, CodedTensor) or x.dtype == torch.float64:
         return codec.encode(x)
     return codec.encode(x, values=packing.values, entropy=packing.entropy, alpha=alpha)
+
+
+def prune_and_encode(x: Tensor, threshold: Tensor, key: Tensor, packing: Packing) -> Counted:
+    """Return the packet of a tensor after stochastic pruning, with the counts of pruning."""
+    seed, offset = key.unbind()
+    found: Counted = codec.prune_and_encode(
+        x, threshold, seed, offset, values=packing.values, entropy=packing.entropy, counted=True
+    )
+    return found
 
 
 def decode(packet: Tensor, like: Tensor) -> Tensor:

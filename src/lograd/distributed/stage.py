@@ -135,8 +135,7 @@ class CompressedStage(PipelineStage):
         """Return the message with one tensor."""
         channel = self._channel(name, place)
         start = time.perf_counter()
-        edge = self._edge(way, name, place)
-        packet = edge.packet(edge.treat(tensor, held=not self.has_backward), self._packing)
+        packet = self._edge(way, name, place).packet(tensor, self._packing, held=not self.has_backward)
         message = channel.wrap(packet, largest(tensor.shape, tensor.dtype), microbatch)
         channel.count.encoding += time.perf_counter() - start
         channel.count.plain += 4 * tensor.numel()
