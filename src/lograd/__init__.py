@@ -14,7 +14,7 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist, 
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if _typing.TYPE_CHECKING:
-    from . import codec, coded, integer, ops, sparse, treatments
+    from . import codec, coded, distributed, integer, ops, sparse, treatments
     from .acceleration import accelerate
     from .attachment import Guard, Handle, attach
     from .codec import decode, encode
@@ -47,6 +47,7 @@ __all__ = [
     "codec",
     "coded",
     "decode",
+    "distributed",
     "encode",
     "formats",
     "integer",
@@ -84,7 +85,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("codec", "coded", "integer", "ops", "sparse", "treatments"):
+    if name in ("codec", "coded", "distributed", "integer", "ops", "sparse", "treatments"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)
