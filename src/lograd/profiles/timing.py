@@ -22,13 +22,12 @@ from ..errors import InvalidValue
 from ..ops.sparse_products import release_workspace
 from ..plan import Plan
 from ..report.progress import progress
-from ..treatments import BACKWARD, Sentence, Statistics, predict
-from ..treatments.verdicts import noise_of
+from ..treatments import BACKWARD, Sentence
 from . import penalties
 from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at
 from .menus import Candidate, Menus
 from .methods import DENSE, Method, method
-from .noise import MOST_NOISE
+from .noisy import MOST_NOISE, ratio_of, statistics_of
 from .penalties import Penalties, SamePasses, attached
 from .records import LayerProfile
 
@@ -199,12 +198,12 @@ class _Noise(NamedTuple):
 
     def _predicted(self, name: str) -> dict[str, float]:
         """Return what the law of the layer's gradient predicts, by product."""
-        law = self.profiles[name].law
-        if law is None:
+        statistics = statistics_of(self.profiles[name])
+        if statistics is None:
             return {}
         sentences: dict[str, Sentence] = {product: self.method.plan.site(product, "gradient") for product in BACKWARD}
-        predictions = {product: predict(one, Statistics(law)) for product, one in sentences.items() if one}
-        return {product: noise_of(one.cosine) for product, one in predictions.items() if one is not None}
+        ratios = {product: ratio_of(one, statistics) for product, one in sentences.items() if one}
+        return {product: ratio for product, ratio in ratios.items() if ratio is not None}
 
     def _measured(self, name: str, handle: Handle) -> dict[str, float]:
         """Return what rounding adds to the gradients that have arrived, by product; mean of several draws."""

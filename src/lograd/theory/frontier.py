@@ -1,9 +1,10 @@
 """The fastest training step within a budget of noise: one option for each layer, out of a menu for each.
 
-An option has its seconds, the noise-to-signal ratio that it adds to the gradient in the products for dX and dW, and a
-penalty for what it does to the forward pass.  With V the minibatch's own variance, a choice has
+An option has its seconds, the noise-to-signal ratio that it adds to the gradient in the products for dX and dW, how
+that rises with noise that arrives, and a penalty for what it does to the forward pass.  With V the minibatch's own
+variance, a choice has
 
-    T = rest + sum_l seconds_l         rho = W / V,  W = Propagation.total(n_dX, n_dW)         pi = sum_l penalty_l / V
+    T = rest + sum_l seconds_l    rho = W / V, W = Propagation.total(n_dX, n_dW, r_dX, r_dW)    pi = sum_l penalty_l / V
 
 `choose` finds the least T with rho + pi <= budget, the least rho + pi within a time, or the most progress per second,
 1 / (T (1 + rho + pi)): a step with that much more variance is worth a step with a batch as much smaller.
@@ -52,6 +53,7 @@ class Option:
         seconds: forward and backward of the layer.
         input_noise, weight_noise: the noise-to-signal ratio of the gradient in the products for dX and dW.
         penalty: |g_q - g|^2 for the gradient g_q of the model whose forward has this layer alone treated.
+        input_rise, weight_rise: the noise-to-signal ratios on noise that arrives; None for those of the gradient.
     """
 
     name: str
@@ -59,9 +61,14 @@ class Option:
     input_noise: float = 0.0
     weight_noise: float = 0.0
     penalty: float = 0.0
+    input_rise: float | None = None
+    weight_rise: float | None = None
 
     def __post_init__(self) -> None:
-        for what in ("seconds", "input_noise", "weight_noise", "penalty"):
+        for side in ("input", "weight"):
+            if getattr(self, f"{side}_rise") is None:
+                object.__setattr__(self, f"{side}_rise", getattr(self, f"{side}_noise"))
+        for what in ("seconds", "input_noise", "weight_noise", "penalty", "input_rise", "weight_rise"):
             if not 0 <= getattr(self, what) < np.inf:
                 raise InvalidValue(
                     sentence(f"{what} of the option {self.name!r}", getattr(self, what), "finite, zero or positive")
@@ -142,6 +149,8 @@ class Problem:
             column("input_noise"),
             column("weight_noise"),
             column("penalty") / self.unit,
+            column("input_rise"),
+            column("weight_rise"),
             energies,
             self.rest,
         )
@@ -157,12 +166,12 @@ class Problem:
     def choice(self, places: Sequence[int]) -> Choice:
         """Return the choice of these places, with its seconds and its noise."""
         chosen = [menu[place] for menu, place in zip(self.menus, places, strict=True)]
-        seconds, input_noise, weight_noise, penalty = (
+        seconds, penalty, *ratios = (
             np.array([getattr(option, name) for option in chosen])
-            for name in ("seconds", "input_noise", "weight_noise", "penalty")
+            for name in ("seconds", "penalty", "input_noise", "weight_noise", "input_rise", "weight_rise")
         )
         with np.errstate(all="ignore"):
-            noise = self.energies.total(input_noise, weight_noise) / self.unit
+            noise = self.energies.total(*ratios) / self.unit
         return Choice(
             tuple(map(int, places)),
             float(self.rest + seconds.sum()),
