@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..plan import LayerPlan, Plan, predicted
 from ..plan.expected import Expected
+from ..theory import risen
 from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of
 from .minibatch import Minibatch
@@ -49,12 +50,13 @@ def expected_of(
     ]
     rises = [
         [
-            rise_of(layers[name].site(product, "gradient"), profiles.get(name), ratio) if ratio else 0.0
+            rise_of(layers[name].site(product, "gradient") if name in layers else (), profiles.get(name), ratio)
             for name, ratio in zip(noise.layers, column, strict=True)
         ]
         for product, column in zip(BACKWARD, ratios, strict=True)
     ]
-    rho = min(noise.energies.total(*ratios, *rises) / minibatch.unit, MOST_RHO)
+    added, _ = risen(noise.energies, ratios, rises)
+    rho = min(added / minibatch.unit, MOST_RHO)
     return Expected(float(f"{rho:.6g}"), float(f"{minibatch.unit:.6g}"))
 
 

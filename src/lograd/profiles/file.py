@@ -11,8 +11,8 @@
   "noise" in the header names
 
 The header also has, where they were measured, "energies" of noise (`own` and `passed`, a number for each layer of
-"noise") and "minibatch" (`minibatch_file`), and for each layer the "range" of its gradient and the gradient with noise
-in it, "noisy" (`noisy`).
+"noise") and "minibatch" (`minibatch_file`), and for each layer the "range" of its gradient and "noisy", the gradient
+with noise in it (`noisy`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def unpack(content: bytes, limit: int) -> Contents:
 
 def _describe(layer: LayerProfile) -> dict[str, Any]:
     noise: dict[str, Any] = {} if layer.range is None else {"range": list(layer.range)}
-    if layer.noisy is not None:
+    if layer.noisy:
         noise["noisy"] = packed_noisy(layer.noisy)
     return {
         "name": layer.name,
@@ -201,7 +201,7 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
                 entry["name"], entry["kind"], shape, entry["flops_input"], entry["flops_weight"], sample=own,
                 flops_forward=entry.get("flops_forward"), groups=groups, transposed=transposed,
                 range=unpacked_range(entry["range"]) if "range" in entry else None,
-                noisy=unpacked_noisy(entry["noisy"]) if "noisy" in entry else None,
+                noisy=unpacked_noisy(entry.get("noisy", [])),
             )
         )  # fmt: skip
     ends = np.cumsum(rows[:, BINS])

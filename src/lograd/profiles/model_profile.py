@@ -25,7 +25,7 @@ from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
 from .optimized import problem_of
 from .optimizer import Goal, Measurements, Restriction
-from .records import LayerProfile, NoisyGradient, Record, sum_of
+from .records import LayerProfile, Record, by_level, sum_of
 
 MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
@@ -328,7 +328,7 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         return [sum_of(column) for column in zip(*(getattr(layer, side) for layer in layers), strict=True)]
 
     first = layers[0]
-    noisy = [layer.noisy for layer in layers if layer.noisy is not None]
+    noisy = [layer.noisy for layer in layers]
     return LayerProfile(
         first.name,
         first.kind,
@@ -342,5 +342,5 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         first.groups,
         first.transposed,
         first.range,
-        NoisyGradient.mean_of(noisy) if len(noisy) == len(layers) else None,
+        by_level(noisy) if len({len(one) for one in noisy}) == 1 else (),
     )

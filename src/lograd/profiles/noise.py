@@ -24,17 +24,19 @@ from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..plan import LayerPlan
 from ..plan.forecast import Forecast
-from ..theory import Propagation, threshold
+from ..theory import Propagation, Rise, risen, threshold
 from ..treatments.verdicts import noise_of
 from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
 from .measured import Values
-from .noisy import MOST_NOISE
-from .records import LayerProfile, NoisyGradient, Range
+from .noisy import MOST_NOISE, rise_of
+from .records import LayerProfile, NoisyGradient, Range, by_level
 
 PROBE = 0.85
 """The share of its nonzero elements that the pruned layer loses.  Factors do not depend on how much noise that is, and
 hardly on how it is spread over the elements."""
+EVERYWHERE = (0.7, 0.85, 0.92)
+"""The shares of their nonzero elements that all layers lose together, for noise of several strengths."""
 
 
 @final
@@ -101,7 +103,7 @@ class _ProbedLayer:
 
     def noisy(self) -> NoisyGradient | None:
         """Return the gradient that has arrived while all layers were pruned; None where there is no finite noise."""
-        if not 0 < self.error < np.inf or not self.energy or not any(map(any, (ends for _, ends in self.counted))):
+        if not 0 < self.error < np.inf or not self.energy or not any(any(ends) for _, ends in self.counted):
             return None
         histograms, ranges = zip(*self.counted, strict=True)
         law = reduce(add, histograms).law()
@@ -118,7 +120,8 @@ class _Backward:
         self.layers = layers
         self.first = True
         self.disturbed: _ProbedLayer | None = None
-        self.all_disturbed = False
+        self.everywhere: float | None = None
+        """The share of their nonzero elements that all layers lose; None where one layer is disturbed."""
         self.seed = 0
 
     def run(self, loss: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
@@ -139,16 +142,25 @@ class _Backward:
         if self.first:
             layer.clean.append(gradient.detach().clone())
             return None
+        if self.everywhere is not None:
+            return self._counted(layer, place, gradient, self.everywhere)
         noisy: Tensor | None = None
-        seed = self.seed + place + (layer.number << 40 if self.all_disturbed else 0)
-        if layer is self.disturbed or self.all_disturbed:
-            noisy = stochastic_prune(countable(gradient), layer.threshold, seed).to(gradient.dtype)
-        # One disturbed layer is looked at behind its own noise; where all are, in front of it.
-        seen = gradient if noisy is None or self.all_disturbed else noisy
-        layer.error += _energy(seen - layer.clean[place])
-        if self.all_disturbed:
-            layer.counted.append((log_histogram(countable(gradient)), _range(gradient)))
+        if layer is self.disturbed:
+            noisy = stochastic_prune(countable(gradient), layer.threshold, self.seed + place).to(gradient.dtype)
+        difference = (gradient if noisy is None else noisy) - layer.clean[place]
+        layer.error += _energy(difference)
         return noisy
+
+    def _counted(self, layer: _ProbedLayer, place: int, gradient: Tensor, share: float) -> Tensor | None:
+        """Count a gradient as it arrives, then prune it by its own law, as a plan does."""
+        histogram, ends = log_histogram(countable(gradient)), _range(gradient)
+        layer.error += _energy(gradient - layer.clean[place])
+        layer.counted.append((histogram, ends))
+        if not any(ends) or not np.isfinite(ends).all():
+            return None
+        seed = self.seed + place + (layer.number << 40)
+        noisy: Tensor = stochastic_prune(countable(gradient), float(threshold(histogram.law(), share)), seed)
+        return noisy.to(gradient.dtype)
 
 
 def check_plain(model: nn.Module, what: str = "noise is") -> None:
@@ -212,17 +224,20 @@ def _count_noisy(
     backward: _Backward, profiles: Mapping[str, LayerProfile], run: Callable[[], object], repeats: int
 ) -> None:
     """Store in the profiles the ranges of gradients, and the gradients that arrive while all layers are pruned."""
-    backward.all_disturbed = True
-    found: dict[str, list[NoisyGradient]] = {name: [] for name in backward.layers}
+    found: dict[str, list[list[NoisyGradient]]] = {name: [] for name in backward.layers}
     for repeat in range(repeats):
-        backward.seed = repeat << 32
-        run()
-        for name, layer in backward.layers.items():
-            if (noisy := layer.noisy()) is not None:
-                found[name].append(noisy)
+        passes: dict[str, list[NoisyGradient | None]] = {name: [] for name in backward.layers}
+        for backward.everywhere in EVERYWHERE:
+            backward.seed = repeat << 32
+            run()
+            for name, layer in backward.layers.items():
+                passes[name].append(layer.noisy())
+        for name, several in passes.items():
+            if all(one is not None for one in several):
+                found[name].append([one for one in several if one is not None])
     for name, layer in backward.layers.items():
         profiles[name].range = _widest([_range(one) for one in layer.clean]) if layer.clean else None
-        profiles[name].noisy = NoisyGradient.mean_of(found[name]) if found[name] else None
+        profiles[name].noisy = by_level(found[name])
 
 
 def _range(tensor: Tensor) -> Range:
@@ -346,11 +361,14 @@ def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
     }
 
 
-def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Forecast | None:
+def forecast(
+    layers: Mapping[str, LayerPlan], profiles: Mapping[str, LayerProfile], noise: Contributions | None
+) -> Forecast | None:
     """Predict the growth of the gradient that grows most under a plan; None where no layer adds noise to dX.
 
     Args:
         layers: the layers of a plan in the order in which they run.
+        profiles: the observed layers.
         noise: how noise travels, where that was measured; without it, all noise is assumed to reach the first layer.
     """
     handed = noise_by_layer(layers)
@@ -362,7 +380,14 @@ def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Fo
         factor = float(np.prod([1 + handed.get(name, 0.0) for name in behind]))
         return Forecast(first, _six_digits(factor), False, len(handed))
     # Noise also reaches layers that the plan leaves alone, so all measured layers take part.
-    growth = noise.factors.growth([handed.get(name, 0.0) for name in noise.layers])
+    ratios = [handed.get(name, 0.0) for name in noise.layers]
+    rises = [
+        rise_of(layers[name].input_gradient.gradient, profiles.get(name), handed[name])
+        if name in handed
+        else Rise.constant(0.0)
+        for name in noise.layers
+    ]
+    growth = 1 + risen(noise.factors, [ratios, ratios], [rises, rises])[1]
     worst = int(np.argmax(growth))
     return Forecast(noise.layers[worst], _six_digits(float(growth[worst])), True, len(handed))
 

@@ -1,12 +1,13 @@
 """How much more noise a treatment adds to a gradient that noise arrives with; and such gradients in a profile's file.
 
 Gradients have many tiny elements and a few large ones; noise that has passed through some layers has not.  So pruning
-adds more to noise than to a gradient of the same energy.  What it adds rises with the noise along a straight line: see
-`theory.Propagation`.  No torch here.
+adds more to noise than to a gradient of the same energy (`theory.rises`).  No torch here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from ..errors import InvalidValue
 from ..files.checks import MANY, check_number, check_object, check_whole
 from ..laws import Empirical
+from ..theory import Rise
 from ..treatments import Sentence, Statistics, predict
 from ..treatments.verdicts import noise_of
 from .file_checks import HIGHEST_BIN, LOWEST_BIN
@@ -21,8 +23,8 @@ from .records import LayerProfile, NoisyGradient, Range
 
 MOST_NOISE = 1e6
 """The largest noise-to-signal ratio of one layer; that of a format which rounds all to zero would be infinite."""
-LEAST_LEVEL = 1e-6
-"""Noise that is weaker tells nothing: differences of two histograms would be divided by it."""
+LEAST_LEVEL = 1e-3
+"""Noise that is weaker tells little: differences of two histograms would be divided by it."""
 
 
 def statistics_of(layer: LayerProfile) -> Statistics | None:
@@ -36,7 +38,7 @@ def ratio_of(treatments: Sentence, statistics: Statistics) -> float | None:
     return None if found is None else min(noise_of(found.cosine), MOST_NOISE)
 
 
-def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> float:
+def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> Rise:
     """Return the noise-to-signal ratio of treatments on noise that arrives at a layer.
 
     Args:
@@ -46,25 +48,40 @@ def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> f
         noise: their ratio on the layer's gradient.  Where that was measured, the rise by theory is scaled to it.
     """
     clean = None if layer is None else statistics_of(layer)
-    if layer is None or clean is None or layer.noisy is None or layer.noisy.level < LEAST_LEVEL or not noise:
-        return noise
-    found = layer.noisy
-    before = ratio_of(treatments, clean)
-    after = ratio_of(treatments, Statistics(found.law, clean.masked, range=found.range))
-    if before is None or after is None:
-        return noise
-    rise = max(after * (1 + found.level) - before, 0.0) / found.level
-    return min(rise * noise / before if before > 0 else rise, MOST_NOISE)
+    before = ratio_of(treatments, clean) if clean is not None and noise else None
+    if layer is None or clean is None or not before:
+        return Rise.constant(noise)
+    levels, added = [], []
+    for one in layer.noisy:
+        after = ratio_of(treatments, Statistics(one.law, clean.masked, range=one.range))
+        if one.level >= LEAST_LEVEL and after is not None:
+            levels.append(one.level)
+            added.append(after * (1 + one.level))
+    return Rise.through(before, levels, added).times(noise / before) if levels else Rise.constant(noise)
 
 
-def packed_noisy(noisy: NoisyGradient) -> dict[str, Any]:
-    """Return plain values, of which `unpacked_noisy` makes this gradient again."""
-    law = {"first": int(noisy.law.first), "counts": noisy.law.counts.tolist(), "zeros": int(noisy.law.zeros)}
-    return {"level": noisy.level, "range": list(noisy.range), **law}
+def packed_noisy(several: Sequence[NoisyGradient]) -> list[dict[str, Any]]:
+    """Return plain values, of which `unpacked_noisy` makes these gradients again."""
+    return [
+        {
+            "level": one.level, "range": list(one.range), "first": int(one.law.first),
+            "counts": one.law.counts.tolist(), "zeros": int(one.law.zeros),
+        }
+        for one in several
+    ]  # fmt: skip
 
 
-def unpacked_noisy(data: Any) -> NoisyGradient:
-    """Return the gradient that `packed_noisy` was given; the exact inverse, every value checked."""
+def unpacked_noisy(data: Any) -> tuple[NoisyGradient, ...]:
+    """Return the gradients that `packed_noisy` was given; the exact inverse, every value checked."""
+    if not isinstance(data, list):
+        raise InvalidValue("the gradients with noise of a layer must be a list.")
+    found = tuple(map(_unpacked, data))
+    if any(one.level >= other.level for one, other in pairwise(found)):
+        raise InvalidValue("the gradients with noise of a layer must be in the order of their noise.")
+    return found
+
+
+def _unpacked(data: Any) -> NoisyGradient:
     check_object("a gradient with noise", data, ("level", "range", "first", "counts", "zeros"))
     first = check_whole("the first bin of a gradient with noise", data["first"], LOWEST_BIN, HIGHEST_BIN)
     counts = data["counts"]

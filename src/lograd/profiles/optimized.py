@@ -86,13 +86,11 @@ def _layer(name: str, layer: LayerProfile, statistics: Statistics | None) -> Lay
 
 def _growth(task: PlanProblem, choice: Choice) -> Forecast | None:
     """Return the growth of the gradient that noise multiplies most; None where no layer hands noise on."""
-    chosen = [menu[place] for menu, place in zip(task.problem.menus, choice.places, strict=True)]
-    noise, rise = [one.input_noise for one in chosen], np.array([one.input_rise for one in chosen])
+    noise = [menu[place].input_noise for menu, place in zip(task.problem.menus, choice.places, strict=True)]
     handing_on = sum(one > 0 for one in noise)
     if not handing_on:
         return None
-    with np.errstate(all="ignore"):
-        growth = np.nan_to_num(task.problem.energies.growth(noise, rise), nan=1e300, posinf=1e300)
+    growth = 1 + np.array(task.problem.around(choice).levels)
     worst = int(np.argmax(growth))
     return Forecast(task.names[worst], _digits(max(float(growth[worst]), 1.0)), True, handing_on)
 

@@ -215,7 +215,7 @@ class PlanProblem:
     def reasons(self, choice: Choice) -> dict[str, str]:
         """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
         found = dict(self.kept)
-        effects = self.problem.table.effects(np.array(choice.places, dtype=np.intp))
+        effects = self.problem.around(choice).table.effects(np.array(choice.places, dtype=np.intp))
         for layer, (name, menu) in enumerate(zip(self.names, self.problem.menus, strict=True)):
             if menu[choice.places[layer]].name != DENSE:
                 continue

@@ -143,6 +143,12 @@ class NoisyGradient:
         return cls(Empirical.merge([one.law for one in several]), level, (low, high))
 
 
+def by_level(several: Sequence[Sequence[NoisyGradient]]) -> tuple[NoisyGradient, ...]:
+    """Return the means of gradients that were taken at the same strengths of pruning, by rising level of noise."""
+    found = (NoisyGradient.mean_of(column) for column in zip(*several, strict=True))
+    return tuple(sorted(found, key=lambda one: one.level))
+
+
 @dataclass(eq=False, repr=False)
 class LayerProfile:
     """The observations of one layer; an observer adds to them while it runs."""
@@ -171,8 +177,9 @@ class LayerProfile:
     """True for a transposed convolution."""
     range: Range | None = None
     """The smallest and the largest element of the neural gradient at the last step; None unless noise was measured."""
-    noisy: NoisyGradient | None = None
-    """The neural gradient of the last step with noise in it; None unless noise was measured, or where none arrives."""
+    noisy: tuple[NoisyGradient, ...] = ()
+    """The neural gradient of the last step with noise in it, by rising level; empty unless noise was measured, and
+    where none arrives."""
 
     @property
     def last(self) -> Record:

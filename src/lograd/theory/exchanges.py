@@ -90,7 +90,7 @@ class Table:
         """Return a choice with its seconds and its noise."""
         here = (np.arange(len(places)), places)
         n, m, r, s = self._ratios(here)
-        z = self._growth(n, r) - 1
+        z = self.growth(n, r) - 1
         noise = (n + r * z) @ self.energies.passed + (m + s * z) @ self.energies.own + self.penalty[here].sum()
         return Point(places, float(self.rest + self.seconds[here].sum()), float(noise))
 
@@ -112,7 +112,7 @@ class Table:
         """Return the effects of all single exchanges."""
         here = (np.arange(len(places)), places)
         n, _, r, s = self._ratios(here)
-        z, v, own = (one[:, None] for one in (self._growth(n, r) - 1, self._value(r, s), self.energies.own))
+        z, v, own = (one[:, None] for one in (self.growth(n, r) - 1, self._value(r, s), self.energies.own))
         seconds, input_change, weight_change, penalty, input_rise, weight_rise = (
             options - options[here][:, None]
             for options in (
@@ -136,8 +136,8 @@ class Table:
         """Return the noise of a choice in dX and dW, and its rises."""
         return self.input_noise[here], self.weight_noise[here], self.input_rise[here], self.weight_rise[here]
 
-    def _growth(self, n: Values, r: Values) -> Values:
-        """Return x, the growth of the gradient that arrives at each layer."""
+    def growth(self, n: Values, r: Values) -> Values:
+        """Return x, the growth of the gradient that arrives at each layer, by noise in dX and its rises."""
         if self.order is None:
             return _finite(self.energies.growth(n, r))
         x = np.empty_like(n)

@@ -9,9 +9,9 @@ that do not depend on the strength of the noise.  With all energies relative to 
     N   = sum_l y_l (own_l + passed_l)         the noise in the weight gradients, summed over the layers
 
 n is the noise-to-signal ratio of the treatment on the gradient without noise, and r, the rise, that on the noise which
-arrives.  Gradients have many tiny elements and a few large ones, so zeros and coarse steps cost little; noise has not.
-Where r is not given it is n, and y = n x.  Independent noises add up.  x grows on the way back: noise of one layer
-passes through all layers before it.
+arrives (`rises`).  Gradients have many tiny elements and a few large ones, so zeros and coarse steps cost little; noise
+has not.  Where r is not given it is n, and y = n x.  Independent noises add up.  x grows on the way back: noise of one
+layer passes through all layers before it.
 """
 
 from __future__ import annotations
