@@ -46,9 +46,9 @@ from lograd.theory import Choice
 from .timing import versions, write
 
 PARTS = ("variance", "time", "frontier")
-TIMED = ("int8", "int6", "int4", "prune80", "prune90", "prune95")
-RANDOM = (DENSE, "int8", "int6", "int4", "prune80", "prune90")
-"""The methods of random plans."""
+TIMED = ("int8", "int6", "int4", "prune80", "prune90", "prune95", "prune90-dW")
+RANDOM = (DENSE, "int8", "int6", "prune80", "prune90-dW")
+"""The methods of random plans; with coarser ones they would add many times the minibatch's variance."""
 BUDGETS = (0.05, 0.2)
 FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STRENGTHS = (80, 85, 90, 95)
