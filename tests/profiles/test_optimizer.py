@@ -14,6 +14,9 @@ from lograd import InvalidType, InvalidValue, Plan
 from lograd.cli import main
 from lograd.errors import LogradWarning
 from lograd.profiles.methods import method
+from lograd.profiles.noisy import rise_of
+from lograd.theory import risen
+from lograd.treatments import BACKWARD
 
 
 @pytest.fixture
@@ -45,13 +48,19 @@ def test_a_budget_of_noise_is_kept_and_its_time_is_that_of_the_menus(profile):
 def test_rho_is_the_noise_that_travels(profile):
     plan = profile.plan(noise=0.1)
     chosen = methods_of(plan, profile)
-    candidates = [profile.menus.layers[name][chosen.get(name, "dense")] for name in profile.noise.layers]
-    energy = profile.noise.energies.total(
-        [one.input_noise for one in candidates], [one.weight_noise for one in candidates]
-    )
+    candidates = {name: profile.menus.layers[name][chosen.get(name, "dense")] for name in profile.noise.layers}
+    ratios = [[getattr(one, f"{side}_noise") for one in candidates.values()] for side in ("input", "weight")]
+    rises = [
+        [
+            rise_of(method(candidates[name].method).plan.site(product, "gradient"), profile[name], ratio)
+            for name, ratio in zip(candidates, column, strict=True)
+        ]
+        for product, column in zip(BACKWARD, ratios, strict=True)
+    ]
+    energy, _ = risen(profile.noise.energies, ratios, rises)
     assert plan.expected.rho == pytest.approx(energy / profile.minibatch.unit, rel=1e-5)
     assert plan.expected.penalty == pytest.approx(
-        sum(one.penalty for one in candidates) / profile.minibatch.unit, rel=1e-5
+        sum(one.penalty for one in candidates.values()) / profile.minibatch.unit, rel=1e-5
     )
     assert plan.expected.energies.transfer == pytest.approx(profile.noise.energies.transfer, rel=1e-3)
     assert plan.expected.layers == profile.noise.layers

@@ -17,6 +17,7 @@ from lograd.theory import (
     Option,
     Problem,
     Propagation,
+    Rise,
     choose,
     frontier,
     noise_to_signal,
@@ -39,7 +40,8 @@ def random_problem(seed, layers, most):
         for number in range(rng.integers(1, most)):
             noise = 10 ** rng.uniform(-3, 0, 2) * (rng.random(2) < 0.8)
             penalty = 10 ** rng.uniform(-4, 0) * (rng.random() < 0.5)
-            menu.append(Option(f"method{number}", dense * rng.uniform(0.2, 1.1), *noise, penalty))
+            rises = [Rise.constant(one * 10 ** rng.uniform(-1, 1)) for one in noise] if number % 2 else []
+            menu.append(Option(f"method{number}", dense * rng.uniform(0.2, 1.1), *noise, penalty, *rises))
         menus.append(menu)
     energies = Propagation(rng.uniform(0.01, 1, layers), rng.uniform(0, 2, layers), transfer[np.ix_(order, order)])
     return Problem(menus, energies, unit=float(10 ** rng.uniform(-1, 1)), rest=float(rng.uniform(0, 2)))

@@ -1,8 +1,9 @@
-"""The exact gradients that arrive at layers, and the noise that the sites of an attached plan add to them."""
+"""Gradients that arrive at layers: exact ones, the noise that the sites of an attached plan add, and their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..engine.layer import LayerEngine
 from ..engine.site import Site
+from ..ops import log_histogram
+from ..treatments import Prune, Statistics
+from ..treatments.sentence import numbers_of
 from .layers import countable, on_gradient
 
 DX = "input_gradient"
@@ -58,6 +62,44 @@ def _as_treated(module: nn.Module, g: Tensor) -> Tensor:
         return g.reshape(-1, g.shape[-1]).clone()
     batched = g.dim() == len(module.kernel_size) + 2
     return (g if batched else g.unsqueeze(0)).clone()
+
+
+@contextmanager
+def settling(engines: Mapping[str, LayerEngine], modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Let attached layers take the numbers of their gradients from the very gradients that arrive inside.
+
+    Otherwise numbers follow from the step before, and so does the noise that reaches the next layer: in a deep network
+    thresholds, and with them the zeros, are what was asked for only after as many steps as there are layers.
+
+    Args:
+        engines: of attached layers, that have had statistics once.
+        modules: their modules.
+    """
+    hooks = [
+        modules[name].register_forward_hook(partial(_settles, engine))
+        for name, engine in engines.items()
+        if engine.gradient.has_statistics and engine.gradient.ready
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _settles(engine: LayerEngine, module: nn.Module, args: object, output: object) -> None:
+    if isinstance(output, Tensor) and output.requires_grad:
+        on_gradient(output, partial(_take_numbers, engine))
+
+
+def _take_numbers(engine: LayerEngine, gradient: Tensor) -> None:
+    if not bool(torch.isfinite(gradient).all()) or not bool(gradient.any()):
+        return
+    statistics = Statistics(log_histogram(countable(gradient)).law())
+    for site in engine.gradient.sites.values():
+        # Other thresholds depend on more than this gradient: on other layers, or on what BatchNorm has refilled.
+        if not any(isinstance(one, Prune) and one != Prune(one.sparsity) for one in site.treatments):
+            site.set_numbers(numbers_of(site.treatments, statistics))
 
 
 def fold_of(engine: LayerEngine, module: Any) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The noise of a plan in units of the minibatch's variance, from measured propagation and the laws of a profile.
 
-W = energies.total(n_dX, n_dW) with n the noise-to-signal ratios of the gradient's treatments, which follow from the law
-of |g|, and energies from how far noise of one layer alone moved the gradient of all parameters.  rho = W / V.
+W = energies.total(n_dX, n_dW, r_dX, r_dW) with n the noise-to-signal ratios of the gradient's treatments and r those on
+noise that arrives, which follow from the law of |g|, and energies from how far noise of one layer alone moved the
+gradient of all parameters.  rho = W / V.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import replace
 
 from ..plan import LayerPlan, Plan, predicted
 from ..plan.expected import Expected
-from ..treatments import BACKWARD, OPERANDS, Sentence, Statistics, describe
+from ..theory import risen
+from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of
 from .minibatch import Minibatch
-from .noise import MOST_NOISE, Contributions
+from .noise import Contributions
+from .noisy import MOST_NOISE, rise_of, statistics_of
 from .records import LayerProfile
 
 MOST_RHO = 1e300
@@ -22,6 +25,7 @@ MOST_RHO = 1e300
 
 def expected_of(
     layers: Mapping[str, LayerPlan],
+    profiles: Mapping[str, LayerProfile],
     noise: Contributions | None,
     minibatch: Minibatch | None,
     plan: Plan | None = None,
@@ -30,6 +34,7 @@ def expected_of(
 
     Args:
         layers: those that a plan treats.
+        profiles: the observed layers.
         noise, minibatch: as the profile has measured them.
         plan: the whole plan, if it may treat more than layers.
     """
@@ -43,7 +48,15 @@ def expected_of(
     ratios = [
         [_ratio(layers[name], product) if name in layers else 0.0 for name in noise.layers] for product in BACKWARD
     ]
-    rho = min(noise.energies.total(*ratios) / minibatch.unit, MOST_RHO)
+    rises = [
+        [
+            rise_of(layers[name].site(product, "gradient") if name in layers else (), profiles.get(name), ratio)
+            for name, ratio in zip(noise.layers, column, strict=True)
+        ]
+        for product, column in zip(BACKWARD, ratios, strict=True)
+    ]
+    added, _ = risen(noise.energies, ratios, rises)
+    rho = min(added / minibatch.unit, MOST_RHO)
     return Expected(float(f"{rho:.6g}"), float(f"{minibatch.unit:.6g}"))
 
 
@@ -86,10 +99,9 @@ def planned_layers(plan: Plan, layers: Mapping[str, LayerProfile]) -> dict[str, 
 
 
 def _predicted(layer: LayerPlan, profile: LayerProfile | None) -> LayerPlan:
-    law = None if profile is None else profile.law
-    if profile is None or law is None:
+    statistics = None if profile is None else statistics_of(profile)
+    if statistics is None:
         return layer
-    statistics = Statistics(law, round(profile.masked or 0.0, 6))
 
     def of(sentence: Sentence) -> object:
         return predicted(sentence, statistics) if sentence else None

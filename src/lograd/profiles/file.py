@@ -11,7 +11,8 @@
   "noise" in the header names
 
 The header also has, where they were measured, "energies" of noise (`own` and `passed`, a number for each layer of
-"noise") and "minibatch" (`minibatch_file`).
+"noise") and "minibatch" (`minibatch_file`), and for each layer the "range" of its gradient and "noisy", the gradient
+with noise in it (`noisy`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from .menus import Menus
 from .minibatch import Minibatch
 from .minibatch_file import packed_minibatch, unpacked_minibatch
 from .noise import Contributions
+from .noisy import packed_noisy, unpacked_noisy, unpacked_range
 from .nonfinite import NonFiniteLoss
 from .records import LayerProfile, Record
 
@@ -165,6 +167,9 @@ def unpack(content: bytes, limit: int) -> Contents:
 
 
 def _describe(layer: LayerProfile) -> dict[str, Any]:
+    noise: dict[str, Any] = {} if layer.range is None else {"range": list(layer.range)}
+    if layer.noisy:
+        noise["noisy"] = packed_noisy(layer.noisy)
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -175,6 +180,7 @@ def _describe(layer: LayerProfile) -> dict[str, Any]:
         "sample": int(layer.sample.size),
         "groups": layer.groups,
         "transposed": layer.transposed,
+        **noise,
     }
 
 
@@ -194,6 +200,8 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
             LayerProfile(
                 entry["name"], entry["kind"], shape, entry["flops_input"], entry["flops_weight"], sample=own,
                 flops_forward=entry.get("flops_forward"), groups=groups, transposed=transposed,
+                range=unpacked_range(entry["range"]) if "range" in entry else None,
+                noisy=unpacked_noisy(entry.get("noisy", [])),
             )
         )  # fmt: skip
     ends = np.cumsum(rows[:, BINS])

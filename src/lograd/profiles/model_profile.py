@@ -25,7 +25,7 @@ from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
 from .optimized import problem_of
 from .optimizer import Goal, Measurements, Restriction
-from .records import LayerProfile, Record, sum_of
+from .records import LayerProfile, Record, by_level, sum_of
 
 MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
@@ -205,7 +205,7 @@ class Profile:
         chosen = usual if allocation is None else allocation
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
-        return replace(made, step=self.work, expected=expected_of(made.layers, self.noise, self.minibatch))
+        return replace(made, step=self.work, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
 
     def frontier(
         self,
@@ -243,7 +243,7 @@ class Profile:
         """
         if not isinstance(plan, Plan):
             raise InvalidType(sentence("plan", plan, "a Plan"))
-        return expected_of(planned_layers(plan, self.layers), self.noise, self.minibatch, plan)
+        return expected_of(planned_layers(plan, self.layers), self.layers, self.noise, self.minibatch, plan)
 
     # -- table and page --
 
@@ -328,6 +328,7 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         return [sum_of(column) for column in zip(*(getattr(layer, side) for layer in layers), strict=True)]
 
     first = layers[0]
+    noisy = [layer.noisy for layer in layers]
     return LayerProfile(
         first.name,
         first.kind,
@@ -340,4 +341,6 @@ def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
         sums("flops_forward"),
         first.groups,
         first.transposed,
+        first.range,
+        by_level(noisy) if len({len(one) for one in noisy}) == 1 else (),
     )

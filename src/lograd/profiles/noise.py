@@ -2,14 +2,16 @@
 
 The forward runs once.  The backward runs once without noise, then several times with the gradient of one layer pruned.
 The difference is the noise that has arrived.  A backward is linear in its gradients, so factors that were measured for
-one layer at a time hold for all of them together (`theory.Propagation`).
+one layer at a time hold for all of them together (`theory.Propagation`).  What is not linear is pruning itself: in the
+last passes all layers are pruned, and the gradients with noise in them are counted (`noisy`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import final
 
 import numpy as np
@@ -18,21 +20,23 @@ from torch import Tensor, nn
 
 from ..attachment.swap import engine_of
 from ..errors import InvalidValue
-from ..ops import stochastic_prune
+from ..laws import Empirical
+from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..plan import LayerPlan
 from ..plan.forecast import Forecast
-from ..theory import Propagation, threshold
+from ..theory import Propagation, Rise, risen, threshold
 from ..treatments.verdicts import noise_of
 from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
 from .measured import Values
-from .records import LayerProfile
+from .noisy import MOST_NOISE, rise_of
+from .records import LayerProfile, NoisyGradient, Range, by_level
 
 PROBE = 0.85
 """The share of its nonzero elements that the pruned layer loses.  Factors do not depend on how much noise that is, and
 hardly on how it is spread over the elements."""
-MOST_NOISE = 1e6
-"""The largest noise-to-signal ratio of one layer; that of a format which rounds all to zero would be infinite."""
+EVERYWHERE = (0.7, 0.85, 0.92)
+"""The shares of their nonzero elements that all layers lose together, for noise of several strengths."""
 
 
 @final
@@ -78,19 +82,35 @@ def _mean(several: Sequence[Propagation]) -> Propagation:
 class _ProbedLayer:
     """One layer during the measurement; a module that runs several times has as many gradients."""
 
-    def __init__(self, module: nn.Module, threshold: float) -> None:
+    def __init__(self, module: nn.Module, threshold: float, number: int) -> None:
         self.module = module
         self.threshold = threshold
+        self.number = number
+        """For its random numbers: those of two layers of one size must not be the same."""
         self.clean: list[Tensor] = []
         """Its gradients without noise."""
         self.place = 0
         """The next of them to arrive in this backward."""
         self.error = 0.0
         """|noisy gradient - clean gradient|^2, summed over this backward."""
+        self.counted: list[tuple[LogHistogram, Range]] = []
+        """The gradients that have arrived in this backward, where all layers are pruned."""
 
-    @property
+    @cached_property
     def energy(self) -> float:
+        """The energy of the gradients without noise."""
         return sum(_energy(gradient) for gradient in self.clean)
+
+    def noisy(self) -> NoisyGradient | None:
+        """Return the gradient that has arrived while all layers were pruned; None where there is no finite noise."""
+        if not 0 < self.error < np.inf or not self.energy or not any(any(ends) for _, ends in self.counted):
+            return None
+        histograms, ranges = zip(*self.counted, strict=True)
+        law = reduce(add, histograms).law()
+        occupied = np.flatnonzero(law.counts)
+        first, end = int(occupied[0]), int(occupied[-1]) + 1
+        law = Empirical(law.counts[first:end].copy(), law.first + first, zeros=law.zeros)
+        return NoisyGradient(law, self.error / self.energy, _widest(ranges))
 
 
 class _Backward:
@@ -100,12 +120,14 @@ class _Backward:
         self.layers = layers
         self.first = True
         self.disturbed: _ProbedLayer | None = None
+        self.everywhere: float | None = None
+        """The share of their nonzero elements that all layers lose; None where one layer is disturbed."""
         self.seed = 0
 
     def run(self, loss: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
         """Run one backward and return the gradients of the weights."""
         for layer in self.layers.values():
-            layer.place, layer.error = 0, 0.0
+            layer.place, layer.error, layer.counted = 0, 0.0, []
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
         self.first = False
         return [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
@@ -120,12 +142,25 @@ class _Backward:
         if self.first:
             layer.clean.append(gradient.detach().clone())
             return None
+        if self.everywhere is not None:
+            return self._counted(layer, place, gradient, self.everywhere)
         noisy: Tensor | None = None
         if layer is self.disturbed:
             noisy = stochastic_prune(countable(gradient), layer.threshold, self.seed + place).to(gradient.dtype)
         difference = (gradient if noisy is None else noisy) - layer.clean[place]
         layer.error += _energy(difference)
         return noisy
+
+    def _counted(self, layer: _ProbedLayer, place: int, gradient: Tensor, share: float) -> Tensor | None:
+        """Count a gradient as it arrives, then prune it by its own law, as a plan does."""
+        histogram, ends = log_histogram(countable(gradient)), _range(gradient)
+        layer.error += _energy(gradient - layer.clean[place])
+        layer.counted.append((histogram, ends))
+        if not any(ends) or not np.isfinite(ends).all():
+            return None
+        seed = self.seed + place + (layer.number << 40)
+        noisy: Tensor = stochastic_prune(countable(gradient), float(threshold(histogram.law(), share)), seed)
+        return noisy.to(gradient.dtype)
 
 
 def check_plain(model: nn.Module, what: str = "noise is") -> None:
@@ -152,8 +187,8 @@ def measure(
     """
     modules = dict(named_modules(model))
     layers = {
-        name: _ProbedLayer(modules[name], float(threshold(profile.law, PROBE)))
-        for name, profile in profiles.items()
+        name: _ProbedLayer(modules[name], float(threshold(profile.law, PROBE)), number)
+        for number, (name, profile) in enumerate(profiles.items())
         if profile.law is not None and is_layer(modules[name])
     }
     backward = _Backward(layers)
@@ -176,12 +211,42 @@ def measure(
             for repeat in range(repeats):
                 backward.disturbed, backward.seed = layers[name], repeat << 32
                 factors.add(name, backward.run(value, learned))
+        _count_noisy(backward, profiles, partial(backward.run, value, learned), repeats)
     finally:
         stance.__exit__(None, None, None)
         for hook in hooks:
             hook.remove()
     typical = np.array([_typical(profiles[name], layer.energy) for name, layer in layers.items()])
     return Contributions(tuple(layers), factors.result(), factors.energies(typical))
+
+
+def _count_noisy(
+    backward: _Backward, profiles: Mapping[str, LayerProfile], run: Callable[[], object], repeats: int
+) -> None:
+    """Store in the profiles the ranges of gradients, and the gradients that arrive while all layers are pruned."""
+    found: dict[str, list[list[NoisyGradient]]] = {name: [] for name in backward.layers}
+    for repeat in range(repeats):
+        passes: dict[str, list[NoisyGradient | None]] = {name: [] for name in backward.layers}
+        for backward.everywhere in EVERYWHERE:
+            backward.seed = repeat << 32
+            run()
+            for name, layer in backward.layers.items():
+                passes[name].append(layer.noisy())
+        for name, several in passes.items():
+            if all(one is not None for one in several):
+                found[name].append([one for one in several if one is not None])
+    for name, layer in backward.layers.items():
+        profiles[name].range = _widest([_range(one) for one in layer.clean]) if layer.clean else None
+        profiles[name].noisy = by_level(found[name])
+
+
+def _range(tensor: Tensor) -> Range:
+    low, high = torch.aminmax(tensor.detach())
+    return float(low), float(high)
+
+
+def _widest(ranges: Sequence[Range]) -> Range:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _typical(profile: LayerProfile, energy: float) -> float:
@@ -296,11 +361,14 @@ def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
     }
 
 
-def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Forecast | None:
+def forecast(
+    layers: Mapping[str, LayerPlan], profiles: Mapping[str, LayerProfile], noise: Contributions | None
+) -> Forecast | None:
     """Predict the growth of the gradient that grows most under a plan; None where no layer adds noise to dX.
 
     Args:
         layers: the layers of a plan in the order in which they run.
+        profiles: the observed layers.
         noise: how noise travels, where that was measured; without it, all noise is assumed to reach the first layer.
     """
     handed = noise_by_layer(layers)
@@ -312,7 +380,14 @@ def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Fo
         factor = float(np.prod([1 + handed.get(name, 0.0) for name in behind]))
         return Forecast(first, _six_digits(factor), False, len(handed))
     # Noise also reaches layers that the plan leaves alone, so all measured layers take part.
-    growth = noise.factors.growth([handed.get(name, 0.0) for name in noise.layers])
+    ratios = [handed.get(name, 0.0) for name in noise.layers]
+    rises = [
+        rise_of(layers[name].input_gradient.gradient, profiles.get(name), handed[name])
+        if name in handed
+        else Rise.constant(0.0)
+        for name in noise.layers
+    ]
+    growth = 1 + risen(noise.factors, [ratios, ratios], [rises, rises])[1]
     worst = int(np.argmax(growth))
     return Forecast(noise.layers[worst], _six_digits(float(growth[worst])), True, len(handed))
 

@@ -15,9 +15,10 @@ from ..plan.forecast import Forecast
 from ..theory import Choice, Propagation
 from ..treatments import Statistics
 from .methods import DENSE, method
+from .noisy import statistics_of
 from .nonfinite import NonFiniteLoss, refuse_nonfinite
 from .optimizer import Goal, Measurements, PlanProblem, Restriction, plan_problem
-from .planner import keep_patterns, kept_layers, statistics_of
+from .planner import keep_patterns, kept_layers
 from .records import LayerProfile
 
 
@@ -89,8 +90,7 @@ def _growth(task: PlanProblem, choice: Choice) -> Forecast | None:
     handing_on = sum(one > 0 for one in noise)
     if not handing_on:
         return None
-    with np.errstate(all="ignore"):
-        growth = np.nan_to_num(task.problem.energies.growth(noise), nan=1e300, posinf=1e300)
+    growth = 1 + np.array(task.problem.around(choice).levels)
     worst = int(np.argmax(growth))
     return Forecast(task.names[worst], _digits(max(float(growth[worst]), 1.0)), True, handing_on)
 

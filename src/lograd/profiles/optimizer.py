@@ -15,11 +15,13 @@ import numpy as np
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
+from ..treatments import BACKWARD, Prune
 from ..treatments.products import PRODUCTS, check_backend
 from .menus import Candidate, Menus
 from .methods import DENSE, method
 from .minibatch import Minibatch
 from .noise import Contributions
+from .noisy import rise_of
 from .records import LayerProfile
 
 PROGRESS = "progress"
@@ -213,7 +215,7 @@ class PlanProblem:
     def reasons(self, choice: Choice) -> dict[str, str]:
         """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
         found = dict(self.kept)
-        effects = self.problem.table.effects(np.array(choice.places, dtype=np.intp))
+        effects = self.problem.around(choice).table.effects(np.array(choice.places, dtype=np.intp))
         for layer, (name, menu) in enumerate(zip(self.names, self.problem.menus, strict=True)):
             if menu[choice.places[layer]].name != DENSE:
                 continue
@@ -252,7 +254,7 @@ def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restrict
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in reasons)
     rest = max(menus.rest + fixed - extra, 0.0)
     energies = found.among(names)
-    timed = [[_option(one) for one in menus.layers[name].values()] for name in names]
+    timed = [[_option(one, found.layers.get(name)) for one in menus.layers[name].values()] for name in names]
     options = [_worth([one for one in _all(found, name) if allowed.allows(one.name)]) for name in names]
     return PlanProblem(
         names,
@@ -265,8 +267,13 @@ def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restrict
     )
 
 
-def _option(candidate: Candidate) -> Option:
-    return Option(candidate.method, candidate.seconds, candidate.input_noise, candidate.weight_noise, candidate.penalty)
+def _option(candidate: Candidate, layer: LayerProfile | None) -> Option:
+    noises = (candidate.input_noise, candidate.weight_noise)
+    plan = method(candidate.method).plan
+    rises = [
+        rise_of(plan.site(product, "gradient"), layer, noise) for product, noise in zip(BACKWARD, noises, strict=True)
+    ]
+    return Option(candidate.method, candidate.seconds, *noises, candidate.penalty, *rises)
 
 
 def _worth(options: list[Option]) -> list[Option]:
@@ -278,13 +285,14 @@ def _worth(options: list[Option]) -> list[Option]:
 def _all(found: Measurements, name: str) -> list[Option]:
     """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
     menu = found.menus.layers[name]
-    options = {one.method: _option(one) for one in menu.values()}
+    layer = found.layers.get(name)
+    options = {one.method: _option(one, layer) for one in menu.values()}
     pruned = {
         sparsity: one
         for one in menu.values()
         if (sparsity := method(one.method).sparsity) and _percent(sparsity) == one.method
     }
-    law = found.layers[name].law if name in found.layers else None
+    law = None if layer is None else layer.law
     if law is None or len(pruned) < 2:
         return list(options.values())
     between = pruned_options(law, float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()})
@@ -297,11 +305,12 @@ def _all(found: Measurements, name: str) -> list[Option]:
     ]
     for sparsity, seconds, noise in between:
         plain = _percent(sparsity)
-        options.setdefault(plain, Option(plain, seconds, noise, noise))
+        rise = rise_of((Prune(sparsity),), layer, noise)
+        options.setdefault(plain, Option(plain, seconds, noise, noise, 0.0, rise, rise))
         for one, other in joint:
             both = one.method.removesuffix(other.method) + plain
             shifted = max(one.seconds + seconds - other.seconds, one.forward)
-            options.setdefault(both, Option(both, shifted, noise, noise, one.penalty))
+            options.setdefault(both, Option(both, shifted, noise, noise, one.penalty, rise, rise))
     return list(options.values())
 
 

@@ -21,6 +21,7 @@ from ..treatments.fields import checked_sparsity
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
 from .noise import Contributions, forecast
+from .noisy import statistics_of
 from .nonfinite import NonFiniteLoss, nonfinite_layers, refuse_nonfinite
 from .precision import NO_FORMAT, recommended_format
 from .records import LayerProfile
@@ -144,7 +145,7 @@ def build(
         )
     kept = {name: kept[name] for name in layers if name in kept}
     _check_any(plans, kept, layers)
-    growth = forecast(plans, budget.noise)
+    growth = forecast(plans, layers, budget.noise)
     if growth is not None and growth.explodes:
         warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
     rounded_only = {} if budget.sparsity is None else {name: why for name, why in unpruned.items() if name in plans}
@@ -226,11 +227,6 @@ def _check_words(law: PruningLaw, scale: str, rounding: Literal["stochastic", "n
     """Refuse unknown words, also where nothing is pruned or rounded and nobody would read them."""
     Prune(0.5, law)
     Quantize(FloatFormat(4, 1), scale, rounding)
-
-
-def statistics_of(layer: LayerProfile) -> Statistics | None:
-    """Return the law of a layer's gradient with what is masked; None for a gradient of zeros."""
-    return None if layer.law is None else Statistics(layer.law, round(layer.masked or 0.0, 6))
 
 
 def kept_layers(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> dict[str, str]:

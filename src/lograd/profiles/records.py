@@ -18,6 +18,8 @@ from ..laws import Empirical, Fit, Law
 from ..laws.binned import rank_binned, try_binned
 
 Sample = NDArray[np.float32]
+Range = tuple[float, float]
+"""The smallest and the largest element."""
 MOST_SHOWN = 60
 """The most steps over which distances are averaged and lines are drawn."""
 
@@ -119,6 +121,34 @@ def mean_over(records: Sequence[Record], value: Callable[[Record], float | None]
     return float(np.mean(known)) if known else np.nan
 
 
+@dataclass(frozen=True)
+class NoisyGradient:
+    """The gradient of a layer in backward passes in which the gradients of all layers were pruned.
+
+    Args:
+        law: the histogram of its magnitudes.
+        level: the energy of the noise in it over its energy without, which is x - 1 of `theory.Propagation`.
+        range: its smallest and its largest element.
+    """
+
+    law: Empirical
+    level: float
+    range: Range
+
+    @classmethod
+    def mean_of(cls, several: Sequence[NoisyGradient]) -> NoisyGradient:
+        """Return the mean over passes, or over ranks."""
+        low, high = np.mean([one.range for one in several], axis=0).tolist()
+        level = float(np.mean([one.level for one in several]))
+        return cls(Empirical.merge([one.law for one in several]), level, (low, high))
+
+
+def by_level(several: Sequence[Sequence[NoisyGradient]]) -> tuple[NoisyGradient, ...]:
+    """Return the means of gradients that were taken at the same strengths of pruning, by rising level of noise."""
+    found = (NoisyGradient.mean_of(column) for column in zip(*several, strict=True))
+    return tuple(sorted(found, key=lambda one: one.level))
+
+
 @dataclass(eq=False, repr=False)
 class LayerProfile:
     """The observations of one layer; an observer adds to them while it runs."""
@@ -145,6 +175,11 @@ class LayerProfile:
     """Groups of a convolution; a depthwise one has as many groups as channels."""
     transposed: bool = False
     """True for a transposed convolution."""
+    range: Range | None = None
+    """The smallest and the largest element of the neural gradient at the last step; None unless noise was measured."""
+    noisy: tuple[NoisyGradient, ...] = ()
+    """The neural gradient of the last step with noise in it, by rising level; empty unless noise was measured, and
+    where none arrives."""
 
     @property
     def last(self) -> Record:
@@ -208,7 +243,7 @@ class LayerProfile:
             return NotImplemented
         names = (
             "name", "kind", "weight_shape", "flops_forward", "flops_input", "flops_weight", "records",
-            "weight_records", "groups", "transposed",
+            "weight_records", "groups", "transposed", "range", "noisy",
         )  # fmt: skip
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)

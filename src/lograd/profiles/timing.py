@@ -1,12 +1,15 @@
 """The measurement of menus: each method in every layer in turn, timed layer by layer inside steps of the whole model.
 
-A layer's time thus has in it what its neighbours leave in the caches and how they lay out their results.  Each time is
-the least of several; other work on the machine only ever adds to one.
+A layer's time thus has in it what its neighbours leave in the caches and how they lay out their results.  Whole steps
+are timed apart, as the stopwatch itself takes time: a fifth of a millisecond for each layer.  Each time is the least of
+several; other work on the machine only ever adds to one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,20 +25,22 @@ from ..errors import InvalidValue
 from ..ops.sparse_products import release_workspace
 from ..plan import Plan
 from ..report.progress import progress
-from ..treatments import BACKWARD, Sentence, Statistics, predict
-from ..treatments.verdicts import noise_of
+from ..treatments import BACKWARD, Sentence
 from . import penalties
-from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at
+from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at, settling
 from .menus import Candidate, Menus
 from .methods import DENSE, Method, method
-from .noise import MOST_NOISE
+from .noisy import MOST_NOISE, ratio_of, statistics_of
 from .penalties import Penalties, SamePasses, attached
 from .records import LayerProfile
 
 WARM_UP = 1
-"""Steps before a method is timed, in which it runs for the first time; pruning takes its statistics in one before."""
+"""Steps before a method is timed, in which it runs for the first time.  Pruning takes its statistics in one before; in
+the second its thresholds follow the noise that arrives, or there would be fewer zeros than asked for (`settling`)."""
 TIMED = 3
-"""Steps of each method that are timed."""
+"""Steps of each method that are timed layer by layer."""
+WHOLE = 2
+"""Steps of each method that are timed as a whole."""
 DRAWS = 2
 """Random numbers for the noise of rounding."""
 NORMALIZED = "int8"
@@ -70,8 +75,8 @@ def measure(
     bits = sorted({one.bits for one in methods if one.bits is not None})
     normalizes = NORMALIZED in names and any(isinstance(module, _BatchNorm) for module in model.modules())
     treated = [one for one in methods if one.name != DENSE]
-    total = 2 + _plain_steps(treated) + sum(_warm_up(one) + TIMED for one in treated)
-    total += (WARM_UP + TIMED) * normalizes + penalties.passes_needed(len(modules), bits)
+    total = 2 + 2 * _plain_steps(treated) + sum(_warm_up(one) + TIMED + WHOLE for one in treated)
+    total += (WARM_UP + TIMED + WHOLE) * normalizes + penalties.passes_needed(len(modules), bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes = SamePasses(model, loss, advance)
         arrived = arriving(modules, passes.run)
@@ -101,7 +106,7 @@ def _warm_up(one: Method) -> int:
 
 
 class _Times(NamedTuple):
-    """The least seconds of a step and of each layer in it."""
+    """The least seconds of a step and of each layer; infinity, or no layers, where these were not timed."""
 
     step: float
     layers: dict[str, LayerSeconds]
@@ -109,12 +114,12 @@ class _Times(NamedTuple):
     def least(self, other: _Times | None) -> _Times:
         if other is None:
             return self
-        pairs = ((name, one, other.layers[name]) for name, one in self.layers.items())
+        pairs = ((name, one, other.layers.get(name, one)) for name, one in self.layers.items())
         layers = {
             name: LayerSeconds(min(one.forward, two.forward), min(one.backward, two.backward))
             for name, one, two in pairs
         }
-        return _Times(min(self.step, other.step), layers)
+        return _Times(min(self.step, other.step), layers or other.layers)
 
 
 class _Timer:
@@ -133,20 +138,24 @@ class _Timer:
         self._plans: dict[str, Plan] = {}
 
     def plain(self) -> None:
-        """Time a step of the plain model."""
+        """Time a step of the plain model, and another layer by layer."""
         self.plain_steps += 1
         self._keep(DENSE, self._step())
+        if self.modules:
+            self._keep(DENSE, self._step(watched=True))
 
     def time(self, name: str, plan: Plan, warm_up: int, noise: _Noise | None = None) -> None:
         """Time steps under a plan after some others, and measure its noise."""
         self._plans[name] = plan
         with attached(self.model, plan) as handle:
-            for _ in range(warm_up):
-                self._step()
+            modules = candidates(self.model)
+            for place in range(warm_up):
+                with settling(handle.layers, modules) if place else nullcontext():
+                    self._step()
                 handle.step()
             _take_no_statistics(handle)
-            for _ in range(TIMED):
-                self._keep(name, self._step())
+            for watched in [True] * TIMED + [False] * WHOLE if self.modules else [False] * TIMED:
+                self._keep(name, self._step(watched))
                 release_workspace()  # as handle.step() does
             if noise is not None:
                 self.noises[name] = noise.by_layer(handle)
@@ -160,15 +169,15 @@ class _Timer:
     def _keep(self, name: str, times: _Times) -> None:
         self.times[name] = times.least(self.times.get(name))
 
-    def _step(self) -> _Times:
+    def _step(self, watched: bool = False) -> _Times:
         for parameter in self.model.parameters():
             parameter.grad = None
-        with self.watch.running():
+        with self.watch.running() if watched else nullcontext():
             start = seconds()
             self.loss().backward()  # type: ignore[no-untyped-call]
             taken = seconds() - start
         self.advance(1)
-        return _Times(taken, self.watch.read())
+        return _Times(math.inf, self.watch.read()) if watched else _Times(taken, {})
 
 
 def _take_no_statistics(handle: Handle) -> None:
@@ -199,12 +208,12 @@ class _Noise(NamedTuple):
 
     def _predicted(self, name: str) -> dict[str, float]:
         """Return what the law of the layer's gradient predicts, by product."""
-        law = self.profiles[name].law
-        if law is None:
+        statistics = statistics_of(self.profiles[name])
+        if statistics is None:
             return {}
         sentences: dict[str, Sentence] = {product: self.method.plan.site(product, "gradient") for product in BACKWARD}
-        predictions = {product: predict(one, Statistics(law)) for product, one in sentences.items() if one}
-        return {product: noise_of(one.cosine) for product, one in predictions.items() if one is not None}
+        ratios = {product: ratio_of(one, statistics) for product, one in sentences.items() if one}
+        return {product: ratio for product, ratio in ratios.items() if ratio is not None}
 
     def _measured(self, name: str, handle: Handle) -> dict[str, float]:
         """Return what rounding adds to the gradients that have arrived, by product; mean of several draws."""
@@ -256,12 +265,12 @@ def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan) -> Compar
         model: a plain model; its state must be restored by the caller.
         loss: runs the forward and returns the loss.
     """
-    total = 2 * TIMED + WARM_UP + TIMED
+    total = 2 * TIMED + WARM_UP + 1 + TIMED
     with progress("timing the plan", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         timer = _Timer(model, loss, {}, advance)
         for _ in range(TIMED):
             timer.plain()
-        timer.time("plan", plan, WARM_UP)
+        timer.time("plan", plan, WARM_UP + 1)
         for _ in range(TIMED):
             timer.plain()
     return Compared(timer.times[DENSE].step, timer.times["plan"].step)

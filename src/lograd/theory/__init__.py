@@ -30,6 +30,7 @@ from .pruning import (
     threshold_for_noise,
     topk_sparsity,
 )
+from .rises import Rise, risen
 from .scaling import scale
 from .variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
 
@@ -39,6 +40,7 @@ __all__ = [
     "Problem",
     "IntervalErrors",
     "Propagation",
+    "Rise",
     "Sparsities",
     "allocate",
     "allocate_by_noise",
@@ -65,6 +67,7 @@ __all__ = [
     "per_tensor_variance_bound",
     "pruned_options",
     "relative_error",
+    "risen",
     "rounding_cosine",
     "scale",
     "sparsity",

@@ -1,12 +1,14 @@
 """Search among choices of one option per layer: exact effects of exchanging one option or two, and descents by them.
 
 The noise of a choice is linear in the noise of any one layer while the others stay, as noise of a layer never comes
-back to it (`Propagation`).  So with x the growth at each layer, and v the noise that a unit of it costs on its way,
+back to it (`Propagation`).  So with x the growth at each layer, v the noise that a unit of it costs on its way, and
 
-    dN(l: i -> j) = x_l d_l,    d_l = v_l dX_l + own_l dW_l,    with dX, dW the changes of the noise-to-signal ratios
+    y = dX + dr (x - 1)         the change of the noise that a layer adds to dX, by those of its two ratios n and r
+    d = v dr_dX + own dr_dW     the change of the noise that a unit of growth adds
 
-is exact, and so is the noise of two exchanges together: dN_l + dN_m + x_l dX_l G_ml d_m + x_m dX_m G_lm d_l, where
-G = (1 - T diag(n))^-1 T is all that reaches layer m from a unit of noise in layer l, on all ways.
+dN = v y_dX + own y_dW is exact for one exchange, and so is the noise of two together:
+dN_l + dN_m + y_l G_ml d_m + y_m G_lm d_l, where G = (1 - T diag(r))^-1 T is all that reaches layer m from a unit of
+noise in layer l, on all ways.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ class Effects(NamedTuple):
     seconds: Values
     noise: Values
     input_change: Values
-    """x dX: the noise that is sent on."""
+    """y: the change of the noise that is sent on."""
     direct: Values
-    """d: the noise that a unit of growth would add."""
+    """d: the change of the noise that a unit of growth adds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,7 @@ class Table:
 
     Args:
         seconds, input_noise, weight_noise, penalty: of each option; the penalty is in units of noise.
+        input_rise, weight_rise: the ratios of each option on noise that arrives.
         energies: how noise travels, in units of noise.
         rest: seconds outside these layers.
     """
@@ -67,6 +70,8 @@ class Table:
     input_noise: Values
     weight_noise: Values
     penalty: Values
+    input_rise: Values
+    weight_rise: Values
     energies: Propagation
     rest: float
 
@@ -84,66 +89,76 @@ class Table:
     def at(self, places: Places) -> Point:
         """Return a choice with its seconds and its noise."""
         here = (np.arange(len(places)), places)
-        n, m = self.input_noise[here], self.weight_noise[here]
-        noise = self._growth(n) @ (n * self.energies.passed + m * self.energies.own) + self.penalty[here].sum()
+        n, m, r, s = self._ratios(here)
+        z = self.growth(n, r) - 1
+        noise = (n + r * z) @ self.energies.passed + (m + s * z) @ self.energies.own + self.penalty[here].sum()
         return Point(places, float(self.rest + self.seconds[here].sum()), float(noise))
 
     def at_all(self, places: Places) -> tuple[Values, Values]:
         """Return the seconds and the noise of many choices, a row of places for each."""
         here = (np.arange(places.shape[1]), places)
-        n, m = self.input_noise[here], self.weight_noise[here]
-        x = term = np.ones_like(n)
+        n, m, r, s = self._ratios(here)
+        transfer = self.energies.transfer.T
         with np.errstate(all="ignore"):
+            z = term = n @ transfer
             for _ in range(places.shape[1] - 1):
-                term = (term * n) @ self.energies.transfer.T
-                x = x + term
-            noise = (_finite(x) * (n * self.energies.passed + m * self.energies.own)).sum(axis=1)
+                term = (term * r) @ transfer
+                z = z + term
+            z = _finite(z)
+            noise = ((n + r * z) * self.energies.passed + (m + s * z) * self.energies.own).sum(axis=1)
         return self.rest + self.seconds[here].sum(axis=1), noise + self.penalty[here].sum(axis=1)
 
     def effects(self, places: Places) -> Effects:
         """Return the effects of all single exchanges."""
         here = (np.arange(len(places)), places)
-        n, m = self.input_noise[here], self.weight_noise[here]
-        x, v = self._growth(n), self._value(n, m)
-        seconds, input_change, weight_change, penalty = (
+        n, _, r, s = self._ratios(here)
+        z, v, own = (one[:, None] for one in (self.growth(n, r) - 1, self._value(r, s), self.energies.own))
+        seconds, input_change, weight_change, penalty, input_rise, weight_rise = (
             options - options[here][:, None]
-            for options in (self.seconds, self.input_noise, self.weight_noise, self.penalty)
-        )
-        direct = v[:, None] * input_change + self.energies.own[:, None] * weight_change
-        return Effects(seconds, x[:, None] * direct + penalty, x[:, None] * input_change, direct)
+            for options in (
+                self.seconds, self.input_noise, self.weight_noise, self.penalty, self.input_rise, self.weight_rise,
+            )
+        )  # fmt: skip
+        sent = input_change + z * input_rise
+        noise = v * sent + own * (weight_change + z * weight_rise) + penalty
+        return Effects(seconds, noise, sent, v * input_rise + own * weight_rise)
 
     def reach(self, places: Places) -> Values:
         """Return G: in row m and column l, all the noise at layer m from a unit of noise in layer l."""
-        n = self.input_noise[np.arange(len(places)), places]
+        r = self.input_rise[np.arange(len(places)), places]
         if self.order is None:  # noise that comes back: the shortest way of it
             return self.energies.transfer
         found = np.empty_like(self._transfer)
-        found[np.ix_(self.order, self.order)] = self._solve(n, -self._transfer)
+        found[np.ix_(self.order, self.order)] = self._solve(r, -self._transfer)
         return _finite(found)
 
-    def _growth(self, n: Values) -> Values:
-        """Return x, the growth of the gradient that arrives at each layer."""
+    def _ratios(self, here: tuple[Places, Places]) -> tuple[Values, Values, Values, Values]:
+        """Return the noise of a choice in dX and dW, and its rises."""
+        return self.input_noise[here], self.weight_noise[here], self.input_rise[here], self.weight_rise[here]
+
+    def growth(self, n: Values, r: Values) -> Values:
+        """Return x, the growth of the gradient that arrives at each layer, by noise in dX and its rises."""
         if self.order is None:
-            return _finite(self.energies.growth(n))
+            return _finite(self.energies.growth(n, r))
         x = np.empty_like(n)
-        x[self.order] = self._solve(n, np.ones_like(n))
+        x[self.order] = 1 + self._solve(r, -self._transfer @ n[self.order])
         return _finite(x)
 
-    def _value(self, n: Values, m: Values) -> Values:
+    def _value(self, r: Values, s: Values) -> Values:
         """Return v, the noise in all weight gradients for a unit of noise that leaves each layer by dX."""
         energies = self.energies
         if self.order is None:
             with np.errstate(all="ignore"):
-                return _finite(energies.costs(n, m)[0] / energies.growth(n))
-        value = np.empty_like(n)
-        value[self.order] = self._solve(n, (n * energies.passed + m * energies.own)[self.order], transposed=True)
+                return _finite(energies.costs(r, s)[0] / energies.growth(r))
+        value = np.empty_like(r)
+        value[self.order] = self._solve(r, (r * energies.passed + s * energies.own)[self.order], transposed=True)
         return _finite(energies.passed + energies.transfer.T @ _finite(value))
 
-    def _solve(self, n: Values, right: Values, transposed: bool = False) -> Values:
-        """Solve (1 - T diag(n)) y = right, or its transpose; the diagonal of ones is not written down."""
+    def _solve(self, r: Values, right: Values, transposed: bool = False) -> Values:
+        """Solve (1 - T diag(r)) y = right, or its transpose; the diagonal of ones is not written down."""
         with np.errstate(all="ignore"):
             solved: Values = solve_triangular(
-                self._transfer * n[self.order],
+                self._transfer * r[self.order],
                 right,
                 trans=int(transposed),
                 lower=True,

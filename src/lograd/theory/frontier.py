@@ -1,9 +1,10 @@
 """The fastest training step within a budget of noise: one option for each layer, out of a menu for each.
 
-An option has its seconds, the noise-to-signal ratio that it adds to the gradient in the products for dX and dW, and a
-penalty for what it does to the forward pass.  With V the minibatch's own variance, a choice has
+An option has its seconds, the noise-to-signal ratio that it adds to the gradient in the products for dX and dW, how
+that rises with noise that arrives, and a penalty for what it does to the forward pass.  With V the minibatch's own
+variance, a choice has
 
-    T = rest + sum_l seconds_l         rho = W / V,  W = Propagation.total(n_dX, n_dW)         pi = sum_l penalty_l / V
+    T = rest + sum_l seconds_l    rho = W / V, W = Propagation.total(n_dX, n_dW, r_dX, r_dW)    pi = sum_l penalty_l / V
 
 `choose` finds the least T with rho + pi <= budget, the least rho + pi within a time, or the most progress per second,
 1 / (T (1 + rho + pi)): a step with that much more variance is worth a step with a batch as much smaller.
@@ -11,15 +12,16 @@ penalty for what it does to the forward pass.  With V the minibatch's own varian
 The prices of noise in seconds under which choices are best (Lagrange multipliers) are found between two choices at a
 time: the slope of the line through them is the next price, until nothing lies below the line.  Noise is not quite a sum
 over layers, so costs and choices are computed from each other until they settle; exchanges of one and two options then
-fill what the prices leave over (`exchanges`).
+fill what the prices leave over (`exchanges`).  All of that is for fixed rises; these hardly depend on the noise that
+arrives, so the problem is solved again with those of its choice until that stays the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import final
 
 import numpy as np
@@ -27,15 +29,18 @@ import numpy as np
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..laws import Law
 from ..laws.law import Values
-from .exchanges import Objective, Point, Table, improve
-from .prices import around, best, ends, supported
+from .exchanges import LARGEST, Objective, Point, Table, improve
+from .prices import around, best, ends, supported, undominated
 from .propagation import Propagation
 from .pruning import check_zero_share, noise_to_signal, nonzero_sparsity, threshold
+from .rises import Rise, at_levels, settled
 
 DENSE = "dense"
 """The option that leaves a layer as it is."""
 EXACT = 5000
 """Up to so many choices are all looked at."""
+ROUNDS = 5
+"""The most rounds in which choices and rises are computed from each other."""
 EXCESS = 50.0
 """The weight of noise or time beyond a limit, while exchanges bring a choice inside it."""
 SPARSITIES = (0.70, 0.75, 0.80, 0.83, 0.85, 0.87, 0.89, 0.91, 0.93, 0.95, 0.96, 0.97)
@@ -52,6 +57,7 @@ class Option:
         seconds: forward and backward of the layer.
         input_noise, weight_noise: the noise-to-signal ratio of the gradient in the products for dX and dW.
         penalty: |g_q - g|^2 for the gradient g_q of the model whose forward has this layer alone treated.
+        input_rise, weight_rise: the noise-to-signal ratios on noise that arrives; None for those of the gradient.
     """
 
     name: str
@@ -59,6 +65,8 @@ class Option:
     input_noise: float = 0.0
     weight_noise: float = 0.0
     penalty: float = 0.0
+    input_rise: Rise | None = None
+    weight_rise: Rise | None = None
 
     def __post_init__(self) -> None:
         for what in ("seconds", "input_noise", "weight_noise", "penalty"):
@@ -66,6 +74,14 @@ class Option:
                 raise InvalidValue(
                     sentence(f"{what} of the option {self.name!r}", getattr(self, what), "finite, zero or positive")
                 )
+
+    @cached_property
+    def rises(self) -> tuple[Rise, Rise]:
+        """The rises in dX and dW."""
+        return (
+            self.input_rise or Rise.constant(self.input_noise),
+            self.weight_rise or Rise.constant(self.weight_noise),
+        )
 
 
 @final
@@ -106,15 +122,18 @@ class Problem:
         energies: how noise travels between the layers, own and passed as absolute energies.
         unit: V, the minibatch's own variance, in which noise is counted.
         rest: seconds of the step outside these layers.
+        levels: the noise that arrives at each layer, at which `table` takes the rises; `choose` finds it by itself.
     """
 
     menus: Sequence[Sequence[Option]]
     energies: Propagation
     unit: float = 1.0
     rest: float = 0.0
+    levels: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "menus", tuple(map(tuple, self.menus)))
+        object.__setattr__(self, "levels", self.levels or (0.0,) * len(self.menus))
         if not all(isinstance(one, Option) for menu in self.menus for one in menu):
             raise InvalidType("the menus of a Problem must be lists of Option, one list for each layer.")
         if len(self.menus) != self.energies.own.size or not all(self.menus):
@@ -136,12 +155,20 @@ class Problem:
         def column(name: str) -> Values:
             return np.array([[getattr(option, name) for option in menu] for menu in padded], dtype=np.float64)
 
+        rises = np.array(
+            [
+                [[one.at(level) for one in option.rises] for option in menu]
+                for menu, level in zip(padded, self.levels, strict=True)
+            ]
+        )
         energies = Propagation(self.energies.own / self.unit, self.energies.passed / self.unit, self.energies.transfer)
         return Table(
             column("seconds"),
             column("input_noise"),
             column("weight_noise"),
             column("penalty") / self.unit,
+            rises[:, :, 0],
+            rises[:, :, 1],
             energies,
             self.rest,
         )
@@ -155,20 +182,32 @@ class Problem:
         return self.choice(places[np.argmin(objective(*self.table.at_all(places)))].tolist())
 
     def choice(self, places: Sequence[int]) -> Choice:
-        """Return the choice of these places, with its seconds and its noise."""
+        """Return the choice of these places, with its seconds and its noise; rises are those at its own levels."""
         chosen = [menu[place] for menu, place in zip(self.menus, places, strict=True)]
-        seconds, input_noise, weight_noise, penalty = (
+        seconds, n, m, penalty = (
             np.array([getattr(option, name) for option in chosen])
             for name in ("seconds", "input_noise", "weight_noise", "penalty")
         )
+        z = self._arriving(chosen)
+        r, s = (at_levels([option.rises[side] for option in chosen], z) for side in (0, 1))
         with np.errstate(all="ignore"):
-            noise = self.energies.total(input_noise, weight_noise) / self.unit
+            noise = ((n + r * z) @ self.energies.passed + (m + s * z) @ self.energies.own) / self.unit
         return Choice(
             tuple(map(int, places)),
             float(self.rest + seconds.sum()),
-            noise if np.isfinite(noise) else np.inf,
+            float(noise) if z.max() < LARGEST / 2 and np.isfinite(noise) else np.inf,
             float(penalty.sum() / self.unit),
         )
+
+    def _arriving(self, chosen: Sequence[Option]) -> Values:
+        """Return the noise that arrives at each layer under some options, relative to the gradient without it."""
+        n = np.array([option.input_noise for option in chosen])
+        return settled(lambda r: self.table.growth(n, r), [option.rises[0] for option in chosen])
+
+    def around(self, choice: Choice) -> Problem:
+        """Return this problem with the rises that hold near a choice."""
+        chosen = [menu[place] for menu, place in zip(self.menus, choice.places, strict=True)]
+        return replace(self, levels=tuple(self._arriving(chosen).tolist()))
 
     def uniform(self, name: str) -> Choice:
         """Return the choice of one option by name for every layer that has it, and of "dense" for the others."""
@@ -212,16 +251,41 @@ def choose(
     if (noise is not None) + (speed is not None) + bool(progress) != 1:
         raise InvalidValue("choose takes one of noise=, speed= and progress=True.")
     if noise is not None:
-        return _within_noise(problem, _number("noise", noise))
+        return _within_noise_in_rounds(problem, _number("noise", noise))
     if speed is not None:
-        return _within_time(problem, _number("speed", speed))
-    return _most_progress(problem)
+        limit = _number("speed", speed)
+        return min(_rounds(problem, lambda here: _within_time(here, limit)), key=lambda one: one.total)
+    return max(_rounds(problem, _most_progress), key=lambda one: one.progress)
 
 
 def frontier(problem: Problem) -> list[Choice]:
     """Return choices from the fastest to the one with the least noise, of which none is both slower and noisier."""
-    found = supported(problem.table, *_ends(problem))
-    return [problem.choice(one.places.tolist()) for one in found]
+    here = problem.around(_most_progress(problem))
+    found = [here.choice(one.places.tolist()) for one in supported(here.table, *_ends(here))]
+    return undominated(found, lambda one: (one.seconds, one.total))
+
+
+def _rounds(problem: Problem, solve: Callable[[Problem], Choice]) -> list[Choice]:
+    """Return choices, each with the rises that hold near the one before, until they settle."""
+    found = [solve(problem)]
+    constant = all(len(rise.levels) == 1 for menu in problem.menus for one in menu for rise in one.rises)
+    for _ in range(0 if constant else ROUNDS):
+        found.append(solve(problem.around(found[-1])))
+        if found[-1].places in [one.places for one in found[:-1]]:
+            break
+    return found
+
+
+def _within_noise_in_rounds(problem: Problem, budget: float) -> Choice:
+    """Return the fastest choice within a budget at its own rises, for a smaller one where rounds do not settle."""
+    wanted = budget
+    for _ in range(ROUNDS):
+        found = _rounds(problem, partial(_within_noise, budget=wanted))
+        kept = [one for one in found if one.total <= budget * (1 + 1e-9)]
+        if kept:
+            return min(kept, key=lambda one: (one.seconds, one.total))
+        wanted *= budget / min(one.total for one in found)
+    return min(found, key=lambda one: one.total)
 
 
 def pruned_options(

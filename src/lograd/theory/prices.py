@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from .exchanges import Objective, Point, Table, improve, settle
 
+T = TypeVar("T")
 MOST_PRICES = 60
 """The most prices that are tried; far fewer are needed for a budget."""
 
@@ -58,7 +60,7 @@ def supported(table: Table, quiet: Point, fast: Point) -> list[Point]:
         if between is None:
             closed.add((faster.seconds, quieter.seconds))
         else:
-            found = _undominated([*found, between])
+            found = undominated([*found, between], lambda one: (one.seconds, one.noise))
     return found
 
 
@@ -105,9 +107,14 @@ def _gap(fast: Point, quiet: Point) -> float:
     return float(np.log(quiet.seconds / max(fast.seconds, 1e-300)) + np.log1p(fast.noise) - np.log1p(quiet.noise))
 
 
-def _undominated(points: Sequence[Point]) -> list[Point]:
-    kept: list[Point] = []
-    for one in sorted(points, key=lambda one: (one.seconds, one.noise)):
-        if not kept or one.noise < kept[-1].noise:
+def undominated(found: Sequence[T], key: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Return those than which no other is both as fast and as quiet, the fastest first.
+
+    Args:
+        key: returns seconds and noise.
+    """
+    kept: list[T] = []
+    for one in sorted(found, key=key):
+        if not kept or key(one)[1] < key(kept[-1])[1]:
             kept.append(one)
     return kept

@@ -2,13 +2,16 @@
 
 The backward pass is linear in the gradients once the forward is done.  So noise that a treatment adds to the gradient
 of layer l reaches its own weight gradient, those of earlier layers, and the gradients of earlier layers, by factors
-that do not depend on the strength of the noise.  With n_l the noise-to-signal ratio of the treatment, and all energies
-relative to those without noise:
+that do not depend on the strength of the noise.  With all energies relative to those without noise:
 
-    x_k = 1 + sum_l t_kl n_l x_l               the energy of the gradient that arrives at layer k
-    N   = sum_l n_l x_l (own_l + passed_l)     the noise in the weight gradients, summed over the layers
+    x_k = 1 + sum_l t_kl y_l                   the energy of the gradient that arrives at layer k
+    y_l = n_l + r_l (x_l - 1)                  the noise that the treatment of layer l adds
+    N   = sum_l y_l (own_l + passed_l)         the noise in the weight gradients, summed over the layers
 
-Independent noises add up.  x grows on the way back: noise of one layer passes through all layers before it.
+n is the noise-to-signal ratio of the treatment on the gradient without noise, and r, the rise, that on the noise which
+arrives (`rises`).  Gradients have many tiny elements and a few large ones, so zeros and coarse steps cost little; noise
+has not.  Where r is not given it is n, and y = n x.  Independent noises add up.  x grows on the way back: noise of one
+layer passes through all layers before it.
 """
 
 from __future__ import annotations
@@ -70,26 +73,39 @@ class Propagation:
         """Return the factors between some of the layers, in this order, without the noise of the others."""
         return Propagation(self.own[places], self.passed[places], self.transfer[np.ix_(places, places)])
 
-    def growth(self, noise_input: ArrayLike) -> Values:
+    def growth(self, noise_input: ArrayLike, rise_input: ArrayLike | None = None) -> Values:
         """Return x, the factor by which noise multiplies the energy of the gradient that arrives at each layer.
 
         Args:
             noise_input: the noise-to-signal ratio of each layer's treatment in the product for dX.
+            rise_input: that on the noise which arrives; None for the same.
         """
-        return self._carry(self.transfer * self._checked(noise_input), np.ones_like(self.own))
+        n = self._checked(noise_input)
+        if rise_input is None:
+            return self._carry(self.transfer * n, np.ones_like(self.own))
+        return 1 + self._carry(self.transfer * self._checked(rise_input), self.transfer @ n)
 
-    def total(self, noise_input: ArrayLike, noise_weight: ArrayLike) -> float:
+    def total(
+        self,
+        noise_input: ArrayLike,
+        noise_weight: ArrayLike,
+        rise_input: ArrayLike | None = None,
+        rise_weight: ArrayLike | None = None,
+    ) -> float:
         """Return N, the sum over layers of |error of dW|^2 / |dW|^2.
 
         Args:
             noise_input, noise_weight: the noise-to-signal ratio of each layer's treatment in the product for dX and for
                 dW.
+            rise_input, rise_weight: those on the noise which arrives; None for the same.
         """
-        arrives = self._checked(noise_input) * self.passed + self._checked(noise_weight) * self.own
-        return float(self.growth(noise_input) @ arrives)
+        n, m = self._checked(noise_input), self._checked(noise_weight)
+        z = self.growth(n, rise_input) - 1
+        r, s = (one if rise is None else self._checked(rise) for one, rise in ((n, rise_input), (m, rise_weight)))
+        return float((n + r * z) @ self.passed + (m + s * z) @ self.own)
 
     def costs(self, noise_input: ArrayLike, noise_weight: ArrayLike) -> tuple[Values, Values]:
-        """Return the derivatives of `total` by both arguments."""
+        """Return the derivatives of `total` by its first two arguments, where the rises are the same."""
         n = self._checked(noise_input)
         x = self.growth(n)
         # The noise that a unit of energy at each layer adds to the total on its further way.

@@ -95,6 +95,11 @@ class Integers(Treatment):
     def numbers(self, statistics: Statistics) -> Numbers:
         largest = float(statistics.law.maximum)
         step = largest / (2 ** (self.bits - 1) - 1)
+        if statistics.range is not None and not self.symmetric:
+            low, high, last = max(-statistics.range[0], 0.0), max(statistics.range[1], 0.0), 2**self.bits - 1
+            below = min(max(math.floor(low * last / (low + high)), 1), last - 1)
+            zeros = (below, min(below + 1, last - 1))
+            step = min(max(low / zero, high / (last - zero)) for zero in zeros) if low and high else (low + high) / last
         return {"step": 2.0 ** math.ceil(math.log2(step)) if self.power_of_two else step, "largest": largest}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
@@ -158,7 +163,7 @@ class Integers(Treatment):
         setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """Return the outcomes per tensor, as if its range were symmetric; None where a channel decides."""
+        """Return the outcomes per tensor; None where a channel decides."""
         if self.per == "channel":
             return None
         return stepped(x, numbers["step"], numbers["largest"], self.rounding)

@@ -28,11 +28,13 @@ class Statistics:
         masked: the share of exact zeros in the gradient at the output of the BatchNorm that the layer feeds, 0 where
             there is none.  BatchNorm's backward refills these positions with tiny values.
         allotted: the sparsity of this layer for treatments of which several layers share one target.
+        range: the smallest and the largest element; None where only magnitudes are known.
     """
 
     law: Empirical
     masked: float = 0.0
     allotted: Mapping[Hashable, float] = field(default_factory=dict)
+    range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.law, Empirical) or self.law.shape:
@@ -101,8 +103,12 @@ class Statistics:
             # Bins of one octave are evenly wide, not evenly spaced in the logarithm: count the moved points anew.
             x, weights = self.points()
             moved = self.after(x * factor, weights)
-            return self if moved is None else replace(self, law=moved.law)
-        return replace(self, law=Empirical(law.counts, law.first + shift, zeros=law.zeros))
+            return self if moved is None else replace(self, law=moved.law, range=self._scaled_range(factor))
+        law = Empirical(law.counts, law.first + shift, zeros=law.zeros)
+        return replace(self, law=law, range=self._scaled_range(factor))
+
+    def _scaled_range(self, factor: float) -> tuple[float, float] | None:
+        return None if self.range is None else (factor * self.range[0], factor * self.range[1])
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 
@@ -55,7 +56,12 @@ class StatQuant(Treatment):
 
     def numbers(self, statistics: Statistics) -> Numbers:
         largest = float(statistics.law.maximum)
-        return {"step": largest / (2 ** (self.bits - 1) - 1), "largest": largest}
+        if statistics.range is None:
+            return {"step": largest / (2 ** (self.bits - 1) - 1), "largest": largest}
+        low, high, last = max(-statistics.range[0], 0.0), max(statistics.range[1], 0.0), 2**self.bits - 1
+        # As `ops.quantize_per_tensor` puts zero on a code.
+        zero = math.floor(low * last / (low + high))
+        return {"step": low / zero if zero else high / (last - (low > 0)), "largest": max(low, high)}
 
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         per_row = g.dim() >= 2
@@ -89,7 +95,7 @@ class StatQuant(Treatment):
         return cast(Encoded, pack(g, self.bits, self.rounding, setting.key, counted=True))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """Return the outcomes per tensor, as if the range were symmetric; None for methods that depend on the row."""
+        """Return the outcomes per tensor; None for methods that depend on the row."""
         if self.method != "ptq":
             return None
         return stepped(x, numbers["step"], numbers["largest"], self.rounding)

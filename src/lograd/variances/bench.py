@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ..attachment import Handle, attach
 from ..attachment.keys import set_keys
+from ..engine.layers import candidates
 from ..engine.operand import Operand
 from ..engine.site import Site
 from ..engine.slots import STRIDE
 from ..errors import InvalidValue, LogradWarning
 from ..plan import LayerPlan, Plan
+from ..profiles.arriving import settling
 from ..profiles.gradients import learned_parameters
 from ..profiles.loss import LossFunction, loss_of
 from ..profiles.start import Start, taken
 from . import variants
 
 WARM_UP = 4
-"""Steps in which treatments take their statistics: the first without noise, the others with their own."""
+"""Steps in which treatments take their statistics: the first without noise, the others with their own.  In the last one
+numbers follow the noise that arrives in it, as they do after many steps."""
 
 Gradients = list[Tensor]
 
@@ -97,8 +100,10 @@ class Bench:
 
     def _warm_up(self, batch: Any) -> None:
         with attach(self.model, self.plan, self.seed, backend="dense") as handle:
-            for _ in range(WARM_UP):
-                self._pass(batch)
+            modules = candidates(self.model)
+            for place in range(WARM_UP):
+                with settling(handle.layers, modules) if place == WARM_UP - 1 else nullcontext():
+                    self._pass(batch)
                 handle.step()
             self.layers = variants.layer_plans(self.plan, self.model, handle.layers)
             self._settled = {

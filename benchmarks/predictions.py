@@ -1,0 +1,372 @@
+"""Predicted against measured noise and time of mixed plans: `./dev bench predictions`.
+
+Each network is trained for some steps, profiled, and run under plans with a method of its own in each layer.  Parts:
+
+- variance: the variance that a plan adds to the gradient, over many draws at fixed weights;
+- time: seconds of forward and backward, in turns with the plain step, minima;
+- frontier: noise and time of plans that are chosen by layer, beside uniform pruning, uniform integers and pruning to a
+  common cosine: which chosen plan is as fast with less noise, or as noisy in less time.
+
+A finished part of a network is kept in a folder and not measured again.  Writes benchmarks/results/predictions.json and
+predictions.md, of all parts that are finished.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor, nn
+
+import lograd
+from lograd import Plan
+from lograd.data import digits, shakespeare
+from lograd.models import CharTransformer, CifarResNet, ResNet18, Vgg
+from lograd.models.transformer import Layer
+from lograd.profiles import Profile
+from lograd.profiles.loss import loss_of
+from lograd.profiles.methods import DENSE, method
+from lograd.profiles.optimized import problem_of
+from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction
+from lograd.profiles.profiler import restored
+from lograd.profiles.timing import compared
+from lograd.report.environment import machine
+from lograd.report.markdown import markdown
+from lograd.theory import Choice
+
+from .timing import versions, write
+
+PARTS = ("variance", "time", "frontier")
+TIMED = ("int8", "int6", "int4", "prune80", "prune90", "prune95", "prune90-dW")
+RANDOM = (DENSE, "int8", "int6", "prune80", "prune90-dW")
+"""The methods of random plans; with coarser ones they would add many times the minibatch's variance."""
+BUDGETS = (0.05, 0.2)
+FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+STRENGTHS = (80, 85, 90, 95)
+"""Sparsities of plans beside the frontier, in percent."""
+BATCHES = 12
+REPEATS = 4
+"""Draws for each batch."""
+TURNS = 3
+"""Comparisons with the plain step, each of several steps."""
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Encoder(nn.Module):
+    """Layers of BERT."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        visible = torch.ones(x.shape[0], 1, 1, x.shape[1], dtype=torch.bool)
+        for layer in self.layers:
+            x = layer(x, visible)
+        return x
+
+
+def images(count: int, size: int, generator: torch.Generator) -> Batch:
+    """Handwritten digits, enlarged and in three channels."""
+    data = digits()
+    places = torch.randint(len(data.train_labels), (count,), generator=generator)
+    grown = F.interpolate(data.train_images[places], scale_factor=size // 8)
+    return grown.repeat(1, 3, 1, 1), data.train_labels[places]
+
+
+def text(count: int, length: int, generator: torch.Generator) -> Batch:
+    """Windows of a text, and the same one character later."""
+    written = shakespeare()
+    known = sorted(set(written))
+    ids = torch.tensor([known.index(one) for one in written])
+    starts = torch.randint(len(ids) - length - 1, (count,), generator=generator).tolist()
+    return (
+        torch.stack([ids[start : start + length] for start in starts]),
+        torch.stack([ids[start + 1 : start + length + 1] for start in starts]),
+    )
+
+
+def vectors(count: int, length: int, width: int, generator: torch.Generator) -> Batch:
+    """Random vectors, to be moved by one place."""
+    x = torch.randn(count, length, width, generator=generator)
+    return x, x.roll(1, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with its data."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[torch.Generator], Batch]
+
+
+def characters() -> int:
+    """The number of different characters in the text."""
+    return len(set(shakespeare()))
+
+
+CASES = (
+    Case("ResNet18 of width 32, batch 32", lambda: ResNet18(10, 32), partial(images, 32, 32)),
+    Case("ResNet-20, batch 32", lambda: CifarResNet(20, 10), partial(images, 32, 32)),
+    Case(
+        "character transformer of width 256, 16 x 128",
+        lambda: CharTransformer(characters(), 256, 4, 4, 128),
+        lambda generator: text(16, 128, generator),
+    ),
+    Case("VGG16 of width 32, batch 32", lambda: Vgg(10, 32), partial(images, 32, 32)),
+    Case("two BERT-base layers, 8 x 128", lambda: Encoder(768, 12, 2), partial(vectors, 8, 128, 768)),
+)
+SMALL = (
+    Case("ResNet-20 of width 8, 16x16, batch 16", lambda: CifarResNet(20, 10, 8), partial(images, 16, 16)),
+    Case(
+        "character transformer of width 64, 8 x 48",
+        lambda: CharTransformer(characters(), 64, 3, 4, 64),
+        lambda generator: text(8, 48, generator),
+    ),
+    Case("ResNet18 of width 8, 16x16, batch 16", lambda: ResNet18(10, 8), partial(images, 16, 16)),
+)
+"""For a loaded machine: variance, not time."""
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    """The cross-entropy of classes, or the squared error of vectors."""
+    if target.dtype == torch.float32:
+        return F.mse_loss(output, target)
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+class Network:
+    """A network after some steps of training, its batches, its profile, and plans for it."""
+
+    def __init__(self, case: Case, steps: int) -> None:
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
+        self.case, self.model = case, case.build()
+        optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(self.model, case.batch(generator), loss_fn).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        self.batches = [case.batch(generator) for _ in range(BATCHES)]
+        self.profile: Profile = lograd.profile(
+            self.model, self.batches, loss_fn, steps=BATCHES, noise=2, times=True, methods=TIMED
+        )
+        found = self.profile
+        self.task: PlanProblem = problem_of(
+            Measurements.of(found.layers, found.noise, found.minibatch, found.menus), (), Restriction()
+        )
+
+    def of_methods(self, methods: dict[str, str]) -> tuple[Plan, Choice]:
+        """Return a plan with a method for each layer, and what is predicted of it."""
+        menus = [[option.name for option in menu] for menu in self.task.timed.menus]
+        places = [menu.index(methods[name]) for name, menu in zip(self.task.names, menus, strict=True)]
+        layers = {name: method(one).plan for name, one in methods.items() if one != DENSE}
+        return Plan(layers, normalization=self.task.normalization > 0), self.task.timed.choice(places)
+
+    def random(self, seed: int) -> tuple[Plan, Choice]:
+        """Return a plan with random methods."""
+        rng = np.random.default_rng(seed)
+        return self.of_methods({name: str(rng.choice(RANDOM)) for name in self.task.names})
+
+    def chosen(self, budget: float) -> tuple[Plan, Choice]:
+        """Return the fastest plan within a budget of noise."""
+        plan = self.profile.plan(noise=budget)
+        expected = plan.expected
+        assert expected is not None
+        assert expected.seconds is not None
+        return plan, Choice((), expected.seconds, expected.rho or 0.0, expected.penalty or 0.0)
+
+    def plans(self) -> dict[str, tuple[Plan, Choice]]:
+        """Return mixed plans by name."""
+        found = {f"random {seed}": self.random(seed) for seed in (0, 1)}
+        return found | {f"chosen for {budget:g}": self.chosen(budget) for budget in BUDGETS}
+
+    def beside(self) -> dict[str, Plan]:
+        """Return plans that choose nothing by layer: uniform ones, and those with a common cosine."""
+        found = {name: self._everywhere(name) for name in ("int8", "int6", "int4")}
+        for percent in STRENGTHS:
+            found[f"prune{percent}"] = self._everywhere(f"prune{percent}")
+            pruned = self.profile.plan(sparsity=percent / 100, allocation="cosine", everywhere=True, keep=())
+            found[f"cosine{percent}"] = replace(
+                pruned, layers={name: _with_backends(layer) for name, layer in pruned.layers.items()}
+            )
+        return found
+
+    def _everywhere(self, name: str) -> Plan:
+        switch = self.task.normalization > 0
+        return Plan(dict.fromkeys(self.task.names, method(name).plan), normalization=switch)
+
+    def noise(self, plan: Plan) -> dict[str, float]:
+        """Measure the variance of a plan in units of the minibatch's, its standard error, and the forward's change."""
+        if not plan.layers:
+            return {"rho": 0.0, "error": 0.0, "pi": 0.0}
+        found = lograd.variance(
+            self.model, self.batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS,
+            contributions=False, progress=False,
+        ).total  # fmt: skip
+        unit, moved = self.task.problem.unit, 0.0
+        if found.forward is not None:
+            norm, cosine = found.forward.norm, found.forward.cosine
+            moved = found.energy / norm**2 * (norm**2 - 2 * norm * cosine + 1)
+        return {"rho": found.noise.mean / unit, "error": found.noise.error / unit, "pi": moved / unit}
+
+    def seconds(self, plan: Plan) -> dict[str, float]:
+        """Measure a step with a plan and the plain one, in turns."""
+        loss = partial(loss_of, self.model, self.batches[-1], loss_fn)
+        with restored(self.model), torch.enable_grad():
+            found = [compared(self.model, loss, plan) for _ in range(TURNS)]
+        return {"seconds": min(one.planned for one in found), "plain": min(one.plain for one in found)}
+
+
+def _with_backends(layer: Any) -> Any:
+    """Return the plan of a pruned layer with sparse products."""
+    products = {name: replace(getattr(layer, name), backend="sparse") for name in ("input_gradient", "weight_gradient")}
+    return replace(layer, **products)
+
+
+def variance_rows(network: Network) -> list[dict[str, Any]]:
+    """Predicted and measured variance of mixed plans."""
+    rows = []
+    for name, (plan, predicted) in network.plans().items():
+        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan)})
+        _say(network, rows[-1])
+    return rows
+
+
+def time_rows(network: Network) -> list[dict[str, Any]]:
+    """Predicted and measured seconds of mixed plans."""
+    rows = []
+    for name, (plan, predicted) in network.plans().items():
+        rows.append({"plan": name, "predicted": predicted.seconds, **network.seconds(plan)})
+        _say(network, rows[-1])
+    return rows
+
+
+def frontier_rows(network: Network) -> list[dict[str, Any]]:
+    """Measured noise and seconds of chosen plans and of those beside them."""
+    plans = {f"chosen for {budget:g}": network.chosen(budget)[0] for budget in FRONTIER_BUDGETS} | network.beside()
+    rows = []
+    for name, plan in plans.items():
+        rows.append({"plan": name, **network.noise(plan), **network.seconds(plan)})
+        _say(network, rows[-1])
+    return rows
+
+
+def _say(network: Network, row: dict[str, Any]) -> None:
+    print(f"{network.case.name}: {row}", file=sys.stderr, flush=True)
+
+
+MEASURES: dict[str, Callable[[Network], list[dict[str, Any]]]] = {
+    "variance": variance_rows,
+    "time": time_rows,
+    "frontier": frontier_rows,
+}
+
+
+def tables(results: dict[str, dict[str, Any]]) -> str:
+    """Return the tables of all finished parts."""
+    rows: dict[str, list[dict[str, str]]] = {part: [] for part in PARTS}
+    for name, parts in results.items():
+        for row in parts.get("variance", ()):
+            rows["variance"].append(_variance_cells(name, row))
+        for row in parts.get("time", ()):
+            rows["time"].append(_time_cells(name, row))
+        rows["frontier"] += _frontier_cells(name, parts.get("frontier", ()))
+    return "\n\n".join(markdown(found, list(found[0])) for found in rows.values() if found)
+
+
+def _variance_cells(name: str, row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "network": name, "plan": row["plan"], "predicted rho": f"{row['predicted']:.3g}",
+        "measured rho": f"{row['rho']:.3g} ± {row['error']:.1g}",
+        "predicted / measured": f"{row['predicted'] / row['rho']:.2f}" if row["rho"] else "",
+    }  # fmt: skip
+
+
+def _time_cells(name: str, row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "network": name, "plan": row["plan"], "plain, ms": f"{1e3 * row['plain']:.1f}",
+        "predicted, ms": f"{1e3 * row['predicted']:.1f}", "measured, ms": f"{1e3 * row['seconds']:.1f}",
+        "predicted / measured": f"{row['predicted'] / row['seconds']:.2f}",
+    }  # fmt: skip
+
+
+def _frontier_cells(name: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return a row for each plan beside the frontier, with the chosen plans that are as fast and as quiet."""
+    chosen = [row for row in rows if row["plan"].startswith("chosen")]
+    found = []
+    for row in rows:
+        if row in chosen:
+            continue
+        as_fast = [_total(one) for one in chosen if one["seconds"] <= row["seconds"]]
+        as_quiet = [one["seconds"] for one in chosen if _total(one) <= _total(row)]
+        found.append(
+            {
+                "network": name, "plan": row["plan"], "ms": f"{1e3 * row['seconds']:.1f}",
+                "rho + pi": f"{_total(row):.3g}",
+                "rho + pi of a chosen plan as fast": f"{min(as_fast):.3g}" if as_fast else "none as fast",
+                "ms of a chosen plan as quiet": f"{1e3 * min(as_quiet):.1f}" if as_quiet else "none as quiet",
+            }
+        )  # fmt: skip
+    return found
+
+
+def _total(row: dict[str, Any]) -> float:
+    return float(row["rho"] + row["pi"])
+
+
+def main(
+    parts: str = typer.Option(",".join(PARTS), help="What to measure."),
+    only: str = typer.Option("", help="Networks whose name contains this."),
+    small: bool = typer.Option(False, help="Small networks instead, for variance on a loaded machine."),
+    steps: int = typer.Option(100, min=0, help="Steps of training before the profile."),
+    threads: int = typer.Option(1, min=1, max=256, help="Threads."),
+    folder: Path = typer.Option(Path("runs/predictions"), help="Where finished parts are kept."),
+    save: bool = typer.Option(True, help="Write benchmarks/results/predictions.*."),
+) -> None:
+    """Predicted against measured noise and time of mixed plans."""
+    wanted = [part for part in PARTS if part in parts.split(",")]
+    if unknown := set(parts.split(",")) - set(PARTS):
+        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
+    cases = [case for case in (SMALL if small else CASES) if only in case.name]
+    if not cases:
+        raise typer.BadParameter(f"no network contains {only!r}")
+    torch.set_num_threads(threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        path = folder / f"{case.name.replace(' ', '-').replace(',', '')}-{threads}.json"
+        done = json.loads(path.read_text()) if path.exists() else {"name": case.name, "threads": threads}
+        left = [part for part in wanted if part not in done]
+        network = Network(case, steps) if left else None
+        for part in left:
+            assert network is not None
+            done[part] = MEASURES[part](network)
+            path.write_text(json.dumps(done, indent=2))
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    results = {f"{one['name']}, {one['threads']} thread{'s' * (one['threads'] > 1)}": one for one in found}
+    text = tables(results)
+    print(text)
+    what = (
+        f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
+        f"minibatch's, over {REPEATS} draws of {BATCHES} batches; pi: the squared change by a rounded forward. "
+        "Times are minima of forward and backward, in turns with the plain step. `./dev bench predictions` makes this "
+        "table."
+    )
+    if save:
+        content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}
+        write("predictions", content, what, text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
