@@ -90,7 +90,8 @@ def encode_pruned(
             0 if counts is None else address("counts", counts, torch.int64, COUNTS + 1),
         )  # fmt: skip
     if smaller and size > n * x.element_size():
-        return encode_by_reference(x, alpha, cut, entropy, True, pruning)
+        x = x if pruning is None else stochastic_prune(x, pruning.threshold, pruning.key)
+        return _rounded_raw(x, alpha, cut), counts
     packet = room[: header.size + size].clone()
     seal(packet.numpy(), header)
     return packet, counts
@@ -107,12 +108,18 @@ def encode_by_reference(
     kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
-    words = rounded(words, kind, alpha, cut)
-    body = encode_blocks(words, Coding(kind, alpha, cut), entropy)
-    header = Header.of(PRUNED, x, alpha, cut)
+    body = encode_blocks(rounded(words, kind, alpha, cut), Coding(kind, alpha, cut), entropy)
     if smaller and body.size > words.size * x.element_size():
-        header, body = Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype))
-    return with_header(header, body), counts
+        return _rounded_raw(x, alpha, cut), counts
+    return with_header(Header.of(PRUNED, x, alpha, cut), body), counts
+
+
+def _rounded_raw(x: Tensor, alpha: int, cut: int) -> Tensor:
+    """The packet of elements as they are, but for mantissa bits that are cut from kept values."""
+    if not cut:
+        return encode_raw(x)
+    words = rounded(words_of(in_order(x)), KINDS[x.dtype], alpha, cut)
+    return with_header(Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype)))
 
 
 def encode_raw(x: Tensor) -> Tensor:
