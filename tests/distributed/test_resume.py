@@ -64,6 +64,8 @@ def _refused(rank: int) -> list[str]:
         good | {"version": 7},
         good | {"stage": [5, 6]},
         good | {"edges": {"7->8": edge}},
+        good | {"edges": {f"{name} (x)": edge}},
+        good | {"channels": []},
         good | {"edges": {name: edge | {"sentence": "[]"}}},
         good | {"edges": {name: edge | {"seed": 3}}},
         good | {"edges": {name: edge | {"tensors": dict.fromkeys(edge["tensors"], 1)}}},

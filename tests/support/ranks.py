@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LONG = 120.0
+LONG = 300.0
 """Seconds in which no test should still be running."""
 
 
