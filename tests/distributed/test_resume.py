@@ -84,6 +84,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
         "version 7",
         "stage 5 of 6",
         "7->8",
+        "(x)",
+        "the channels of",
         "other treatments",
         "seed 3",
         "must be a tensor",

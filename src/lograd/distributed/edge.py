@@ -34,7 +34,7 @@ LONGEST = 2**62
 
 @final
 class Edge:
-    """What is done to the tensors that leave one place for another, and all that changes as they pass.
+    """The treatment of tensors that leave one place for another, and all that changes as they pass.
 
     Args:
         treatments: the sentence; empty changes nothing.

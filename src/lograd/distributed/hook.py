@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @final
 class HookState:
-    """What `comm_hook` needs and remembers; the first argument of `register_comm_hook`.
+    """The settings and the memory of `comm_hook`: the first argument of `register_comm_hook`.
 
         model = DistributedDataParallel(network)
         state = lograd.distributed.HookState(model, "prune90")
