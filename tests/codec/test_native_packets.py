@@ -79,7 +79,7 @@ def test_pruning_on_the_way(isa: str, threads: int) -> None:
     with machine(isa, threads):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = awkward((70_001,), dtype)
-            pruning = Pruning(torch.tensor(3.5).to(dtype).float(), torch.tensor([11, 5]))
+            pruning = Pruning(torch.tensor(3.5).to(dtype).float(), torch.tensor([11, 5]), True)
             alpha = int(pruning.threshold.to(dtype).view(torch.int32 if dtype == torch.float32 else torch.int16))
             packet, counts = encode_pruned(x, alpha, 0, False, True, pruning)
             expected, expected_counts = encode_by_reference(x, alpha, 0, False, True, pruning)

@@ -112,7 +112,7 @@ def read_header(packet: Bytes, limit: int) -> Header:
     """The header of a packet whose length and checksum are right, and whose tensor has at most `limit` bytes."""
     if packet.size < FIXED.size:
         raise PacketError(f"a packet has at least {FIXED.size} bytes; got {plural(packet.size, 'byte')}.")
-    magic, version, method, number, d, length, crc, alpha, parameter = FIXED.unpack_from(packet.tobytes()[: FIXED.size])
+    magic, version, method, number, d, length, crc, alpha, parameter = FIXED.unpack(packet[: FIXED.size].tobytes())
     if magic != MAGIC:
         raise PacketError(f"a packet begins with {MAGIC!r}; got {magic!r}.")
     if version != VERSION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +31,38 @@ FAULTS = (
 )
 """What native kernels find wrong with a packet, by its number."""
 
+MOST_KEPT = 2**28
+"""The most bytes that a thread keeps from packet to packet; more is given back after each."""
+
 
 class Pruning(NamedTuple):
     """Stochastic pruning on the way into a packet."""
 
     threshold: Tensor
     key: Tensor
+    counted: bool
+
+
+class _Kept(threading.local):
+    """Memory of each thread where packets are written before their size is known.
+
+    Only what was written to costs memory, and that is what the largest packet took; a fresh page costs more time than
+    the bytes that are written into it.
+    """
+
+    memory: Tensor | None = None
+
+    def room(self, size: int) -> Tensor:
+        """At least so many bytes."""
+        memory = self.memory
+        if memory is None or memory.numel() < size:
+            memory = torch.empty(size, dtype=torch.uint8)
+            if size <= MOST_KEPT:
+                self.memory = memory
+        return memory
+
+
+_kept = _Kept()
 
 
 def encode_pruned(
@@ -50,21 +77,21 @@ def encode_pruned(
     if alpha is None:
         alpha = int(kernel("smallest_magnitude")(type_number, where, n, threads))
     header = Header.of(PRUNED, x, alpha, cut)
-    # Pages of a fresh buffer cost nothing before they are written to, so that its size does not matter.
-    room = torch.empty(most_bytes(x.shape, x.dtype), dtype=torch.uint8)
+    room = _kept.room(most_bytes(x.shape, x.dtype))
     body = address("packet", room, torch.uint8, room.numel()) + header.size
     counts = None
     if pruning is None:
         size = kernel("encode_packet")(type_number, where, n, alpha, cut, entropy, body, threads)
     else:
-        counts = torch.zeros(COUNTS + 1, dtype=torch.int64)
+        counts = torch.zeros(COUNTS + 1, dtype=torch.int64) if pruning.counted else None
         size = kernel("prune_packet")(
             type_number, where, n, address("threshold", pruning.threshold, torch.float32, 1),
             address("key", pruning.key, torch.int64, 2), alpha, cut, entropy, body, threads,
-            address("counts", counts, torch.int64, COUNTS + 1),
+            0 if counts is None else address("counts", counts, torch.int64, COUNTS + 1),
         )  # fmt: skip
     if smaller and size > n * x.element_size():
-        return encode_by_reference(x, alpha, cut, entropy, True, pruning)
+        x = x if pruning is None else stochastic_prune(x, pruning.threshold, pruning.key)
+        return _rounded_raw(x, alpha, cut), counts
     packet = room[: header.size + size].clone()
     seal(packet.numpy(), header)
     return packet, counts
@@ -77,15 +104,22 @@ def encode_by_reference(
     counts = None
     if pruning is not None:
         x, counts = stochastic_prune(x, pruning.threshold, pruning.key, counted=True)
+        counts = counts if pruning.counted else None
     kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
-    words = rounded(words, kind, alpha, cut)
-    body = encode_blocks(words, Coding(kind, alpha, cut), entropy)
-    header = Header.of(PRUNED, x, alpha, cut)
+    body = encode_blocks(rounded(words, kind, alpha, cut), Coding(kind, alpha, cut), entropy)
     if smaller and body.size > words.size * x.element_size():
-        header, body = Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype))
-    return with_header(header, body), counts
+        return _rounded_raw(x, alpha, cut), counts
+    return with_header(Header.of(PRUNED, x, alpha, cut), body), counts
+
+
+def _rounded_raw(x: Tensor, alpha: int, cut: int) -> Tensor:
+    """The packet of elements as they are, but for mantissa bits that are cut from kept values."""
+    if not cut:
+        return encode_raw(x)
+    words = rounded(words_of(in_order(x)), KINDS[x.dtype], alpha, cut)
+    return with_header(Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype)))
 
 
 def encode_raw(x: Tensor) -> Tensor:

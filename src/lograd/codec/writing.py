@@ -97,13 +97,14 @@ def prune_and_encode(
     check_floats(x)
     check_one_of("values", values, VALUES)
     check_flag("entropy", entropy)
+    check_flag("counted", counted)
     _check(x)
     a, key = in_type_of(x, scalar("threshold", threshold, x, 0.0)).cpu(), key_of(seed, offset, x).cpu()
     cut, device = cut_of(values, x.dtype), x.device
     x = x.detach().cpu().resolve_neg()
-    packet, counts = encode_pruned(dense(x), alpha_bits(a, x.dtype), cut, entropy, True, Pruning(a, key))
+    packet, counts = encode_pruned(dense(x), alpha_bits(a, x.dtype), cut, entropy, True, Pruning(a, key, counted))
     packet = packet.to(device)
-    return packet if counts is None or not counted else Counted(packet, counts.to(device))
+    return packet if counts is None else Counted(packet, counts.to(device))
 
 
 def alpha_bits(alpha: Tensor, dtype: torch.dtype) -> int:
