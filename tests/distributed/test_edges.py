@@ -94,6 +94,18 @@ def test_what_is_not_finite_stays_so(wrong: float) -> None:
     assert not found[7].isfinite()  # a GradScaler looks for it
 
 
+@pytest.mark.parametrize("name", ["int8-full", "fp8", "int8-ptq"])
+def test_activations_are_treated_with_and_without_statistics(name: str) -> None:
+    sentence = edge_sentences(name, "forward", 2)["0->1"]
+    assert sentence is not None
+    one, x = Edge(sentence, "activations", 1, 0, 10, CPU), gradients(64 * 32).reshape(64, 32)
+    for _ in range(3):
+        found = decode(one.packet(x, Packing()), x)
+        one.step()
+    assert not torch.equal(found, x)
+    assert torch.nn.functional.cosine_similarity(found.flatten(), x.flatten(), dim=0) > 0.99
+
+
 def test_random_numbers_change_with_microbatch_step_and_seed() -> None:
     x = gradients(5000)
     draws = []

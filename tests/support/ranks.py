@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LONG = 120.0
+LONG = 300.0
 """Seconds in which no test should still be running."""
 
 
-def run_ranks(function: Callable[..., Any], ranks: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], ranks: int, *arguments: Any, timeout: float = 240.0) -> list[Any]:
     """Return function(rank, *arguments) of each rank of a gloo group; None for a rank that ended without a result.
 
     Processes are forked from a server that has imported torch and lograd once.

@@ -19,7 +19,7 @@ from ..coded import CodedTensor
 from ..engine.coding import encoded
 from ..engine.operand import Operand
 from ..engine.site import Site
-from ..engine.slots import COUNTERS, CPU, count_passed_through, count_treated
+from ..engine.slots import COUNTERS, CPU, READY, count_passed_through, count_treated
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_object, check_whole
 from ..ops.contracts import FLOAT_TYPES
@@ -34,7 +34,7 @@ LONGEST = 2**62
 
 @final
 class Edge:
-    """What is done to the tensors that leave one place for another, and all that changes as they pass.
+    """The treatment of tensors that leave one place for another, and all that changes as they pass.
 
     Args:
         treatments: the sentence; empty changes nothing.
@@ -57,8 +57,9 @@ class Edge:
         self._last_collected = 0
         self._passed = 0
         self.operand.begin()
-        if self.site is not None:
+        if self.operand.has_statistics:
             self._statistics.collect()
+        if self.site is not None:
             self._set_key()
 
     def treat(self, x: Tensor, held: bool = False) -> Tensor | CodedTensor:
@@ -112,7 +113,8 @@ class Edge:
         self.site.held = held
         if not held:
             self._passed += 1
-            self.operand.observe(x)
+            if self.operand.has_statistics:
+                self.operand.observe(x)
 
     def step(self) -> None:
         """Mark the end of a step, if any tensor has passed: new numbers where statistics were due, a fresh key."""
@@ -121,7 +123,7 @@ class Edge:
         self._passed = 0
         self._statistics.deliver(self.steps, 1.0, 1.0, self._refresh, Cost())
         self.steps += 1
-        if sample := sample_due(self._refresh, self.steps, self._last_collected):
+        if self.operand.has_statistics and (sample := sample_due(self._refresh, self.steps, self._last_collected)):
             self._last_collected = self.steps
             if not self._statistics.collecting and self._statistics.wanted(self.steps):
                 self._statistics.collect(sample)
@@ -177,7 +179,7 @@ class Edge:
         """Go on from the `state` of another, which `check` has accepted."""
         for name, tensor in self.operand.tensors().items():
             tensor.copy_(state["tensors"][name])
-        self.operand.set_ready(bool(self.operand.control[0]))
+        self.operand.set_ready(bool(self.operand.control[READY]))
         self._statistics.load(state["statistics"])
         self.steps, self._last_collected = state["steps"], state["last_collected"]
         self._passed = 0

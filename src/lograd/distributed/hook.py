@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @final
 class HookState:
-    """What `comm_hook` needs and remembers; the first argument of `register_comm_hook`.
+    """The settings and the memory of `comm_hook`: the first argument of `register_comm_hook`.
 
         model = DistributedDataParallel(network)
         state = lograd.distributed.HookState(model, "prune90")
@@ -134,31 +134,6 @@ class HookState:
         self._errors[name] = left.where(left.isfinite(), 0)  # an overflow of the loss scale shall not stay
         return edge.packed(treated, self._packing)
 
-    @torch.no_grad()
-    def average(self, places: list[Place], total: Tensor, gathered: list[Tensor]) -> Tensor:
-        """Return the mean of what all ranks have sent, added up in their order, so that all find the same bits.
-
-        Args:
-            places: of the bucket's gradients in its buffer.
-            total: zeros of the size of the buffer, which become the result.
-            gathered: the packets of each rank.
-        """
-        start = time.perf_counter()
-        for rank, data in enumerate(gathered):
-            at = 0
-            for name, shape, stride, offset in places:
-                view = total.as_strided(shape, stride, offset)
-                packet, at = _next(data, at, rank, name)
-                try:
-                    found = decode(packet, view)
-                except PacketError as error:
-                    raise PacketError(f"the gradient of {name!r} from rank {rank}: {error}") from error
-                if found.shape != view.shape or found.dtype != view.dtype:
-                    raise PacketError(f"the gradient of {name!r} from rank {rank} has shape {tuple(found.shape)}.")
-                view += found
-        self.count.decoding += time.perf_counter() - start
-        return total.div_(len(gathered))
-
     def places(self, bucket: GradBucket) -> list[Place]:
         """Return where the gradients of a bucket lie in its buffer."""
         first = int(bucket.buffer().storage_offset())
@@ -236,14 +211,43 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[Tens
     if bucket.is_last():
         state.step()
 
-    places, total = state.places(bucket), torch.zeros_like(bucket.buffer())  # the bucket is gone when all has arrived
+    # The bucket is gone when all has arrived.  The callback may outlive the state, too, in a thread of the process
+    # group, and must not be the last to hold that group: its threads would wait for themselves.
+    places, total = state.places(bucket), torch.zeros_like(bucket.buffer())
 
     def averaged(future: torch.futures.Future[Any]) -> Tensor:
         future.value()  # raises what went wrong
-        return state.average(places, total, [one[:length] for one, length in zip(gathered, lengths, strict=True)])
+        return average(places, total, [one[:length] for one, length in zip(gathered, lengths, strict=True)], count)
 
     result: torch.futures.Future[Tensor] = work.get_future().then(averaged)
     return result
+
+
+@torch.no_grad()
+def average(places: list[Place], total: Tensor, gathered: list[Tensor], count: EdgeCount) -> Tensor:
+    """Return the mean of what all ranks have sent, added up in their order, so that all find the same bits.
+
+    Args:
+        places: of the bucket's gradients in its buffer.
+        total: zeros of the size of the buffer, which become the result.
+        gathered: the packets of each rank.
+        count: gets the time that it took.
+    """
+    start = time.perf_counter()
+    for rank, data in enumerate(gathered):
+        at = 0
+        for name, shape, stride, offset in places:
+            view = total.as_strided(shape, stride, offset)
+            packet, at = _next(data, at, rank, name)
+            try:
+                found = decode(packet, view)
+            except PacketError as error:
+                raise PacketError(f"the gradient of {name!r} from rank {rank}: {error}") from error
+            if found.shape != view.shape or found.dtype != view.dtype:
+                raise PacketError(f"the gradient of {name!r} from rank {rank} has shape {tuple(found.shape)}.")
+            view += found
+    count.decoding += time.perf_counter() - start
+    return total.div_(len(gathered))
 
 
 def _next(data: Tensor, at: int, rank: int, name: str) -> tuple[Tensor, int]:

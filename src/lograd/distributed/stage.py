@@ -6,6 +6,7 @@ Activations and gradients are decoded when the stage's own computation asks for 
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, Literal, final
 
@@ -27,8 +28,12 @@ from .plans import BACKWARD, FORWARD, OPERAND, EdgePlans, check_edge_refresh, ed
 from .side import SideWay
 
 VERSION = 1
+NAME = re.compile(r"(\d+->\d+)(?: \((\d{1,3})\))?", re.ASCII)
+"""An edge, and the place of a tensor among several that cross it."""
 MOST_TENSORS = 256
 """Tensors that may cross one edge; in practice it is one."""
+SMALL = 4096
+"""Bytes by which the packet of a small tensor may be larger than a plain one: codes bring a description along."""
 FIRST_TAG = 2**30
 """Tags of handshakes are this one and those after it; those of rests are below."""
 
@@ -183,7 +188,7 @@ class CompressedStage(PipelineStage):
         messages = self._arriving.pop((way, microbatch), [])
         if name is None:
             return
-        expected = [info for info in infos if not info.is_root_arg and info.buffer is not None]
+        expected = [info for info in infos if getattr(info, "buffer", None) is not None]
         for place, (first, info) in enumerate(zip(messages, expected, strict=True) if messages else ()):
             if first is not None:
                 info.buffer = self._unpacked(way, name, place, microbatch, first, info.buffer)
@@ -193,7 +198,7 @@ class CompressedStage(PipelineStage):
     def _unpacked(self, way: str, name: str, place: int, microbatch: int, first: Tensor, buffer: Tensor) -> Tensor:
         """Return the tensor of a message, in the shape and type of a buffer."""
         channel, bound = self._channel(name, place), largest(buffer.shape, buffer.dtype)
-        missing = channel.missing(first, microbatch, 2 * bound)
+        missing = channel.missing(first, microbatch, 2 * bound + SMALL)
         rest = None
         if missing:
             source = self._resolve_peer_global_rank(int(name.partition("->")[0]))
@@ -291,6 +296,13 @@ class CompressedStage(PipelineStage):
                 f"this is the state of stage {state['stage'][0]} of {state['stage'][1]}, and this is stage "
                 f"{self.stage_index} of {self.num_stages}."
             )
+        for part in ("edges", "channels"):
+            check_object(f"the {part} of a stage's state", state[part], (), None)
+        known = {name for way in (BACKWARD, FORWARD) for name in (self._leaving(way), self._coming(way))}
+        for name in (*state["edges"], *state["channels"]):
+            found = NAME.fullmatch(str(name))
+            if found is None or found[1] not in known:
+                raise InvalidValue(f"stage {self.stage_index} of {self.num_stages} has no edge {str(name)[:60]!r}.")
         leaving = {name: way for way in (BACKWARD, FORWARD) if (name := self._leaving(way)) is not None}
         edges = {name: self._new_edge(leaving, name) for name in state["edges"]}
         for name, edge in edges.items():
