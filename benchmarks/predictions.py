@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +207,22 @@ class Network:
         switch = self.task.normalization > 0
         return Plan(dict.fromkeys(self.task.names, method(name).plan), normalization=switch)
 
+    @cached_property
+    def usual_first(self) -> list[Batch]:
+        """The batches, one of usual energy first: thresholds of all are those of the first, and noise follows them."""
+        laws = [[one.law for one in layer.records] for layer in self.profile.layers.values()]
+        energies = np.sum(
+            [[0.0 if law is None else float(law.count) * float(law.moment(2)) for law in row] for row in laws], axis=0
+        )
+        usual = int(np.argmin(np.abs(energies - energies.mean())))
+        return [self.batches[usual], *self.batches[:usual], *self.batches[usual + 1 :]]
+
     def noise(self, plan: Plan) -> dict[str, float]:
         """Measure the variance of a plan in units of the minibatch's, its standard error, and the forward's change."""
         if not plan.layers:
             return {"rho": 0.0, "error": 0.0, "pi": 0.0}
         found = lograd.variance(
-            self.model, self.batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS,
+            self.model, self.usual_first, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS,
             contributions=False, progress=False,
         ).total  # fmt: skip
         unit, moved = self.task.problem.unit, 0.0

@@ -24,12 +24,12 @@ from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..plan import LayerPlan
 from ..plan.forecast import Forecast
-from ..theory import Propagation, Rise, risen, threshold
+from ..theory import Propagation, threshold
 from ..treatments.verdicts import noise_of
 from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
 from .measured import Values
-from .noisy import MOST_NOISE, rise_of
+from .noisy import MOST_NOISE
 from .records import LayerProfile, NoisyGradient, Range, by_level
 
 PROBE = 0.85
@@ -103,10 +103,13 @@ class _ProbedLayer:
 
     def noisy(self) -> NoisyGradient | None:
         """Return the gradient that has arrived while all layers were pruned; None where there is no finite noise."""
-        if not 0 < self.error < np.inf or not self.energy or not any(any(ends) for _, ends in self.counted):
+        if not 0 < self.error < np.inf or not self.energy:
             return None
         histograms, ranges = zip(*self.counted, strict=True)
-        law = reduce(add, histograms).law()
+        together: LogHistogram = reduce(add, histograms)
+        if not _has_law(together):
+            return None
+        law = together.law()
         occupied = np.flatnonzero(law.counts)
         first, end = int(occupied[0]), int(occupied[-1]) + 1
         law = Empirical(law.counts[first:end].copy(), law.first + first, zeros=law.zeros)
@@ -156,7 +159,7 @@ class _Backward:
         histogram, ends = log_histogram(countable(gradient)), _range(gradient)
         layer.error += _energy(gradient - layer.clean[place])
         layer.counted.append((histogram, ends))
-        if not any(ends) or not np.isfinite(ends).all():
+        if not _has_law(histogram):
             return None
         seed = self.seed + place + (layer.number << 40)
         noisy: Tensor = stochastic_prune(countable(gradient), float(threshold(histogram.law(), share)), seed)
@@ -238,6 +241,11 @@ def _count_noisy(
     for name, layer in backward.layers.items():
         profiles[name].range = _widest([_range(one) for one in layer.clean]) if layer.clean else None
         profiles[name].noisy = by_level(found[name])
+
+
+def _has_law(histogram: LogHistogram) -> bool:
+    """Return True if all elements are finite, and some are not zero in the type in which they are counted."""
+    return bool(histogram.counts.any()) and not histogram.nan and not histogram.infinities
 
 
 def _range(tensor: Tensor) -> Range:
@@ -361,14 +369,11 @@ def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
     }
 
 
-def forecast(
-    layers: Mapping[str, LayerPlan], profiles: Mapping[str, LayerProfile], noise: Contributions | None
-) -> Forecast | None:
+def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Forecast | None:
     """Predict the growth of the gradient that grows most under a plan; None where no layer adds noise to dX.
 
     Args:
         layers: the layers of a plan in the order in which they run.
-        profiles: the observed layers.
         noise: how noise travels, where that was measured; without it, all noise is assumed to reach the first layer.
     """
     handed = noise_by_layer(layers)
@@ -380,14 +385,7 @@ def forecast(
         factor = float(np.prod([1 + handed.get(name, 0.0) for name in behind]))
         return Forecast(first, _six_digits(factor), False, len(handed))
     # Noise also reaches layers that the plan leaves alone, so all measured layers take part.
-    ratios = [handed.get(name, 0.0) for name in noise.layers]
-    rises = [
-        rise_of(layers[name].input_gradient.gradient, profiles.get(name), handed[name])
-        if name in handed
-        else Rise.constant(0.0)
-        for name in noise.layers
-    ]
-    growth = 1 + risen(noise.factors, [ratios, ratios], [rises, rises])[1]
+    growth = noise.factors.growth([handed.get(name, 0.0) for name in noise.layers])
     worst = int(np.argmax(growth))
     return Forecast(noise.layers[worst], _six_digits(float(growth[worst])), True, len(handed))
 

@@ -51,10 +51,11 @@ def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> R
     before = ratio_of(treatments, clean) if clean is not None and noise else None
     if layer is None or clean is None or not before:
         return Rise.constant(noise)
-    levels, added = [], []
+    levels: list[float] = []
+    added: list[float] = []
     for one in layer.noisy:
         after = ratio_of(treatments, Statistics(one.law, clean.masked, range=one.range))
-        if one.level >= LEAST_LEVEL and after is not None:
+        if one.level >= LEAST_LEVEL and one.level > max(levels, default=0.0) and after is not None:
             levels.append(one.level)
             added.append(after * (1 + one.level))
     return Rise.through(before, levels, added).times(noise / before) if levels else Rise.constant(noise)
@@ -76,7 +77,7 @@ def unpacked_noisy(data: Any) -> tuple[NoisyGradient, ...]:
     if not isinstance(data, list):
         raise InvalidValue("the gradients with noise of a layer must be a list.")
     found = tuple(map(_unpacked, data))
-    if any(one.level >= other.level for one, other in pairwise(found)):
+    if any(one.level > other.level for one, other in pairwise(found)):
         raise InvalidValue("the gradients with noise of a layer must be in the order of their noise.")
     return found
 

@@ -145,7 +145,7 @@ def build(
         )
     kept = {name: kept[name] for name in layers if name in kept}
     _check_any(plans, kept, layers)
-    growth = forecast(plans, layers, budget.noise)
+    growth = forecast(plans, budget.noise)
     if growth is not None and growth.explodes:
         warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
     rounded_only = {} if budget.sparsity is None else {name: why for name, why in unpruned.items() if name in plans}
