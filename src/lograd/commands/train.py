@@ -140,7 +140,8 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
-    _show(run, as_json)
+    if run is not None:
+        _show(run, as_json)
 
 
 def _show(run: Any, as_json: bool) -> None:
@@ -176,17 +177,27 @@ def _one_model(make: str | None, model: str | None) -> str | None:
 
 
 def _run_or_exit(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
-    """The finished run; one that diverged or was stopped ends the command with a sentence."""
-    from ..training import Diverged, Interrupted
+    """The finished run; one that diverged or was stopped ends the command with a sentence.
 
+    Under torchrun rank 0 speaks for all, but for an error that is another rank's own; elsewhere the run is None.
+    """
+    from ..training import Diverged, FailedElsewhere, Interrupted, LostRank, joined
+
+    main = True
     try:
-        return _run(output, given, resume=resume, overwrite=overwrite, quiet=quiet)
-    except Diverged as error:
+        with joined() as ranks, warnings_as_sentences(silent=not ranks.main):
+            main = ranks.main
+            run = _run(output, given, ranks, resume=resume, overwrite=overwrite, quiet=quiet)
+            return run if main else None
+    except (Diverged, Interrupted) as error:
+        if main:
+            say(str(error))
+        raise typer.Exit(128 + error.number if isinstance(error, Interrupted) else 1) from None
+    except LostRank as error:
         say(str(error))
         raise typer.Exit(1) from None
-    except Interrupted as error:
-        say(str(error))
-        raise typer.Exit(128 + error.number) from None
+    except FailedElsewhere:
+        raise typer.Exit(2) from None
 
 
 def _result(run: Any) -> str:
@@ -209,32 +220,42 @@ def _result(run: Any) -> str:
     return ", ".join(parts)
 
 
-def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
-    from ..training import Config, Run
+def _run(output: Path, given: dict[str, Any], ranks: Any, *, resume: bool, overwrite: bool, quiet: bool) -> Any:
+    from ..training import Run
     from ..training import resume as resume_run
     from ..training import train as train_run
     from ..training.session import has_levels, prunes
     from .progress import display, saying
 
-    if resume and overwrite:
-        raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
-    with warnings_as_sentences():
+    quiet = quiet or not ranks.main
+    with ranks.together():
+        if resume and overwrite:
+            raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
         if resume:
             before = Run.load(output, metrics=False)  # resume cuts what follows the checkpoint
-            if before.status == "finished":
-                run = resume_run(output, expected=given)
+        else:
+            config = _config(given)
+            plan = config.load_plan()
+    if resume:
+        if before.status == "finished":
+            run = resume_run(output, expected=given)
+            if ranks.main:
                 say(f"the run {output} is finished; there is nothing to resume.")
-                return run
-            with display(before.config.model, quiet) as progress:
-                return resume_run(output, expected=given, progress=progress)
-        for name in ("model",) if ":" in given.get("model", "") else ("model", "data"):
-            if name not in given:
-                other = " or MODULE:FUNCTION" if name == "model" else ""
-                raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
-        config = Config(**given)
-        with display(config.model, quiet) as progress:
-            if "backend" not in given:
-                plan = config.load_plan()
-                if prunes(plan) or has_levels(plan):
-                    progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
-            return train_run(config, output, progress=progress, overwrite=overwrite, tell=say)
+            return run
+        with display(before.config.model, quiet) as progress:
+            return resume_run(output, expected=given, progress=progress)
+    with display(config.model, quiet) as progress:
+        if "backend" not in given and (prunes(plan) or has_levels(plan)):
+            progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
+        return train_run(config, output, progress=progress, overwrite=overwrite, tell=say)
+
+
+def _config(given: dict[str, Any]) -> Any:
+    """The settings of a new run."""
+    from ..training import Config
+
+    for name in ("model",) if ":" in given.get("model", "") else ("model", "data"):
+        if name not in given:
+            other = " or MODULE:FUNCTION" if name == "model" else ""
+            raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
+    return Config(**given)
