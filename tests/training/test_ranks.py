@@ -134,8 +134,8 @@ def test_ranks_learn_what_one_process_learns(size, settings, place):
     assert len(run.lines) == len(alone.lines), "each line is written once"
 
 
-def same_weights_elsewhere(settings, folder):
-    """Train, and save the model and the random numbers of each rank."""
+def train_and_tell(settings, folder):
+    """Train, and save what each rank has at the end: weights, learned clips, keys of random numbers, thresholds."""
     from lograd.training import loop
 
     sessions = []
@@ -148,23 +148,40 @@ def same_weights_elsewhere(settings, folder):
     loop._session = keep
     train(Config(**settings), folder)
     session, rank = sessions[0], os.environ["RANK"]
-    keys = [float(site.key[0]) for layer in session.handle.layers.values() for site in layer.sites.values()]
-    learned = {name: one.detach() for name, one in session.handle.named_parameters()}
-    torch.save({"weights": dict(session.model.named_parameters()), "keys": keys, "learned": learned}, f"rank{rank}.pt")
+    sites = [site for layer in session.handle.layers.values() for site in layer.sites.values()]
+    found = {
+        "weights": dict(session.model.named_parameters()),
+        "learned": {name: one.detach() for name, one in session.handle.named_parameters()},
+        "keys": [int(site.key[0]) for site in sites],
+        "numbers": [site.numbers.tolist() for site in sites],
+    }
+    torch.save(found, f"{folder}/rank{rank}.pt")
+
+
+def told(place, name, **settings):
+    """Train on two ranks, and return what each of them had at the end."""
+    says, settings = place / f"{name}-says", COMMON | {"model": "resnet8", "data": "images.npz"} | settings
+    settings |= {"batch": 8, "width": 2}
+    codes = ranked.ended(ranked.started(2, says, train_and_tell, settings, str(place / name)))
+    assert codes == [0, 0], ranked.printed(says, 0)
+    return [torch.load(place / name / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 def test_ranks_keep_the_same_weights_and_draw_their_own_noise(place):
     """With weights in low precision, whose rounding must be alike, learned clips, and a loss scale."""
-    settings = COMMON | {"model": "resnet8", "data": "images.npz", "batch": 8, "width": 2, "weights": "int8"}
-    settings |= {"recipe": "int4wa-clips+fp6"}
-    says = place / "same-says"
-    codes = ranked.ended(ranked.started(2, says, same_weights_elsewhere, settings, str(place / "same")))
-    assert codes == [0, 0], ranked.printed(says, 0)
-    first, second = (torch.load(place / f"rank{rank}.pt", weights_only=False) for rank in range(2))
+    first, second = told(place, "same", recipe="int4wa-clips+fp6", weights="int8")
     for part in ("weights", "learned"):
         assert first[part]
         assert all(torch.equal(one, second[part][name]) for name, one in first[part].items()), part
     assert all(one != other for one, other in zip(first["keys"], second["keys"], strict=True))
+
+
+def test_thresholds_are_each_rank_s_own_or_of_all_ranks_together(place):
+    own, common = told(place, "own", recipe="prune85"), told(place, "common", recipe="prune85", common_statistics=True)
+    assert any(any(numbers) for numbers in common[0]["numbers"])
+    assert common[0]["numbers"] == common[1]["numbers"]
+    assert own[0]["numbers"] != own[1]["numbers"]
+    assert Run.load(place / "common").config.common_statistics
 
 
 @pytest.mark.parametrize("recipe", [None, "prune85+fp6"])
@@ -225,6 +242,7 @@ REFUSED = {
     "fast": (["shared:dense", "--fast"], "fast is for a run of one process, and this one has 2"),
     "guard": (["shared:dense", "--recipe", "fp6", "--guard"], "guard is for a run of one process"),
     "recipe": (["shared:dense", "--recipe", "fp66"], "fp66"),
+    "common": (["shared:dense", "--common-statistics"], "give a plan or a recipe as well"),
 }
 
 

@@ -78,6 +78,10 @@ StateBits = Annotated[
     int | None,
     typer.Option(help="8 keeps the optimizer's moments of such weights as FP8 codes.", show_default="float32"),
 ]
+CommonStatistics = Annotated[
+    bool | None,
+    typer.Option("--common-statistics", help="Under torchrun: thresholds from the gradients of all ranks."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
@@ -112,6 +116,7 @@ def train(
     tensorboard: Tensorboard = None,
     weights: Weights = None,
     state_bits: StateBits = None,
+    common_statistics: CommonStatistics = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -129,14 +134,14 @@ def train(
     metric: a function of the model that returns a number, or several by name;
     runs are compared by the first, or by the training loss without a metric
     """
-    backend = _renamed(products, backend)
     settings = {
         "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs,
         "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay,
         "schedule": schedule, "warmup": warmup, "width": width, "augment": augment, "threads": threads,
-        "backend": backend, "start": start, "log_every": log_every, "evaluate_every": evaluate_every,
-        "checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "weights": weights, "state_bits": state_bits,
-        "fast": fast, "guard": guard,
+        "backend": _renamed(products, backend), "start": start, "log_every": log_every,
+        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+        "weights": weights, "state_bits": state_bits, "fast": fast, "guard": guard,
+        "common_statistics": common_statistics,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)

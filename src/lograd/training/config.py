@@ -26,7 +26,7 @@ MOST_RANKS = 2**16
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
-ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard", "ranks")
+ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard", "ranks", "common_statistics")
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the
 checksums that they had."""
 
@@ -67,6 +67,8 @@ class Config:
             `lograd.accelerate` does.
         state_bits: 8 keeps the optimizer's moments of such weights as FP8 codes; None keeps them in float32.
         ranks: processes of the run, which torchrun starts; `train` fills it in.  None means one.
+        common_statistics: take the statistics of gradients on all ranks together, so that thresholds and scales are
+            alike; else each rank follows its own part of the batch.
     """
 
     model: str
@@ -96,6 +98,7 @@ class Config:
     fast: bool = False
     guard: bool = False
     ranks: int | None = None
+    common_statistics: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -127,7 +130,7 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("fast", "guard", "tensorboard", *(() if self.own else ("augment",))):
+        for name in ("fast", "guard", "tensorboard", "common_statistics", *(() if self.own else ("augment",))):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()
@@ -191,6 +194,8 @@ class Config:
             raise InvalidValue("a guard watches the layers that a plan treats; give a plan or a recipe as well.")
         if self.plan is not None and self.recipe is not None:
             raise InvalidValue("a run has a plan or a recipe; got both.")
+        if self.common_statistics and self.plan is None and self.recipe is None:
+            raise InvalidValue("common_statistics are those of treated gradients; give a plan or a recipe as well.")
         if self.recipe is not None:
             Plan.uniform(self.recipe)  # refuses a name that nobody knows
         if self.own:

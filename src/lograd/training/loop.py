@@ -101,7 +101,7 @@ def train(
             if journal is not None:
                 closed.enter_context(closing(journal))
         closed.enter_context(closing(events))
-        session.join(ranks)
+        session.join(ranks, common_statistics=config.common_statistics)
         _run(session, work.config, target, journal, events, progress)
     return Run.load(target.path)
 
@@ -164,7 +164,7 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
             if journal is not None:
                 journal.cut(size)
         closed.enter_context(closing(events))
-        session.join(ranks)
+        session.join(ranks, common_statistics=config.common_statistics)
         _run(session, work.config, target, journal, events, progress)
     return Run.load(target.path)
 
@@ -311,6 +311,8 @@ def _with_ranks(config: Config, ranks: Ranks) -> Config:
     if config.ranks is None and ranks.size > 1:
         return replace(config, ranks=ranks.size)
     _check_size(config, ranks)
+    if config.common_statistics and ranks.size == 1:
+        raise InvalidValue("common_statistics are for several ranks, and this run has one; leave it out.")
     return config
 
 

@@ -103,6 +103,7 @@ class Session:
         self.ranks = ALONE
         self.parallel: DistributedDataParallel | None = None
         """The model as it is called in a run of several processes; its gradients are means over ranks."""
+        self.common_statistics = False
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
         self.times = StepTimes()
@@ -127,11 +128,15 @@ class Session:
         """Take the plan off the model, and make weights in low precision plain parameters again."""
         self.__exit__(None)
 
-    def join(self, ranks: Ranks) -> None:
+    def join(self, ranks: Ranks, *, common_statistics: bool = False) -> None:
         """Train together with the other ranks of a run from now on; each of them must call this at the same time.
 
         The weights are those of rank 0, and the gradients of all ranks are averaged.
+
+        Args:
+            common_statistics: let thresholds and scales follow from the gradients of all ranks.
         """
+        self.common_statistics = common_statistics
         if ranks.size > 1:
             with self.work.words(), ranks.watched():
                 self.parallel = DistributedDataParallel(self.model)
@@ -199,6 +204,8 @@ class Session:
             self.scaler.update()
             self.skipped += self.scaler.get_scale() < before  # only a step with gradients out of range lowers it
         if self.handle is not None:
+            if self.common_statistics:
+                self.handle.sum_statistics()
             self.handle.step(loss_scale=None if self.scaler is None else self.scaler.get_scale())
 
     def evaluate(self) -> dict[str, float]:
