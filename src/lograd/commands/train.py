@@ -144,12 +144,13 @@ def train(
         "common_statistics": common_statistics,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
-    run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
-    if run is not None:
-        _show(run, as_json)
+    _show(_run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json), as_json)
 
 
 def _show(run: Any, as_json: bool) -> None:
+    """Print the end of a run; None, on ranks other than the first, prints nothing."""
+    if run is None:
+        return
     if as_json:
         print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
         return
