@@ -65,6 +65,16 @@ def fails_on_one():
     return network(), dense()[1], loss
 
 
+def explodes_on_one():
+    def loss(output, target):
+        loss.calls += 1
+        factor = float("inf") if os.environ.get("RANK") == "1" and loss.calls == 3 else 1.0
+        return factor * cross_entropy(output, target)
+
+    loss.calls = 0
+    return network(), dense()[1], loss
+
+
 def dies():
     def loss(output, target):
         if os.environ.get("RANK") == "1" and loss.calls == 5 and os.path.exists("kill"):
@@ -265,6 +275,16 @@ def test_an_error_on_one_rank_ends_all_with_its_sentence(place):
     assert "a step of shared:fails_on_one raised ValueError: out of luck" in ranked.printed(place / "says", 1)
     assert "rank 0 of 2 has lost another rank" in ranked.printed(place / "says", 0)
     assert not (place / "unlucky" / "summary.json").exists()
+
+
+def test_a_loss_that_is_infinite_on_one_rank_ends_all_as_diverged(place):
+    arguments = ["train", "shared:explodes_on_one", "--steps", 6, "--threads", 1, "-o", place / "diverged"]
+    assert ranked.ended(ranked.started(2, place / "says", ranked.command, *arguments)) == [1, 1]
+    assert "the loss is inf at step 3 of 6" in ranked.printed(place / "says", 0)
+    assert ranked.printed(place / "says", 1) == ""
+    run = Run.load(place / "diverged")
+    assert run.status == "diverged"
+    assert run.summary["steps"] == 2
 
 
 def test_batches_that_differ_between_ranks_are_refused_and_those_of_a_sampler_taken_whole(place):
