@@ -313,14 +313,17 @@ def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(place):
     )
 
 
-def test_torchrun_itself_with_two_processes_and_with_one(place):
-    for size in (2, 1):
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "-m"]
-        train_it = ["lograd", "train", "shared:dense", "--steps", "3", "--threads", "1", "-o", f"by-torchrun{size}"]
-        done = subprocess.run(start + train_it, capture_output=True, text=True, check=False, timeout=ranked.PATIENCE)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("The run:") == 1
-    two, one = (Run.load(place / f"by-torchrun{size}") for size in (2, 1))
+def test_torchrun_itself_and_one_process_that_is_as_without_it(place):
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    arguments = ["train", "shared:dense", "--steps", "3", "--threads", "1", "-o"]
+    done = subprocess.run(
+        [*start, "lograd", *arguments, "by-two"], capture_output=True, text=True, check=False, timeout=ranked.PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("The run:") == 1
+    assert ranked.ended(ranked.started(1, place / "says", ranked.command, *arguments, "by-one")) == [0]
+    two, one = Run.load(place / "by-two"), Run.load(place / "by-one")
     assert two.config.ranks == 2
     assert one.config.ranks is None
+    assert "ranks" not in torch.load(one.path / "checkpoint.pt", weights_only=True)
     assert close(two.path, one.path)
