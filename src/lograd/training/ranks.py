@@ -37,7 +37,7 @@ class FailedElsewhere(LogradError):
 class Ranks:
     """The place of this process among those of a run.
 
-    All methods but `main` wait for all ranks, so each rank must call them, in the same order.
+    All methods but `watched` wait for all ranks, so each rank must call them, in the same order.
 
     Args:
         rank: the number of this process, from 0.
