@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lograd
 from lograd.files.seals import checksum_of_json
-from lograd.training import TASKS, Config
+from lograd.training import TASKS, Config, train
 from lograd.training.schedules import learning_rate
 
 counts = st.integers(1, 2**31)
@@ -55,7 +55,7 @@ def test_json_is_an_exact_inverse(config):
 @pytest.mark.parametrize("model", TASKS)
 def test_what_is_not_given_is_settled_at_once(model):
     config = Config(model, "x")
-    open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every", "weights", "state_bits"}
+    open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every", "weights", "state_bits", "ranks"}
     assert {field.name for field in fields(config) if getattr(config, field.name) is None} == open_fields
     transformer = model in ("charlm", "bert-mini")
     assert config.optimizer == ("adamw" if transformer else "sgd")
@@ -131,6 +131,27 @@ def test_settings_from_before_weights_in_low_precision_have_their_checksum():
     assert checksum_of_json(now) == "6d0d6eda9f0214d6"  # as that run's checkpoint has it
     stored = Config.from_json(RECORDED | {"weights": "int8"})
     assert (stored.treatment, stored.to_json()) == ("dense, int8 weights", RECORDED | {"weights": "int8"})
+
+
+def test_ranks_are_noted_only_where_there_are_several():
+    assert Config.from_json(RECORDED | {"ranks": 1}).to_json() == RECORDED
+    several = Config.from_json(RECORDED | {"ranks": 2})
+    assert several.to_json() == RECORDED | {"ranks": 2}
+    for wrong in (0, True, 1.5, "2"):
+        with pytest.raises(lograd.InvalidValue, match="ranks must be a whole number from 1"):
+            replace(several, ranks=wrong)
+    with pytest.raises(lograd.InvalidValue, match=r"batch, .*must be a multiple of 3, their number; got 8"):
+        replace(several, ranks=3, batch=8)
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"ranks": 2}, "the run has 2 ranks and was now started with 1; start it by torchrun --nproc-per-node 2"),
+    ({"recipe": "prune85", "common_statistics": True}, "common_statistics are for several ranks, and this run has one"),
+])  # fmt: skip
+def test_a_process_alone_is_no_run_of_several(changes, sentence, tiny, tmp_path):
+    with pytest.raises(lograd.InvalidValue, match=sentence):
+        train(tiny(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @given(st.integers(1, 500), st.integers(0, 600), rates)

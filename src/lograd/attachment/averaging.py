@@ -1,4 +1,4 @@
-"""Learned ranges under data parallelism: gradients are averaged over ranks, and ranges start alike.
+"""A handle under data parallelism: gradients of learned ranges are averaged over ranks, and statistics may be summed.
 
 DistributedDataParallel averages the gradients of a model's parameters; those of a handle are not among them.
 """
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..engine.layer import LayerEngine
 from ..engine.site import Site
 from ..treatments.learned import SIGNED
+from .refresh import OperandStatistics
 
 Group = dist.ProcessGroup
 
@@ -27,12 +28,8 @@ def average_over_ranks(model: nn.Module, layers: Iterable[LayerEngine], group: G
         layers: in the same order on each rank.
         group: None for that of the model, else for all ranks.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        return
-    if group is None and isinstance(model, DistributedDataParallel):
-        group = model.process_group
     sites = [site for layer in layers for site in layer.sites.values() if site.learned is not None]
-    if not sites or dist.get_world_size(group) == 1:
+    if not sites or _is_alone(group := _group(model, group)):
         return
     _share_starts(sites, group)
     summed = torch.stack([_gradient(site) for site in sites])
@@ -40,6 +37,31 @@ def average_over_ranks(model: nn.Module, layers: Iterable[LayerEngine], group: G
     for site, (gradient, ranks) in zip(sites, summed, strict=True):
         if bool(ranks) and site.learned is not None:
             site.learned.grad = (gradient / dist.get_world_size(group)).reshape(1)
+
+
+def sum_over_ranks(model: nn.Module, statistics: Iterable[OperandStatistics], group: Group | None) -> None:
+    """Replace the histograms that this step has taken by those of all ranks together.
+
+    Args:
+        model, group: as for `average_over_ranks`.
+        statistics: in the same order on each rank.
+    """
+    taken = [one.operand.histogram for one in statistics if one.collecting]
+    if not taken or _is_alone(group := _group(model, group)):
+        return
+    summed = torch.stack(taken)
+    dist.all_reduce(summed, group=group)
+    for histogram, total in zip(taken, summed, strict=True):
+        histogram.copy_(total)
+
+
+def _group(model: nn.Module, group: Group | None) -> Group | None:
+    """Return the group that was given, or that of the model; None for all ranks."""
+    return model.process_group if group is None and isinstance(model, DistributedDataParallel) else group
+
+
+def _is_alone(group: Group | None) -> bool:
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def _gradient(site: Site) -> Tensor:

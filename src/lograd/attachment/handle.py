@@ -16,12 +16,7 @@ from torch import nn
 
 from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
-from ..engine.layers import (
-    reason_dense,
-    reason_not_integer,
-    unwrapped,
-    work_of_element,
-)
+from ..engine.layers import reason_dense, reason_not_integer, unwrapped, work_of_element
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
@@ -34,7 +29,7 @@ from . import explain as explaining
 from . import exporting
 from . import state as states
 from .advice import renamed, warn_of_skipped_layers, warn_of_untreated_gradients, warn_of_useless_formats
-from .averaging import Group, average_over_ranks
+from .averaging import Group, average_over_ranks, sum_over_ranks
 from .beside import carried_out_beside
 from .choosing import chosen_layers, fitting_modules
 from .counters import Counters, read_counters
@@ -270,6 +265,10 @@ class Handle:
             group: None for that of a model in DistributedDataParallel, else all ranks; nothing is done without any.
         """
         average_over_ranks(self.model, self.layers.values(), group)
+
+    def sum_statistics(self, group: Group | None = None) -> None:
+        """Sum the statistics of ranks between each backward and `step`: their thresholds and scales are then alike."""
+        sum_over_ranks(self.model, (one for _, one in self._all_statistics()), group)
 
     # -- what happened --
 

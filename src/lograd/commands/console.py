@@ -52,8 +52,8 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def warnings_as_sentences() -> Iterator[None]:
-    """Our own warnings without file, line and source; those of others are as they were."""
+def warnings_as_sentences(*, silent: bool = False) -> Iterator[None]:
+    """Our own warnings without file, line and source, or not at all; those of others are as they were."""
     from ..errors import LogradWarning
 
     with warnings.catch_warnings():
@@ -68,7 +68,8 @@ def warnings_as_sentences() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, LogradWarning):
-                say(str(message))
+                if not silent:
+                    say(str(message))
             else:
                 usual(message, category, filename, lineno, file, line)
 

@@ -78,6 +78,10 @@ StateBits = Annotated[
     int | None,
     typer.Option(help="8 keeps the optimizer's moments of such weights as FP8 codes.", show_default="float32"),
 ]
+CommonStatistics = Annotated[
+    bool | None,
+    typer.Option("--common-statistics", help="Under torchrun: thresholds from the gradients of all ranks."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
@@ -112,6 +116,7 @@ def train(
     tensorboard: Tensorboard = None,
     weights: Weights = None,
     state_bits: StateBits = None,
+    common_statistics: CommonStatistics = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -129,21 +134,23 @@ def train(
     metric: a function of the model that returns a number, or several by name;
     runs are compared by the first, or by the training loss without a metric
     """
-    backend = _renamed(products, backend)
     settings = {
         "model": _one_model(make, model), "data": data, "plan": plan, "recipe": recipe, "seed": seed, "epochs": epochs,
         "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "weight_decay": weight_decay,
         "schedule": schedule, "warmup": warmup, "width": width, "augment": augment, "threads": threads,
-        "backend": backend, "start": start, "log_every": log_every, "evaluate_every": evaluate_every,
-        "checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "weights": weights, "state_bits": state_bits,
-        "fast": fast, "guard": guard,
+        "backend": _renamed(products, backend), "start": start, "log_every": log_every,
+        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
+        "weights": weights, "state_bits": state_bits, "fast": fast, "guard": guard,
+        "common_statistics": common_statistics,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
-    run = _run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json)
-    _show(run, as_json)
+    _show(_run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json), as_json)
 
 
 def _show(run: Any, as_json: bool) -> None:
+    """Print the end of a run; None, on ranks other than the first, prints nothing."""
+    if run is None:
+        return
     if as_json:
         print_json({"run": str(run.path), "settings": run.config.to_json(), "summary": run.summary})
         return
@@ -176,17 +183,27 @@ def _one_model(make: str | None, model: str | None) -> str | None:
 
 
 def _run_or_exit(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
-    """The finished run; one that diverged or was stopped ends the command with a sentence."""
-    from ..training import Diverged, Interrupted
+    """The finished run; one that diverged or was stopped ends the command with a sentence.
 
+    Under torchrun rank 0 speaks for all, but for an error that is another rank's own; elsewhere the run is None.
+    """
+    from ..training import Diverged, FailedElsewhere, Interrupted, LostRank, joined
+
+    main = True
     try:
-        return _run(output, given, resume=resume, overwrite=overwrite, quiet=quiet)
-    except Diverged as error:
+        with joined() as ranks, warnings_as_sentences(silent=not ranks.main):
+            main = ranks.main
+            run = _run(output, given, ranks, resume=resume, overwrite=overwrite, quiet=quiet)
+            return run if main else None
+    except (Diverged, Interrupted) as error:
+        if main:
+            say(str(error))
+        raise typer.Exit(128 + error.number if isinstance(error, Interrupted) else 1) from None
+    except LostRank as error:
         say(str(error))
         raise typer.Exit(1) from None
-    except Interrupted as error:
-        say(str(error))
-        raise typer.Exit(128 + error.number) from None
+    except FailedElsewhere:
+        raise typer.Exit(2) from None
 
 
 def _result(run: Any) -> str:
@@ -209,32 +226,42 @@ def _result(run: Any) -> str:
     return ", ".join(parts)
 
 
-def _run(output: Path, given: dict[str, Any], *, resume: bool, overwrite: bool, quiet: bool) -> Any:
-    from ..training import Config, Run
+def _run(output: Path, given: dict[str, Any], ranks: Any, *, resume: bool, overwrite: bool, quiet: bool) -> Any:
+    from ..training import Run
     from ..training import resume as resume_run
     from ..training import train as train_run
     from ..training.session import has_levels, prunes
     from .progress import display, saying
 
-    if resume and overwrite:
-        raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
-    with warnings_as_sentences():
+    quiet = quiet or not ranks.main
+    with ranks.together():
+        if resume and overwrite:
+            raise InvalidValue("--resume goes on with a run and --overwrite replaces it; give one of them.")
         if resume:
             before = Run.load(output, metrics=False)  # resume cuts what follows the checkpoint
-            if before.status == "finished":
-                run = resume_run(output, expected=given)
+        else:
+            config = _config(given)
+            plan = config.load_plan()
+    if resume:
+        if before.status == "finished":
+            run = resume_run(output, expected=given)
+            if ranks.main:
                 say(f"the run {output} is finished; there is nothing to resume.")
-                return run
-            with display(before.config.model, quiet) as progress:
-                return resume_run(output, expected=given, progress=progress)
-        for name in ("model",) if ":" in given.get("model", "") else ("model", "data"):
-            if name not in given:
-                other = " or MODULE:FUNCTION" if name == "model" else ""
-                raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
-        config = Config(**given)
-        with display(config.model, quiet) as progress:
-            if "backend" not in given:
-                plan = config.load_plan()
-                if prunes(plan) or has_levels(plan):
-                    progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
-            return train_run(config, output, progress=progress, overwrite=overwrite, tell=say)
+            return run
+        with display(before.config.model, quiet) as progress:
+            return resume_run(output, expected=given, progress=progress)
+    with display(config.model, quiet) as progress:
+        if "backend" not in given and (prunes(plan) or has_levels(plan)):
+            progress = saying(SLOW if prunes(plan) else SIMULATED, progress)
+        return train_run(config, output, progress=progress, overwrite=overwrite, tell=say)
+
+
+def _config(given: dict[str, Any]) -> Any:
+    """The settings of a new run."""
+    from ..training import Config
+
+    for name in ("model",) if ":" in given.get("model", "") else ("model", "data"):
+        if name not in given:
+            other = " or MODULE:FUNCTION" if name == "model" else ""
+            raise InvalidValue(f"train needs --{name}{other}; with --resume, a run knows its own.")
+    return Config(**given)

@@ -20,6 +20,7 @@ from .interrupting import Interrupted
 from .loading import Made
 from .loop import Status, resume, train
 from .memory import InMemory
+from .ranks import FailedElsewhere, LostRank, Ranks, joined
 from .runs import Run
 from .session import Diverged, Session
 from .tasks import TASKS
@@ -31,15 +32,19 @@ __all__ = [
     "Comparison",
     "Config",
     "Diverged",
+    "FailedElsewhere",
     "InMemory",
     "Interrupted",
+    "LostRank",
     "Made",
+    "Ranks",
     "Run",
     "Session",
     "Status",
     "build_model",
     "compare",
     "in_turns",
+    "joined",
     "load_data",
     "resume",
     "train",

@@ -24,12 +24,15 @@ from ..files.seals import check_seal, sealed
 from ..weights import LowPrecisionTensor, WeightsHandle
 from ..weights.saving import load_state
 from .measuring import Interval
+from .ranks import Ranks
 
 VERSION = 1
 FIELDS = ("version", "steps", "seconds", "lr", "interval", "random", "model", "optimizer", "handle", "scaler")
 LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 """Names of the tensors that optimizers keep for each element of a parameter."""
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
+OF_EACH_RANK = ("handle", "random", "work")
+"""Parts that differ between the ranks of a run: statistics, random states, and the place in the batches."""
 WORDS = {"learned": "learned ranges", "weights": "weights in low precision"}
 """Parts of a run that have other names in a sentence."""
 
@@ -53,6 +56,20 @@ def read(path: Path) -> Any:
     except Exception as error:  # torch.load raises whatever its readers raise
         reason = str(error).split("\n")[0][:120]
         raise CannotRead(f"Cannot read the checkpoint {path}: {type(error).__name__}, {reason}") from error
+
+
+def state_of_rank(state: Any, ranks: Ranks) -> Any:
+    """Return the state that one rank goes on from; it is that of rank 0 but for the parts that differ.
+
+    A checkpoint of another number of ranks is refused.
+    """
+    others = state.get("ranks", []) if isinstance(state, dict) else []
+    if not isinstance(others, list) or len(others) != ranks.size - 1:
+        raise InvalidValue(f"it must have the states of {ranks.size} ranks.")
+    if ranks.main:
+        return state
+    check_object(f"the state of rank {ranks.rank}", others[ranks.rank - 1], OF_EACH_RANK)
+    return state | others[ranks.rank - 1]
 
 
 def _check_archive(content: bytes) -> None:

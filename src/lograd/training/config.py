@@ -22,10 +22,11 @@ from .tasks import TASKS, Task
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "step", "constant"]
 LARGEST_SEED = 2**63 - 1
+MOST_RANKS = 2**16
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
-ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard")
+ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard", "ranks", "common_statistics")
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the
 checksums that they had."""
 
@@ -65,6 +66,9 @@ class Config:
         fast: measure before the run which plan makes the most progress per second, and train with it under a guard, as
             `lograd.accelerate` does.
         state_bits: 8 keeps the optimizer's moments of such weights as FP8 codes; None keeps them in float32.
+        ranks: processes of the run, which torchrun starts; `train` fills it in.  None means one.
+        common_statistics: take the statistics of gradients on all ranks together, so that thresholds and scales are
+            alike; else each rank follows its own part of the batch.
     """
 
     model: str
@@ -93,6 +97,8 @@ class Config:
     state_bits: Literal[8] | None = None
     fast: bool = False
     guard: bool = False
+    ranks: int | None = None
+    common_statistics: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -124,11 +130,12 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("fast", "guard", "tensorboard", *(() if self.own else ("augment",))):
+        for name in ("fast", "guard", "tensorboard", "common_statistics", *(() if self.own else ("augment",))):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()
         self._check_together()
+        self._check_ranks()
 
     def _check_own(self) -> None:
         """Refuse settings that belong to built-in models; a run of no given length is one epoch."""
@@ -187,6 +194,8 @@ class Config:
             raise InvalidValue("a guard watches the layers that a plan treats; give a plan or a recipe as well.")
         if self.plan is not None and self.recipe is not None:
             raise InvalidValue("a run has a plan or a recipe; got both.")
+        if self.common_statistics and self.plan is None and self.recipe is None:
+            raise InvalidValue("common_statistics are those of treated gradients; give a plan or a recipe as well.")
         if self.recipe is not None:
             Plan.uniform(self.recipe)  # refuses a name that nobody knows
         if self.own:
@@ -195,6 +204,23 @@ class Config:
             raise InvalidValue(f"augment is for images, and {self.model} is trained on {self.task.kind}.")
         if self.settled("width") % self.task.multiple:
             raise InvalidValue(sentence(f"width of {self.model}", self.width, f"a multiple of {self.task.multiple}"))
+
+    def _check_ranks(self) -> None:
+        """Refuse what several processes cannot do; one process is the same as none given."""
+        if self.ranks is None:
+            return
+        self._whole("ranks", 1, MOST_RANKS)
+        if self.ranks == 1:
+            object.__setattr__(self, "ranks", None)
+            return
+        for name in ("fast", "guard"):
+            if getattr(self, name):
+                raise InvalidValue(f"{name} is for a run of one process, and this one has {self.ranks}; leave it out.")
+        if not self.own and self.settled("batch") % self.ranks:
+            raise InvalidValue(
+                f"batch, the examples of a step on all processes together, must be a multiple of {self.ranks}, their "
+                f"number; got {self.batch}."
+            )
 
     def _whole(self, name: str, least: int, most: int = 2**31) -> None:
         value = getattr(self, name)

@@ -23,6 +23,7 @@ from ..errors import LogradWarning
 from ..files.checks import check_object, check_whole
 from .loading import Made, own_words
 from .randomness import RandomState, mixed, seed_all
+from .sharing import is_apart
 
 BATCHES = 1
 """The stream of random numbers that batches draw from; the model's weights follow from the seed alone."""
@@ -41,6 +42,8 @@ class Feed:
         self._stream = RandomState.now()
         self._expected: int | None = None
         """The digest of the next batch, as a checkpoint has it."""
+        self.apart = False
+        """True if each rank has batches of its own."""
         if isinstance(made.batches, Iterator):
             raise InvalidValue(
                 f"the batches of {made.target} can be iterated only once ({type(made.batches).__name__}), and each "
@@ -89,6 +92,7 @@ class Feed:
         self._reseed(self.epoch)
         batches = self.made.epoch(self.epoch)
         _follow(batches, self.epoch)
+        self.apart = is_apart(batches)
         iterator = iter(batches)
         for taken in range(self.index):
             if next(iterator, self) is self:

@@ -8,8 +8,8 @@ import math
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import InvalidValue, Plan, __version__
-from ..errors import LogradWarning
+from ..errors import LogradWarning, plural
 from .config import Config
 from .events import Events, open_events
 from .fast import find_plan
@@ -26,7 +26,8 @@ from .interrupting import Interrupted, stop_request
 from .journal import Journal, Line
 from .measuring import ACCURACY, Metric
 from .own import Own
-from .randomness import preserved
+from .randomness import mixed, preserved, seed_all
+from .ranks import ALONE, Ranks, joined
 from .runs import Run, metric_of_run
 from .session import Diverged, Session, has_levels, prunes
 from .summary import summarise
@@ -50,6 +51,8 @@ class Status:
 
 
 Progress = Callable[[Status], None]
+OF_RANKS = 2
+"""The stream of random numbers that the model draws from, as in dropout, on ranks other than the first."""
 
 
 def train(
@@ -65,6 +68,8 @@ def train(
     Everything that a run needs is read and checked before the folder is touched.  A plan.json that no run has written,
     such as one of `lograd plan`, is not replaced by another plan unless `overwrite` is given.
 
+    Under torchrun, or in a process group over gloo, the ranks share each batch, and rank 0 writes the folder.
+
     A loss that is not finite raises `Diverged`, Ctrl-C `Interrupted` after a checkpoint; in both cases all files are
     whole.
 
@@ -74,7 +79,35 @@ def train(
         progress: called after each step.
         tell: called with what was found for a fast run, in one sentence, before it begins.
     """
-    target = RunFolder(folder)
+    with joined() as ranks, ExitStack() as closed:
+        with ranks.together():  # before rank 0 writes anything
+            target, config = RunFolder(folder), _with_ranks(config, ranks)
+            plan = _checked_plan(config, target, overwrite=overwrite)
+            events = open_events(config, target)
+            closed.enter_context(torch_settings(config.threads))
+            found = find_plan(load_work(config)) if config.fast else None
+            if found is not None:
+                plan = found.plan
+                if tell is not None:
+                    tell(found.words)
+            work = load_work(config, ranks=ranks)
+            session = _session(work, plan, ranks)  # a plan that does not fit the model is refused here
+            _check_resumable(session, work.config)
+            record = _record(session, work, plan)
+            if found is not None:
+                record["planning"] = {"words": found.words, "seconds": round(found.seconds, 3)}
+        with ranks.together():
+            journal = _begun(target, plan, record, overwrite=overwrite) if ranks.main else None
+            if journal is not None:
+                closed.enter_context(closing(journal))
+        closed.enter_context(closing(events))
+        session.join(ranks, common_statistics=config.common_statistics)
+        _run(session, work.config, target, journal, events, progress)
+    return Run.load(target.path)
+
+
+def _checked_plan(config: Config, target: RunFolder, *, overwrite: bool) -> Plan | None:
+    """Return the plan of a new run, unless the folder has files that it would replace unasked."""
     if target.has_run and not overwrite:
         target.prepare(overwrite=False)  # says what to do
     plan = config.load_plan()
@@ -83,30 +116,20 @@ def train(
         check_same(target.plan, plan, overwrite=overwrite)
     if config.fast and not target.has_run:
         check_none(target.plan, overwrite=overwrite)
-    events = open_events(config, target)
-    with torch_settings(config.threads):
-        found = find_plan(load_work(config)) if config.fast else None
-        if found is not None:
-            plan = found.plan
-            if tell is not None:
-                tell(found.words)
-        work = load_work(config)
-        session = Session(work, plan)  # a plan that does not fit the model is refused here
-        _check_resumable(session, work.config)
-        record = _record(session, work, plan)
-        if found is not None:
-            record["planning"] = {"words": found.words, "seconds": round(found.seconds, 3)}
-        if target.metrics.exists():
-            Journal(target.metrics).close()  # refuses to remove a run that another process is training
-        target.prepare(overwrite=overwrite)
-        if plan is not None:
-            plan.save(target.plan)
-        elif config.fast:
-            target.plan.unlink(missing_ok=True)  # of a run that is replaced
-        target.write_config(record)
-        with closing(Journal(target.metrics)) as journal, closing(events):
-            _run(session, work.config, target, journal, events, progress)
-    return Run.load(target.path)
+    return plan
+
+
+def _begun(target: RunFolder, plan: Plan | None, record: dict[str, Any], *, overwrite: bool) -> Journal:
+    """Write the first files of a new run, and return its journal."""
+    if target.metrics.exists():
+        Journal(target.metrics).close()  # refuses to remove a run that another process is training
+    target.prepare(overwrite=overwrite)
+    if plan is not None:
+        plan.save(target.plan)
+    elif record["settings"].get("fast"):
+        target.plan.unlink(missing_ok=True)  # of a run that is replaced
+    target.write_config(record)
+    return Journal(target.metrics)
 
 
 def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, progress: Progress | None = None) -> Run:
@@ -116,31 +139,54 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
         expected: settings that the run must have; another value is refused.  Only the path of the data may change.
         progress: as for `train`.
     """
-    target = RunFolder(folder)
-    record = target.read_config()
-    config = _agreed(Config.from_json(record["settings"]), dict(expected or {}), record)
-    summary = target.read_summary(metric_of_run(config, record).name)
-    if summary is not None:
-        if summary["status"] == "diverged":
-            raise InvalidValue(f"the run {target} diverged ({summary['reason']}); start anew with other settings.")
-        return Run.load(target.path)
-    plan = target.load_plan(record)
-    _warn_of_versions(record["versions"])
-    events = open_events(config, target)
-    with torch_settings(record["threads"]):
-        work = load_work(config, record)
-        work.check_unchanged(record["data"], target)
-        session = Session(work, plan)
-        with closing(Journal(target.metrics)) as journal:
-            journal.cut(session.load(target.checkpoint) if target.checkpoint.exists() else 0)
-            with closing(events):
-                _run(session, work.config, target, journal, events, progress)
+    with joined() as ranks, ExitStack() as closed:
+        with ranks.together():
+            target = RunFolder(folder)
+            record = target.read_config()
+            config = _agreed(Config.from_json(record["settings"]), dict(expected or {}), record)
+            summary = target.read_summary(metric_of_run(config, record).name)
+            if summary is not None:
+                if summary["status"] == "diverged":
+                    raise InvalidValue(
+                        f"the run {target} diverged ({summary['reason']}); start anew with other settings."
+                    )
+                return Run.load(target.path)
+            _check_size(config, ranks)
+            plan = target.load_plan(record)
+            _warn_of_versions(record["versions"])
+            events = open_events(config, target)
+            closed.enter_context(torch_settings(record["threads"]))
+            work = load_work(config, record, ranks)
+            work.check_unchanged(record["data"], target)
+            session = _session(work, plan, ranks)
+            journal = closed.enter_context(closing(Journal(target.metrics))) if ranks.main else None
+            size = session.load(target.checkpoint, ranks) if target.checkpoint.exists() else 0
+            if journal is not None:
+                journal.cut(size)
+        closed.enter_context(closing(events))
+        session.join(ranks, common_statistics=config.common_statistics)
+        _run(session, work.config, target, journal, events, progress)
     return Run.load(target.path)
 
 
+def _session(work: Configured, plan: Plan | None, ranks: Ranks) -> Session:
+    """Return the session of one rank: its weights are those of all ranks, its random numbers its own."""
+    session = Session(work, plan)
+    if not ranks.main:
+        seed_all(mixed(work.config.seed, OF_RANKS, ranks.rank))
+    return session
+
+
 def _run(
-    session: Session, config: Config, target: RunFolder, journal: Journal, events: Events, progress: Progress | None
+    session: Session,
+    config: Config,
+    target: RunFolder,
+    journal: Journal | None,
+    events: Events,
+    progress: Progress | None,
 ) -> None:
+    """Make the steps that are left; of several ranks, the one with the journal writes and tells."""
+    ranks = session.ranks
     with stop_request() as stop:
         while session.steps < session.total:
             try:
@@ -148,21 +194,29 @@ def _run(
                 lines = (*session.guard_lines(), *_due_lines(session, config))
             except Diverged as error:
                 _end_diverged(session, target, str(error))
-            for line in lines:
-                journal.write(line)
-                events.write(line)
-            if progress is not None:
-                progress(Status(session.steps, session.total, loss, session.seconds, lines, session.metric))
-            last, number = session.steps == session.total, stop.number
+            if journal is not None:
+                for line in lines:
+                    journal.write(line)
+                    events.write(line)
+                if progress is not None:
+                    progress(Status(session.steps, session.total, loss, session.seconds, lines, session.metric))
+            last, number = session.steps == session.total, ranks.largest(stop.number)
             if last or number or session.steps % config.checkpoint_every == 0:
-                session.save(target.checkpoint, journal.settle())
+                session.save(target.checkpoint, 0 if journal is None else journal.settle())
             if number and not last:
+                ranks.wait()  # a process that ends may take the others with it, and rank 0 is still writing
                 raise Interrupted(
-                    f"stopped after step {session.steps} of {session.total}; go on with: lograd train --resume "
+                    f"stopped after step {session.steps} of {session.total}; go on with: {_command(ranks)} --resume "
                     f"-o {target}",
                     number,
                 )
-    target.write_summary(summarise(session, target.metrics, "finished"))
+    if ranks.main:
+        target.write_summary(summarise(session, target.metrics, "finished"))
+    ranks.wait()
+
+
+def _command(ranks: Ranks) -> str:
+    return "lograd train" if ranks.size == 1 else f"torchrun --nproc-per-node {ranks.size} -m lograd train"
 
 
 def _due_lines(session: Session, config: Config) -> Iterator[Line]:
@@ -179,7 +233,9 @@ def _due_lines(session: Session, config: Config) -> Iterator[Line]:
 
 
 def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
-    target.write_summary(summarise(session, target.metrics, "diverged", reason))
+    if session.ranks.main:
+        target.write_summary(summarise(session, target.metrics, "diverged", reason))
+    session.ranks.wait()
     raise Diverged(f"{reason}; a lower learning rate than {max(session.rates.peaks):g}, or a warm-up, may help.")
 
 
@@ -241,13 +297,33 @@ def _agreed(config: Config, expected: dict[str, Any], record: Mapping[str, Any])
     return config if data is None else config.with_data(str(data))
 
 
-def load_work(config: Config, record: Mapping[str, Any] | None = None) -> Configured:
+def load_work(config: Config, record: Mapping[str, Any] | None = None, ranks: Ranks = ALONE) -> Configured:
     """The model and the batches of a run; the record of one that is resumed says where to look for them."""
     if not config.own:
-        return BuiltIn(config, load_data(config))
+        return BuiltIn(config, load_data(config), ranks)
     if record is None:
-        return Own(config)
-    return Own(config, record["data"].get("folder"), metric_of_run(config, record))
+        return Own(config, ranks=ranks)
+    return Own(config, record["data"].get("folder"), metric_of_run(config, record), ranks)
+
+
+def _with_ranks(config: Config, ranks: Ranks) -> Config:
+    """Return the settings with the number of processes; one that was given and is another is refused."""
+    if config.ranks is None and ranks.size > 1:
+        return replace(config, ranks=ranks.size)
+    _check_size(config, ranks)
+    if config.common_statistics and ranks.size == 1:
+        raise InvalidValue("common_statistics are for several ranks, and this run has one; leave it out.")
+    return config
+
+
+def _check_size(config: Config, ranks: Ranks) -> None:
+    """Refuse another number of processes than the settings have: statistics and random numbers are each one's own."""
+    if (wanted := config.ranks or 1) != ranks.size:
+        how = "without torchrun" if wanted == 1 else f"by torchrun --nproc-per-node {wanted}"
+        raise InvalidValue(
+            f"the run has {plural(wanted, 'rank')} and was now started with {ranks.size}; start it {how}, or a new run "
+            "in another folder."
+        )
 
 
 def _check_resumable(session: Session, config: Config) -> None:

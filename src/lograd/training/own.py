@@ -20,10 +20,12 @@ from .. import InvalidType, InvalidValue
 from ..errors import LogradWarning
 from ..profiles.loss import loss_of as loss_of_batch
 from .config import USUAL, Config, check_target
-from .feeding import Feed
+from .feeding import Feed, digest
 from .loading import Made, call_make, import_module, own_words, source_of
 from .measuring import COMMON, LOSS, Metric, evaluating, own_metric
 from .randomness import RandomState, preserved, seed_all
+from .ranks import ALONE, Ranks
+from .sharing import share_of
 from .work import Configured, Forward, usual_optimizer
 
 LOWER_IS_BETTER = re.compile(r"(^|_)(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|bpc)(_|$)")
@@ -37,9 +39,13 @@ class Own(Configured):
         config: the settings; `Own.config` has those that follow from what the function returned.
         folder: where the run was started, if it is resumed; the module is looked for there.
         metric: as the run noted it, if it is resumed; else the metric is called once, to learn its name.
+        ranks: the place of this process among those of the run, each of which takes a part of each batch.
     """
 
-    def __init__(self, config: Config, folder: str | None = None, metric: Metric | None = None) -> None:
+    def __init__(
+        self, config: Config, folder: str | None = None, metric: Metric | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.ranks, self._weight, self._compared = ranks, 1.0, False
         self.folder = folder or os.getcwd()
         self.made = _made(config.model, self.folder, config.seed)
         self.config = _settled(config, self.made)
@@ -65,10 +71,26 @@ class Own(Configured):
             return cast(Optimizer, optimizer)
 
     def take(self, step: int) -> Any:
-        return self.feed.take()
+        batch = self.feed.take()
+        if self.ranks.size == 1 or self.feed.apart:
+            return batch
+        if not self._compared:
+            self._compare(batch)
+        batch, self._weight = share_of(batch, self.ranks, self.made.target)
+        return batch
 
     def forward(self, model: nn.Module, batch: Any) -> Forward:
-        return Forward(loss_of_batch(model, batch, self.made.loss), 0, 1)
+        loss = loss_of_batch(model, batch, self.made.loss)
+        return Forward(loss if self._weight == 1 else loss * self._weight, 0, 1)
+
+    def _compare(self, batch: Any) -> None:
+        """Refuse batches that are not those of the other ranks: a part of each would be lost."""
+        if len(set(self.ranks.gathered(digest(batch)))) > 1:
+            raise InvalidValue(
+                f"the batches of {self.made.target} differ between ranks, and each rank takes its part of the same "
+                "batch; return the same batches on each rank, or a DataLoader with a DistributedSampler."
+            )
+        self._compared = True
 
     def ends_epoch(self, step: int) -> bool:
         return self.feed.ends_epoch()

@@ -19,9 +19,10 @@ from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
 from ..weights import WeightsHandle
 from . import checkpoint
-from .measuring import INTERVALS, Interval, treated
+from .measuring import INTERVALS, Interval, TreatedSums, treated
+from .ranks import ALONE, Ranks
 from .schedules import Rates
-from .work import Work
+from .work import Forward, Work
 
 GUARD_FIELDS = ("layer", "before", "after", "cause", "noise")
 INITIAL_LOSS_SCALE = 2.0**16
@@ -99,6 +100,10 @@ class Session:
         self.learned = torch.optim.Adam(learned, LEARNED_RATE) if learned else None
         """The optimizer of what the plan learns, such as clips; None if it learns nothing."""
         self.learned_rates = None if self.learned is None else Rates(self.learned, self.rates.rate)
+        self.ranks = ALONE
+        self.parallel: DistributedDataParallel | None = None
+        """The model as it is called in a run of several processes; its gradients are means over ranks."""
+        self.common_statistics = False
         self.interval = Interval()
         self.steps, self.seconds, self.lr = 0, 0.0, 0.0
         self.times = StepTimes()
@@ -123,6 +128,20 @@ class Session:
         """Take the plan off the model, and make weights in low precision plain parameters again."""
         self.__exit__(None)
 
+    def join(self, ranks: Ranks, *, common_statistics: bool = False) -> None:
+        """Train together with the other ranks of a run from now on; each of them must call this at the same time.
+
+        The weights are those of rank 0, and the gradients of all ranks are averaged.
+
+        Args:
+            common_statistics: let thresholds and scales follow from the gradients of all ranks.
+        """
+        self.common_statistics = common_statistics
+        if ranks.size > 1:
+            with self.work.words(), ranks.watched():
+                self.parallel = DistributedDataParallel(self.model)
+            self.ranks = ranks
+
     @property
     def epoch(self) -> float:
         """Epochs so far."""
@@ -132,14 +151,14 @@ class Session:
         """Make one optimizer step, and return the loss of its batch."""
         start = time.perf_counter()
         self.lr = self.rates.set(self.steps)
-        with self.work.words():
+        with self.work.words(), self.ranks.watched():
             batch = self.work.take(self.steps)
             taken = time.perf_counter()
             self.optimizer.zero_grad()
             if self.learned is not None:
                 self.learned.zero_grad()
-            forward = self.work.forward(self.model, batch)
-            value = forward.loss.item()
+            forward = self.work.forward(self.parallel or self.model, batch)
+            value, correct, targets = self._judged(forward)
             if not math.isfinite(value):
                 raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
             judged = time.perf_counter()
@@ -152,9 +171,17 @@ class Session:
         if self.ends_epoch and self.handle is not None:
             self.handle.epoch()
         self.steps += 1
-        self.interval.add(value, forward.correct, forward.targets)
+        self.interval.add(value, correct, targets)
         self.seconds += time.perf_counter() - start
         return value
+
+    def _judged(self, forward: Forward) -> tuple[float, int, int]:
+        """Return loss, right answers and targets of the whole batch, of which each rank has its part."""
+        value = forward.loss.item()
+        if self.parallel is None:
+            return value, forward.correct, forward.targets
+        total, correct, targets = self.ranks.summed(value, forward.correct, forward.targets)
+        return total / self.ranks.size, int(correct), int(targets)
 
     def _update(self) -> None:
         """Change the weights, and tell the handle that the step is made."""
@@ -165,7 +192,8 @@ class Session:
         optimizers: list[torch.optim.Optimizer] = [self.optimizer]
         if self.learned is not None and self.learned_rates is not None:
             self.learned_rates.set(self.steps)
-            if isinstance(self.model, DistributedDataParallel) and self.handle is not None:
+            together = self.parallel is not None or isinstance(self.model, DistributedDataParallel)
+            if together and self.handle is not None:
                 self.handle.average_gradients()
             if any(one.grad is not None for one in self.learned.param_groups[0]["params"]):  # none before `start`
                 optimizers.append(self.learned)
@@ -176,15 +204,25 @@ class Session:
             self.scaler.update()
             self.skipped += self.scaler.get_scale() < before  # only a step with gradients out of range lowers it
         if self.handle is not None:
+            if self.common_statistics:
+                self.handle.sum_statistics()
             self.handle.step(loss_scale=None if self.scaler is None else self.scaler.get_scale())
 
     def evaluate(self) -> dict[str, float]:
-        """The numbers that the model is judged by, as it is now."""
-        return self.work.evaluate(self.model)
+        """The numbers that the model is judged by, as it is now; of several ranks the first measures them."""
+        return self.ranks.from_main(lambda: self.work.evaluate(self.model))
+
+    def _treated(self) -> TreatedSums:
+        """Return sums over the gradients that all ranks have treated since the start."""
+        own = treated(self.handle)
+        if self.parallel is None:
+            return own
+        elements, zeros, bits = self.ranks.summed(*own)
+        return TreatedSums(int(elements), int(zeros), bits)
 
     def line(self) -> dict[str, Any]:
         """The metrics of the interval that ends here; the next one begins."""
-        now = treated(self.handle)
+        now = self._treated()
         line = self._line("train", self.interval.judged(self.metric), now.since(self.interval)) | self._intervals()
         self.interval.restart(now)
         return line
@@ -206,7 +244,7 @@ class Session:
     def test_line(self, judged: Mapping[str, float]) -> dict[str, Any]:
         """An evaluation, with zeros and bits since the start; JSON has no word for a number that is not finite."""
         known = {name: value if math.isfinite(value) else None for name, value in judged.items()}
-        return self._line("test", known, treated(self.handle).since(Interval()))
+        return self._line("test", known, self._treated().since(Interval()))
 
     def _line(self, kind: str, judged: Mapping[str, float | None], zeros: dict[str, float | None]) -> dict[str, Any]:
         place = {"kind": kind, "step": self.steps, "epoch": self.epoch}
@@ -216,13 +254,24 @@ class Session:
     # -- the checkpoint --
 
     def save(self, path: Path, journal_bytes: int) -> None:
-        """Replace the checkpoint; until the new one is whole and on the disk, the old one is the checkpoint."""
-        checkpoint.write(path, self.state_dict() | {"journal_bytes": journal_bytes})
+        """Replace the checkpoint; until the new one is whole and on the disk, the old one is the checkpoint.
 
-    def load(self, path: Path) -> int:
-        """Go on from a checkpoint; the bytes of metrics that belong to it."""
+        In a run of several processes each rank calls this, and rank 0 writes what all of them have.
+        """
+        state = self.state_dict() | {"journal_bytes": journal_bytes}
+        others = self.ranks.at_main({name: state[name] for name in checkpoint.OF_EACH_RANK})[1:]
+        if self.ranks.main:
+            checkpoint.write(path, state | ({"ranks": others} if others else {}))
+
+    def load(self, path: Path, ranks: Ranks = ALONE) -> int:
+        """Go on from a checkpoint; the bytes of metrics that belong to it.
+
+        Args:
+            ranks: the place of this process; the checkpoint has a state for each.
+        """
         state = checkpoint.read(path)
         try:
+            state = checkpoint.state_of_rank(state, ranks)
             length = check_whole("journal_bytes", state.get("journal_bytes") if isinstance(state, dict) else None)
             self.load_state_dict(state)
         except InvalidValue as error:

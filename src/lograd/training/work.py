@@ -21,6 +21,7 @@ from .config import Config
 from .data import Batch, Dataset
 from .images import Images
 from .measuring import Metric, correct_in, evaluate, loss_of, metric_of
+from .ranks import ALONE, Ranks
 from .schedules import Rates
 from .sentences import Sentences
 from .text import Text
@@ -149,8 +150,8 @@ class Configured(Work):
 class BuiltIn(Configured):
     """A built-in model: batch and loss follow from the step alone."""
 
-    def __init__(self, config: Config, data: Dataset) -> None:
-        self.config, self.data = config, data
+    def __init__(self, config: Config, data: Dataset, ranks: Ranks = ALONE) -> None:
+        self.config, self.data, self.ranks = config, data, ranks
         self.metric = metric_of(config.task.kind)
         self.steps_per_epoch: int = data.steps_per_epoch
         self.total = config.total_steps(self.steps_per_epoch)
@@ -162,7 +163,10 @@ class BuiltIn(Configured):
         return usual_optimizer(self.config, model)
 
     def take(self, step: int) -> Batch:
-        return self.data.batch(*divmod(step, self.steps_per_epoch))
+        inputs, targets = self.data.batch(*divmod(step, self.steps_per_epoch))
+        share = len(targets) // self.ranks.size
+        mine = slice(share * self.ranks.rank, share * (self.ranks.rank + 1))
+        return inputs[mine], targets[mine]
 
     def forward(self, model: nn.Module, batch: Batch) -> Forward:
         inputs, targets = batch
