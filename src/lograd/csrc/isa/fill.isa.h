@@ -24,8 +24,8 @@ namespace LOGRAD_ISA {
 
 const Kernels& table() {
     static constexpr Kernels kernels{
-        LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes, kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels,
-        kNormalization, kLearned, kPackets};
+        LOGRAD_TEXT(LOGRAD_ISA), kElementwise, kCodes,  kBlocks, kHadamard, kRows, kSparse, kInteger, kLevels,
+        kNormalization,          kLearned,     kPackets};
     return kernels;
 }
 
