@@ -147,6 +147,17 @@ def address(what: str, x: Any, dtype: object, count: int) -> int:
     raise InvalidValue(_refusal(what, x, dtype, count))
 
 
+def array_address(what: str, x: Any) -> int:
+    """Where the bytes of a NumPy array begin; another type than uint8, or gaps, are refused.
+
+    The caller keeps the array until the kernel has returned, and tells the kernel its size.
+    """
+    if x.dtype.name == "uint8" and x.flags.c_contiguous:
+        where: int = x.ctypes.data
+        return where
+    raise InvalidValue(f"{what} must be an array of uint8 without gaps; got {x.dtype} with strides {x.strides}.")
+
+
 def view_address(what: str, x: Any, dtype: object) -> int:
     """Where a view of a CPU tensor begins, for a kernel that takes its shape and its strides, gaps included."""
     if x.dtype is dtype and x.is_cpu and not x.is_neg():

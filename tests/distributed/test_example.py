@@ -11,6 +11,8 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--batch", "8", "--context", "16", "--width", "32", "--depth", "4", "--heads", "2", "--microbatches", "4"]
 

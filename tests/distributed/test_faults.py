@@ -17,6 +17,8 @@ from torch import Tensor
 from lograd import PacketError
 from lograd.distributed import channel, edge, fail_together
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 SHORT, LONG = 4.0, 90.0
 """Seconds: time-outs of process groups."""
 SOON = 30.0

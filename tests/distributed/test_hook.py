@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lograd.distributed import HookState, comm_hook
 from lograd.errors import InvalidType, InvalidValue
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 Options = dict[str, Any]
 STEPS = 6
 

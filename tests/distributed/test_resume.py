@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lograd import InvalidType, InvalidValue
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 ARGUMENTS: dict[str, Any] = {"backward": "prune90", "forward": "int8", "seed": 5, "refresh": 2}
 
 

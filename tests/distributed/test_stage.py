@@ -15,6 +15,8 @@ from lograd.distributed import edge as edges
 from lograd.distributed import stage as stages
 from lograd.engine.coding import applied
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 KINDS = ("gpipe", "1f1b", "interleaved")
 STEPS = 4
 

@@ -14,7 +14,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lograd.training", "lograd.cli"])
-PATIENCE = 1200.0
+PATIENCE = 300.0
 """Seconds: far more than any test takes, also on a machine that is busy."""
 
 

@@ -15,6 +15,8 @@ from training_runs import assert_same_run, weights
 
 from lograd.training import Config, Run, resume, train
 
+pytestmark = pytest.mark.slow  # processes that wait for each other
+
 COMMON = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "evaluate_every": 3, "threads": 1}
 
 MINE = """

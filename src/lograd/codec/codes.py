@@ -258,7 +258,13 @@ def _packed(codes: Bytes, bits: int) -> Bytes:
     if kernel is None:
         return pack(codes.astype(np.int64), bits)
     codes, out = np.ascontiguousarray(codes), np.empty(bytes_for(codes.size * bits), np.uint8)
-    kernel(codes.ctypes.data, codes.size, bits, out.ctypes.data, torch.get_num_threads())
+    kernel(
+        native.array_address("codes", codes),
+        codes.size,
+        bits,
+        native.array_address("packet", out),
+        torch.get_num_threads(),
+    )
     return out
 
 
@@ -271,5 +277,7 @@ def _unpacked(data: Bytes, header: Header) -> Bytes:
     if kernel is None:
         return unpack(data, bits, count).astype(np.uint8)
     data, out = np.ascontiguousarray(data), np.empty(count, np.uint8)
-    kernel(data.ctypes.data, count, bits, out.ctypes.data, torch.get_num_threads())
+    kernel(
+        native.array_address("packet", data), count, bits, native.array_address("codes", out), torch.get_num_threads()
+    )
     return out

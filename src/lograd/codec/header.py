@@ -99,7 +99,7 @@ def checksum(packet: Bytes) -> int:
     kernel = native.kernel("crc32")
     if kernel is None:
         return zlib.crc32(after, crc)  # type: ignore[arg-type]
-    return int(kernel(after.ctypes.data, after.size, crc))
+    return int(kernel(native.array_address("packet", after), after.size, crc))
 
 
 def seal(packet: Bytes, header: Header) -> None:

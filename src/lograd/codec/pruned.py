@@ -147,7 +147,7 @@ def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
         decode_by_reference(body, header, out)
         return
     fault = kernel(
-        body.ctypes.data, body.size, FLOAT_TYPES[header.dtype], header.alpha, header.parameter,
+        native.array_address("packet", body), body.size, FLOAT_TYPES[header.dtype], header.alpha, header.parameter,
         native.address("out", out, header.dtype, header.count), header.count, torch.get_num_threads(),
     )  # fmt: skip
     if fault:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from .. import InvalidValue, LogradError
 
 Value = TypeVar("Value")
+SETTLING = 0.2
+"""Seconds before a process leaves its group.  A thread of gloo lets go of the last message's tensors, which takes the
+lock of the interpreter; where the group ends at that moment, with the lock held, both would wait for ever."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of the environment by which torchrun tells a process its place."""
 
@@ -173,4 +177,5 @@ def joined() -> Iterator[Ranks]:
         try:
             yield ranks
         finally:
+            time.sleep(SETTLING)
             dist.destroy_process_group()
