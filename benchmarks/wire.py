@@ -39,7 +39,7 @@ WARM_UP = 5
 
 @dataclass(frozen=True)
 class Case:
-    """What is done to gradients and to activations."""
+    """A treatment of gradients and one of activations, by their recipes; "none" sends plain tensors."""
 
     backward: str
     forward: str
@@ -83,21 +83,8 @@ def link(rate: str) -> Iterator[list[str]]:
         for name in names:
             run("ip", "netns", "add", name)
         first, second = names
-        run(
-            "ip",
-            "link",
-            "add",
-            interfaces[0],
-            "netns",
-            first,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            interfaces[1],
-            "netns",
-            second,
-        )
+        peer = ("peer", "name", interfaces[1], "netns", second)
+        run("ip", "link", "add", interfaces[0], "netns", first, "type", "veth", *peer)
         for name, interface, address in zip(names, interfaces, ADDRESSES, strict=True):
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
             for device in ("lo", interface):

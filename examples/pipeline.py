@@ -106,7 +106,7 @@ def batch_of(text: Tensor, given: argparse.Namespace, step: int) -> tuple[Tensor
 
 
 class Run:
-    """What a rank trains, and its checkpoint."""
+    """The stages of a rank in training, with their optimizer and checkpoint."""
 
     def __init__(self, given: argparse.Namespace, stages: list[Any], rank: int) -> None:
         self.given, self.stages, self.rank, self.first = given, stages, rank, 0

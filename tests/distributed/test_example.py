@@ -27,7 +27,7 @@ def example() -> Any:
 
 
 class Training:
-    """What a rank of the example trains."""
+    """The example, as one rank runs it."""
 
     def __init__(self, rank: int, arguments: list[str]) -> None:
         self.program = example()

@@ -80,7 +80,7 @@ SETTINGS: list[tuple[Any, Options]] = [
 
 @pytest.fixture(scope="module")
 def trained() -> list[list[Any]]:
-    """What each of two ranks has after training by each setting."""
+    """Weights and counts of two ranks after training, by setting."""
     return run_ranks(_trained, 2, SETTINGS)
 
 

@@ -63,7 +63,7 @@ def smallest_magnitude(words: Words, kind: Kind) -> int:
 def rounded(words: Words, kind: Kind, alpha: int, cut: int) -> Words:
     """Elements with `cut` mantissa bits less, to nearest with ties to even; zeros and those of magnitude alpha stay.
 
-    What is finite stays finite, and NaN stays NaN.
+    Finite values stay finite, and NaN stays NaN.
     """
     if not cut:
         return words

@@ -29,7 +29,7 @@ FAULTS = (
     "a distance of a block has more bits than its type.",
     "a block that is not compressed has another length than its elements.",
 )
-"""What native kernels find wrong with a packet, by its number."""
+"""Sentences on packets that a native kernel refuses, by the number that it returns."""
 
 MOST_KEPT = 2**28
 """The most bytes that a thread keeps from packet to packet; more is given back after each."""

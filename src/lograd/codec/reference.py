@@ -21,7 +21,7 @@ from .header import BLOCK, Bytes
 NO_FLAGS, FLAGS, ALL_ALPHA, AS_THEY_ARE = range(4)
 """How a block tells its values: each by its distance; a flag for each says whether it is alpha; all are; no code."""
 HEAD = struct.Struct("<HBB")
-"""Of a block: elements that are not +0.0; l, mode and tail in one byte; width."""
+"""The first bytes of a block: how many elements are not +0.0; l, mode and tail in one byte; the width of values."""
 TAIL = 1 << 6
 CANDIDATES = 8
 """How many smaller widths an encoder tries for distances with a tail."""

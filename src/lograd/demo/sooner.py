@@ -44,7 +44,7 @@ class Sooner:
 
     task: Task
     found: str
-    """What `lograd.accelerate` says of the plan."""
+    """The sentence that `lograd.accelerate` says of the plan."""
     planning: float
     """Seconds in which the plan was found."""
     layout: str

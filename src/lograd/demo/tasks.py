@@ -137,7 +137,11 @@ class DigitsTask(Task):
             for chosen in torch.split(order, self.batch)[: len(order) // self.batch]:
                 top, left = torch.randint(3, (2,), generator=generator).tolist()
                 shifted = F.pad(images[chosen], (1, 1, 1, 1))[:, :, top : top + 8, left : left + 8]
-                yield shifted.contiguous(), labels[chosen]
+                yield self.drawn(shifted.contiguous()), labels[chosen]
+
+    def drawn(self, images: Tensor) -> Tensor:
+        """Return images of the data at the size that the network takes."""
+        return images
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return SGD with momentum over all parameters."""
@@ -150,7 +154,7 @@ class DigitsTask(Task):
     def score(self, model: nn.Module) -> float:
         """Share of the test images that are recognised, in percent."""
         with torch.no_grad():
-            found = model(self.data.test_images).argmax(1)
+            found = model(self.drawn(self.data.test_images)).argmax(1)
         return 100.0 * float((found == self.data.test_labels).double().mean())
 
 
@@ -164,17 +168,8 @@ class WideDigitsTask(DigitsTask):
     width = 96
     size = 16
 
-    def batches(self, seed: int) -> Iterator[Batch]:
-        """The same digits in the same order, larger."""
-        return ((self._larger(images), labels) for images, labels in super().batches(seed))
-
-    def score(self, model: nn.Module) -> float:
-        """Share of the test images that are recognised, in percent."""
-        with torch.no_grad():
-            found = model(self._larger(self.data.test_images)).argmax(1)
-        return 100.0 * float((found == self.data.test_labels).double().mean())
-
-    def _larger(self, images: Tensor) -> Tensor:
+    def drawn(self, images: Tensor) -> Tensor:
+        """Return the images, enlarged."""
         return F.interpolate(images, size=(self.size, self.size), mode="bilinear")
 
 

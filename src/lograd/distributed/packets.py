@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import codec
+from ..codec.elements import VALUES, Values
 from ..coded import CodedTensor
 from ..errors import InvalidValue, sentence
 from ..ops import Counted
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types of tensors that packets hold."""
-VALUES = ("exact", "bfloat16", "float8")
 
 
 class Packing(NamedTuple):
     """How tensors are encoded; codes of a format are packed as they are."""
 
-    values: Literal["exact", "bfloat16", "float8"] = "exact"
+    values: Values = "exact"
     """Round what pruning has left to fewer mantissa bits, or leave it as it is."""
     entropy: bool = False
     """Spend time on smaller packets."""

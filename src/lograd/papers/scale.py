@@ -156,15 +156,15 @@ class Scale(Experiment):
 
     def _rows(self, name: str, stages: int, messages: dict[str, Message]) -> Iterator[list[object]]:
         network = NETWORKS[name]
-        plain = messages[PLAIN]
         for way in (BACKWARD, BOTH):
             sizes = [self._megabytes(network, messages[one]) for one in (PLAIN, way)]
-            gains = [
-                self.seconds(network, stages, rate, plain, False)
-                / self.seconds(network, stages, rate, messages[way], True)
-                for rate in RATES.values()
-            ]
+            gains = [self._gain(network, stages, rate, messages, way) for rate in RATES.values()]
             yield [name, stages, *(f"{size:,.0f}" for size in sizes), way, *(f"{gain:.2f}" for gain in gains)]
+
+    def _gain(self, network: Network, stages: int, rate: float, messages: dict[str, Message], way: str) -> float:
+        """Return how many times faster a step is than with plain messages."""
+        plain, packed = self.seconds(network, stages, rate, messages[PLAIN], False), messages[way]
+        return plain / self.seconds(network, stages, rate, packed, True)
 
     def _megabytes(self, network: Network, message: Message) -> float:
         """Bytes that cross an edge in a step, both directions, in 1e6."""
@@ -174,10 +174,7 @@ class Scale(Experiment):
         """A sentence on the rates at which packets win and at which they do not."""
         gains: dict[str, list[float]] = {
             word: [
-                self.seconds(network, stages, rate, messages[PLAIN], False)
-                / self.seconds(network, stages, rate, messages[BOTH], True)
-                for network in NETWORKS.values()
-                for stages in STAGES
+                self._gain(network, stages, rate, messages, BOTH) for network in NETWORKS.values() for stages in STAGES
             ]
             for word, rate in RATES.items()
         }
