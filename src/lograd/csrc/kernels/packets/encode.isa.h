@@ -29,13 +29,18 @@ inline int bit_length(std::uint32_t v) { return v ? 32 - __builtin_clz(v) : 0; }
 // Elements that are not +0.0, and where they are; returns how many.
 template <class T, class Round>
 std::size_t collect(const T* x, std::size_t count, const Round& round, PacketWorkspace& work) {
+    U place;
+    for (std::size_t lane = 0; lane < W; ++lane) place[lane] = static_cast<std::uint32_t>(lane);
     std::size_t n = 0;
-    for (std::size_t i = 0; i < count; i += W) {
+    for (std::size_t i = 0; i < count; i += W, place += static_cast<std::uint32_t>(W)) {
         const U word = round(load_words(x + i, count - i));
         const std::uint32_t mask = lane_bits(word != 0u);
         compress_lanes(word, mask, work.kept + n);
-        n += list_lanes(mask, i, work.places + kBefore + n);
+        n += compress_lanes(place, mask, work.positions + n);
     }
+    // Narrowed behind the loop: there are far fewer of them.
+    for (std::size_t i = 0; i < n; i += W)
+        store(work.places + kBefore + i, __builtin_convertvector(load<U>(work.positions + i), H));
     return n;
 }
 
