@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,10 @@ FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STRENGTHS = (80, 85, 90, 95)
 """Sparsities of plans beside the frontier, in percent."""
 BATCHES = 12
+FIRSTS = 3
+"""Batches whose statistics give the thresholds of all, in turn; one is enough where plans are compared."""
 REPEATS = 4
-"""Draws for each batch."""
+"""Draws for each batch, with each of these."""
 TURNS = 3
 """Comparisons with the plain step, each of several steps."""
 
@@ -207,29 +209,30 @@ class Network:
         switch = self.task.normalization > 0
         return Plan(dict.fromkeys(self.task.names, method(name).plan), normalization=switch)
 
-    @cached_property
-    def usual_first(self) -> list[Batch]:
-        """The batches, one of usual energy first: thresholds of all are those of the first, and noise follows them."""
-        laws = [[one.law for one in layer.records] for layer in self.profile.layers.values()]
-        energies = np.sum(
-            [[0.0 if law is None else float(law.count) * float(law.moment(2)) for law in row] for row in laws], axis=0
-        )
-        usual = int(np.argmin(np.abs(energies - energies.mean())))
-        return [self.batches[usual], *self.batches[:usual], *self.batches[usual + 1 :]]
+    def noise(self, plan: Plan, firsts: int = 1) -> dict[str, float]:
+        """Measure the variance of a plan in units of the minibatch's, and the forward's squared change.
 
-    def noise(self, plan: Plan) -> dict[str, float]:
-        """Measure the variance of a plan in units of the minibatch's, its standard error, and the forward's change."""
+        Thresholds are those of the first batch, and noise grows with them: so several batches may take turns as the
+        first.  The spread is that over these.
+        """
         if not plan.layers:
-            return {"rho": 0.0, "error": 0.0, "pi": 0.0}
+            return {"rho": 0.0, "spread": 0.0, "pi": 0.0}
+        found = [self._noise_from(first, plan) for first in range(0, BATCHES, BATCHES // firsts)]
+        rho, pi = np.mean(found, axis=0).tolist()
+        return {"rho": rho, "spread": float(np.std(found, axis=0)[0]), "pi": pi}
+
+    def _noise_from(self, first: int, plan: Plan) -> tuple[float, float]:
+        """Measure rho and pi with thresholds of one batch."""
+        batches = self.batches[first:] + self.batches[:first]
         found = lograd.variance(
-            self.model, self.usual_first, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS,
-            contributions=False, progress=False,
+            self.model, batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS, contributions=False,
+            progress=False,
         ).total  # fmt: skip
         unit, moved = self.task.problem.unit, 0.0
         if found.forward is not None:
             norm, cosine = found.forward.norm, found.forward.cosine
             moved = found.energy / norm**2 * (norm**2 - 2 * norm * cosine + 1)
-        return {"rho": found.noise.mean / unit, "error": found.noise.error / unit, "pi": moved / unit}
+        return found.noise.mean / unit, moved / unit
 
     def seconds(self, plan: Plan) -> dict[str, float]:
         """Measure a step with a plan and the plain one, in turns."""
@@ -249,7 +252,7 @@ def variance_rows(network: Network) -> list[dict[str, Any]]:
     """Predicted and measured variance of mixed plans."""
     rows = []
     for name, (plan, predicted) in network.plans().items():
-        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan)})
+        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan, FIRSTS)})
         _say(network, rows[-1])
     return rows
 
@@ -299,7 +302,7 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
 def _variance_cells(name: str, row: dict[str, Any]) -> dict[str, str]:
     return {
         "network": name, "plan": row["plan"], "predicted rho": f"{row['predicted']:.3g}",
-        "measured rho": f"{row['rho']:.3g} ± {row['error']:.1g}",
+        "measured rho": f"{row['rho']:.3g} ± {row['spread']:.1g}",
         "predicted / measured": f"{row['predicted'] / row['rho']:.2f}" if row["rho"] else "",
     }  # fmt: skip
 
@@ -369,7 +372,8 @@ def main(
     print(text)
     what = (
         f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
-        f"minibatch's, over {REPEATS} draws of {BATCHES} batches; pi: the squared change by a rounded forward. "
+        f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; "
+        f"predictions are compared with the mean over {FIRSTS} such batches, whose spread is given; pi: the squared change by a rounded forward. "
         "Times are minima of forward and backward, in turns with the plain step. `./dev bench predictions` makes this "
         "table."
     )

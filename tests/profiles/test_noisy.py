@@ -15,8 +15,15 @@ from lograd import ops
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.profiles.noisy import (
-    packed_noisy, ratio_of, ratio_over, rise_of, share_over, statistics_of, unpacked_noisy, unpacked_range,
-)  # fmt: skip
+    packed_noisy,
+    ratio_of,
+    ratio_over,
+    rise_of,
+    share_over,
+    statistics_of,
+    unpacked_noisy,
+    unpacked_range,
+)
 from lograd.profiles.records import LayerProfile, NoisyGradient, Record, by_level
 from lograd.treatments import Integers, Prune, Statistics, StatQuant
 
