@@ -54,10 +54,8 @@ FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STRENGTHS = (80, 85, 90, 95)
 """Sparsities of plans beside the frontier, in percent."""
 BATCHES = 12
-FIRSTS = 3
-"""Batches whose statistics give the thresholds of all, in turn; one is enough where plans are compared."""
 REPEATS = 4
-"""Draws for each batch, with each of these."""
+"""Draws for each batch."""
 TURNS = 3
 """Comparisons with the plain step, each of several steps."""
 
@@ -151,10 +149,10 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 class Network:
     """A network after some steps of training, its batches, its profile, and plans for it."""
 
-    def __init__(self, case: Case, steps: int) -> None:
+    def __init__(self, case: Case, steps: int, firsts: int) -> None:
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(0)
-        self.case, self.model = case, case.build()
+        self.case, self.model, self.firsts = case, case.build(), firsts
         optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -217,7 +215,7 @@ class Network:
         """
         if not plan.layers:
             return {"rho": 0.0, "spread": 0.0, "pi": 0.0}
-        found = [self._noise_from(first, plan) for first in range(0, BATCHES, BATCHES // firsts)]
+        found = [self._noise_from(first, plan) for first in range(0, BATCHES, -(-BATCHES // firsts))]
         rho, pi = np.mean(found, axis=0).tolist()
         return {"rho": rho, "spread": float(np.std(found, axis=0)[0]), "pi": pi}
 
@@ -252,7 +250,7 @@ def variance_rows(network: Network) -> list[dict[str, Any]]:
     """Predicted and measured variance of mixed plans."""
     rows = []
     for name, (plan, predicted) in network.plans().items():
-        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan, FIRSTS)})
+        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan, network.firsts)})
         _say(network, rows[-1])
     return rows
 
@@ -344,6 +342,9 @@ def main(
     only: str = typer.Option("", help="Networks whose name contains this."),
     small: bool = typer.Option(False, help="Small networks instead, for variance on a loaded machine."),
     steps: int = typer.Option(100, min=0, help="Steps of training before the profile."),
+    firsts: int = typer.Option(
+        3, min=1, max=BATCHES, help="Batches that give thresholds, in turn, where variance is compared."
+    ),
     threads: int = typer.Option(1, min=1, max=256, help="Threads."),
     folder: Path = typer.Option(Path("runs/predictions"), help="Where finished parts are kept."),
     save: bool = typer.Option(True, help="Write benchmarks/results/predictions.*."),
@@ -361,7 +362,7 @@ def main(
         path = folder / f"{case.name.replace(' ', '-').replace(',', '')}-{threads}.json"
         done = json.loads(path.read_text()) if path.exists() else {"name": case.name, "threads": threads}
         left = [part for part in wanted if part not in done]
-        network = Network(case, steps) if left else None
+        network = Network(case, steps, firsts) if left else None
         for part in left:
             assert network is not None
             done[part] = MEASURES[part](network)
@@ -372,10 +373,9 @@ def main(
     print(text)
     what = (
         f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
-        f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; "
-        f"predictions are compared with the mean over {FIRSTS} such batches, whose spread is given; pi: the squared change by a rounded forward. "
-        "Times are minima of forward and backward, in turns with the plain step. `./dev bench predictions` makes this "
-        "table."
+        f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; mean and spread over "
+        "several such batches. pi: the squared change by a rounded forward. Times are minima of forward and backward, in "
+        "turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}
