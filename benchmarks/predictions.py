@@ -374,8 +374,8 @@ def main(
     what = (
         f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
         f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; mean and spread "
-        "over several such batches. pi: the squared change by a rounded forward. Times are minima of forward and backward, "
-        "in turns with the plain step. `./dev bench predictions` makes this table."
+        "over several such batches. pi: the squared change by a rounded forward. Times are minima of forward and "
+        "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}

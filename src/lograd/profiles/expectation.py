@@ -15,8 +15,8 @@ from ..plan.expected import Expected
 from ..theory import risen
 from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of
+from .contributions import Contributions
 from .minibatch import Minibatch
-from .noise import Contributions
 from .noisy import MOST_NOISE, rise_of, share_over, statistics_of
 from .records import LayerProfile
 

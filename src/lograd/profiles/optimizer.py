@@ -18,10 +18,10 @@ from ..laws import Empirical
 from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
 from ..treatments import BACKWARD, Prune
 from ..treatments.products import PRODUCTS, check_backend
+from .contributions import Contributions
 from .menus import Candidate, Menus
 from .methods import DENSE, method
 from .minibatch import Minibatch
-from .noise import Contributions
 from .noisy import rise_of
 from .records import LayerProfile
 
