@@ -53,6 +53,7 @@ BUDGETS = (0.05, 0.2)
 FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STRENGTHS = (80, 85, 90, 95)
 """Sparsities of plans beside the frontier, in percent."""
+WRONG_LABELS = 0.3
 BATCHES = 12
 REPEATS = 4
 """Draws for each batch."""
@@ -77,11 +78,17 @@ class Encoder(nn.Module):
 
 
 def images(count: int, size: int, generator: torch.Generator) -> Batch:
-    """Handwritten digits, enlarged and in three channels."""
+    """Handwritten digits, enlarged and in three channels; some with a random label.
+
+    Without those a network soon knows all digits, gradients come from the few that it does not, and batches differ by
+    ten times in energy, as they do not where a task is hard.
+    """
     data = digits()
     places = torch.randint(len(data.train_labels), (count,), generator=generator)
     grown = F.interpolate(data.train_images[places], scale_factor=size // 8)
-    return grown.repeat(1, 3, 1, 1), data.train_labels[places]
+    labels = data.train_labels[places]
+    wrong = torch.rand(count, generator=generator) < WRONG_LABELS
+    return grown.repeat(1, 3, 1, 1), torch.where(wrong, torch.randint(10, (count,), generator=generator), labels)
 
 
 def text(count: int, length: int, generator: torch.Generator) -> Batch:
