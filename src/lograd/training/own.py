@@ -72,12 +72,25 @@ class Own(Configured):
 
     def take(self, step: int) -> Any:
         batch = self.feed.take()
-        if self.ranks.size == 1 or self.feed.apart:
+        if self.ranks.size == 1:
+            return batch
+        pipeline = self.config.pipeline is not None
+        if self.feed.apart:
+            if pipeline:
+                raise InvalidValue(
+                    f"the batches of {self.made.target} have a DistributedSampler, and the stages of a pipeline work "
+                    "on the same batch; leave the sampler out."
+                )
             return batch
         if not self._compared:
             self._compare(batch)
+        if pipeline:
+            return batch
         batch, self._weight = share_of(batch, self.ranks, self.made.target)
         return batch
+
+    def peek(self) -> Any:
+        return self.feed.peek()
 
     def forward(self, model: nn.Module, batch: Any) -> Forward:
         loss = loss_of_batch(model, batch, self.made.loss)
@@ -88,7 +101,8 @@ class Own(Configured):
         if len(set(self.ranks.gathered(digest(batch)))) > 1:
             raise InvalidValue(
                 f"the batches of {self.made.target} differ between ranks, and each rank takes its part of the same "
-                "batch; return the same batches on each rank, or a DataLoader with a DistributedSampler."
+                "batch; return the same batches on each rank"
+                + (", or a DataLoader with a DistributedSampler." if self.config.pipeline is None else ".")
             )
         self._compared = True
 
