@@ -35,7 +35,7 @@ OF_EACH_RANK = ("handle", "random", "work")
 """Parts that differ between the ranks of a run: statistics, random states, and the place in the batches."""
 OF_EACH_STAGE = (*OF_EACH_RANK, "pipeline", "optimizer")
 """Parts that differ between the stages of a pipeline; those of the optimizer are put together again."""
-WORDS = {"learned": "learned ranges", "weights": "weights in low precision"}
+WORDS = {"pipeline": "a pipeline", "learned": "learned ranges", "weights": "weights in low precision"}
 """Parts of a run that have other names in a sentence."""
 
 
