@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import ranked
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow  # processes that wait for each other
 
 COMMON = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "evaluate_every": 3, "threads": 1}
 TEXT = {"model": "charlm", "data": "text.txt", "batch": 4, "width": 8}
-SHORT = 6.0
+SHORT = 8.0
 """Seconds: the time-out of a process group."""
 
 MINE = """
@@ -194,8 +195,8 @@ def _stalls(settings, folder):
     try:
         main()
     finally:
-        if os.environ["RANK"] == "0":  # rank 1 has told its number before it stopped
-            os.kill(int(open("stopped").read()), signal.SIGCONT)
+        if os.environ["RANK"] == "0":
+            os.kill(int(Path("stopped").read_text()), signal.SIGCONT)
 
 
 def test_a_stalled_rank_ends_the_other_within_the_time_out(place):
