@@ -4,9 +4,8 @@
     torchrun --nproc-per-node 2 examples/pipeline.py --plain
 
 Two machines: run the same command on both with --nnodes 2 --rdzv-endpoint HOST:PORT.  The schedule is PyTorch's own;
-only what travels between stages is lograd's.  `lograd train --pipeline` does the same for many models, with a run folder;
-this is how to write it.  At the end each rank prints a line of JSON: the loss, the time of a step,
-and what crossed each edge.
+only what travels between stages is lograd's.  At the end each rank prints a line of JSON: the loss, the time of a step,
+and what crossed each edge.  `lograd train --pipeline` trains so in a run folder; this is how to do it by hand.
 """
 
 from __future__ import annotations
