@@ -28,7 +28,7 @@ import os, signal
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 INPUTS = torch.randn(44, 8, generator=torch.Generator().manual_seed(1))
 DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(1))
@@ -57,6 +57,20 @@ def uneven():
 def different():
     inputs = INPUTS + float(os.environ.get("RANK", 0))
     return network(), [(inputs, DATA.tensors[1])], cross_entropy
+
+
+def apart():
+    sampler = DistributedSampler(DATA)
+    return network(), DataLoader(DATA, batch_size=8, sampler=sampler, drop_last=True), cross_entropy
+
+
+def explodes():
+    def loss(output, target):
+        loss.calls += 1
+        return (float("inf") if loss.calls == 4 * 2 + 3 else 1.0) * cross_entropy(output, target)
+
+    loss.calls = 0
+    return network(), alike(), loss
 
 
 def fails():
@@ -156,7 +170,7 @@ def test_a_checkpoint_is_one_of_the_whole_model(place):
 FALLS = {"model": "staged:falls", "steps": 9, "edges": "prune90", "activations": "int8-nearest"}
 
 
-@pytest.mark.parametrize("recipe", [None, "prune85+fp6"])
+@pytest.mark.parametrize("recipe", [None, "prune85+fp6-dynamic"])
 def test_a_killed_rank_ends_the_other_and_the_run_is_resumed_to_the_same_bits(recipe, place):
     """Edges, statistics, BatchNorm and dropout are each stage's own, and the loss scale is that of all."""
     settings = FALLS | {"recipe": recipe}
@@ -182,9 +196,10 @@ def test_a_killed_rank_ends_the_other_and_the_run_is_resumed_to_the_same_bits(re
     )
     assert whole == resumed
     if recipe:
-        sparsity = Run.load(target).summary["counters"]["sparsity"]
-        assert len(sparsity) == 3
-        assert all(share > 0.5 for share in sparsity.values()), "the layers of all stages are counted"
+        summary = Run.load(target).summary
+        assert len(summary["counters"]["sparsity"]) == 3
+        assert all(share > 0.5 for share in summary["counters"]["sparsity"].values()), "layers of all stages count"
+        assert 0 < summary["skipped_steps"] < 9, "a gradient out of range in one stage is left out in all"
 
 
 def _stalls(settings, folder):
@@ -234,6 +249,7 @@ REFUSED = {
     ),
     "forward": (["staged:dense", "--recipe", "int8-full"], "a pipeline takes plans that treat gradients alone"),
     "microbatches": (["staged:dense", "--microbatches", 3], "which are not 3 microbatches of one size"),
+    "sampler": (["staged:apart"], "the batches of staged:apart have a DistributedSampler"),
     "few": (["staged:dense", "--microbatches", 1], "microbatches must be at least 2, the number of stages, for 1f1b"),
 }
 
@@ -247,6 +263,15 @@ def test_what_a_pipeline_cannot_do_is_said_once_and_leaves_nothing(name, place):
     assert said[0].count("lograd:") == said[0].count("\n") == 1
     assert said[1] == ""
     assert not (place / "no").exists()
+
+
+def test_a_loss_that_is_infinite_in_one_microbatch_ends_all_as_diverged(place):
+    codes, said = command(2, place, "staged:explodes", "--epochs", 3, "--pipeline", "1f1b", "-o", place / "diverged")
+    assert codes == [1, 1]
+    assert "the loss is inf at step 3 of 6" in said[0]
+    assert said[1] == ""
+    run = Run.load(place / "diverged")
+    assert (run.status, run.summary["steps"]) == ("diverged", 2)
 
 
 def test_errors_in_a_step_end_all_ranks_with_a_sentence(place):

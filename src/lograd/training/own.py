@@ -72,25 +72,23 @@ class Own(Configured):
 
     def take(self, step: int) -> Any:
         batch = self.feed.take()
-        if self.ranks.size == 1:
-            return batch
-        pipeline = self.config.pipeline is not None
-        if self.feed.apart:
-            if pipeline:
-                raise InvalidValue(
-                    f"the batches of {self.made.target} have a DistributedSampler, and the stages of a pipeline work "
-                    "on the same batch; leave the sampler out."
-                )
+        if self.ranks.size == 1 or self.feed.apart:
             return batch
         if not self._compared:
             self._compare(batch)
-        if pipeline:
+        if self.config.pipeline is not None:  # all ranks work on the same batch
             return batch
         batch, self._weight = share_of(batch, self.ranks, self.made.target)
         return batch
 
     def peek(self) -> Any:
-        return self.feed.peek()
+        batch = self.feed.peek()
+        if self.feed.apart and self.config.pipeline is not None:
+            raise InvalidValue(
+                f"the batches of {self.made.target} have a DistributedSampler, and the stages of a pipeline work on "
+                "the same batch; leave the sampler out."
+            )
+        return batch
 
     def forward(self, model: nn.Module, batch: Any) -> Forward:
         loss = loss_of_batch(model, batch, self.made.loss)
