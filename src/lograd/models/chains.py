@@ -90,7 +90,8 @@ def cut(model: nn.Module, count: int) -> list[Part]:
 def names_of(model: nn.Module, part: Part) -> list[str]:
     """Return the names in the model's state_dict that belong to a part of it."""
     inside = {id(module) for module in part.modules()}
-    return [name for name in model.state_dict() if id(model.get_submodule(name.rpartition(".")[0])) in inside]
+    known = {name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside}
+    return [name for name in model.state_dict() if name.rpartition(".")[0] in known]
 
 
 def _weights(link: Link) -> int:
