@@ -29,8 +29,8 @@ from .work import Forward, Work
 if TYPE_CHECKING:
     from .pipeline import Pipeline  # slow to import, and for pipelines alone
 
-OPTIONAL = (("pipeline",), ("learned",))
-"""Parts that a checkpoint has only where the run has them: before and behind the others."""
+OPTIONAL = ("pipeline", "learned")
+"""Parts that only the checkpoints of runs with them have; of others a checkpoint says that there is none."""
 GUARD_FIELDS = ("layer", "before", "after", "cause", "noise")
 INITIAL_LOSS_SCALE = 2.0**16
 LEARNED_RATE = 1e-5
@@ -336,10 +336,10 @@ class Session:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "handle", "scaler", "weights")
         # The pipeline comes first, as it checks its state when it is loaded.
-        first, last = (tuple(name for name in more if getattr(self, name) is not None) for more in OPTIONAL)
-        return {name: getattr(self, name) for name in (*first, *names, *last)}
+        names = ("pipeline", "model", "optimizer", "handle", "scaler", "weights", "learned")
+        parts = {name: getattr(self, name) for name in names}
+        return {name: part for name, part in parts.items() if part is not None or name not in OPTIONAL}
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on.
