@@ -15,6 +15,7 @@ guard.md, of all parts that are finished.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -58,9 +59,7 @@ def main(
     for part in [part for part in PARTS if part in parts.split(",")]:
         cases, measure = measures[part]
         for one in cases:
-            path = (
-                folder / f"{part}-{one.network}-{one.recipe}-{one.name.replace(' ', '_').replace('%', 'percent')}.json"
-            )
+            path = folder / f"{part}-{one.network}-{one.recipe}-{re.sub('[^a-z0-9]+', '-', one.name)}.json"
             if only in one.network and case in one.name and not path.exists():
                 network = NETWORKS[one.network].name
                 row = {"part": part, **asdict(one), "network": network, "steps": steps, **measure(one)}

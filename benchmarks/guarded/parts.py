@@ -47,9 +47,10 @@ def _account(run: Run) -> dict[str, Any]:
     if run.guard is None:
         return {"said": run.said}
     changes = [change._asdict() for change in run.guard.changes]
+    outside = {one.name: one.outside for one in run.guard.places.values() if one.outside}
     return {
         "said": run.said, "changes": changes, "layers": len(run.guard.places), "waiting": run.waiting,
-        "references": run.guard.references, "outside": {one.name: one.outside for one in run.guard.places.values() if one.outside},
+        "references": run.guard.references, "outside": outside,
     }  # fmt: skip
 
 

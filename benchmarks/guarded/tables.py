@@ -99,14 +99,14 @@ def quiet_cells(row: Row) -> list[Row]:
 def cost_cells(row: Row) -> list[Row]:
     """Return the times of a step."""
     low, _, high = quantiles(row["ratios"], n=4)
-    times, least = row["milliseconds"], row["least milliseconds"]
+    times, least, taken = row["milliseconds"], row["least milliseconds"], row["statistics"]
     return [
         {
             "cost of a step": row["network"], "plan": row["recipe"],
             "without, ms": f"{times['without']:.2f}", "with, ms": f"{times['with']:.2f}",
             "with / without": f"{median(row['ratios']):.3f} ({low:.3f} to {high:.3f})",
             "ratio of minima": f"{least['with'] / least['without']:.3f}",
-            "steps with statistics, without and with": f"{row['statistics']['without'][0]}, {row['statistics']['with'][0]}",
+            "steps with statistics, without and with": f"{taken['without'][0]}, {taken['with'][0]}",
         }
     ]  # fmt: skip
 
@@ -118,7 +118,8 @@ def noise_cells(row: Row) -> list[Row]:
             "noise at fixed weights": row["network"], "plan": row["recipe"],
             "layers treated": f"{row['inside']} of {row['layers']}",
             "guard's bound": f"{row['bound']:.3g}", "guard's figure": f"{row['stated']:.3g}",
-            "measured, worst tensor": f"{row['worst rho']:.3g}", "measured, all": f"{row['rho']:.3g} ± {row['error']:.1g}",
+            "measured, worst tensor": f"{row['worst rho']:.3g}",
+            "measured, all": f"{row['rho']:.3g} ± {row['error']:.1g}",
             "figure / worst": f"{row['stated'] / row['worst rho']:.2f}" if row["worst rho"] else "",
         }
     ]  # fmt: skip
