@@ -26,21 +26,28 @@ import typer
 
 from lograd.report.environment import machine
 
-from .guarded.cases import COST, NETWORKS, NOISE, PLANTED, QUIET, Case
+from .guarded.cases import COST, NETWORKS, NOISE, PLANTED, QUIET, Case, Settings
 from .guarded.parts import RELEASED, TURN, cost, noise, planted, quiet
 from .guarded.tables import tables
 from .timing import versions, write
 
-PARTS = ("planted", "quiet", "cost", "noise")
+MEASURES: dict[str, tuple[tuple[Case, ...], Callable[[Case, Settings], dict[str, Any]]]] = {
+    "planted": (PLANTED, planted),
+    "quiet": (QUIET, quiet),
+    "cost": (COST, cost),
+    "noise": (NOISE, noise),
+}
+PARTS = tuple(MEASURES)
 
 
 def main(
     parts: str = typer.Option(",".join(PARTS), help="What to measure."),
     only: str = typer.Option("", help="Networks whose name contains this."),
     case: str = typer.Option("", help="Planted cases whose name contains this."),
-    steps: int = typer.Option(100, min=RELEASED + TURN, help="Steps of a run."),
+    steps: int = typer.Option(150, min=RELEASED + TURN, help="Steps of a run."),
+    size: int = typer.Option(32, min=8, max=64, help="Pixels of the side of an enlarged digit."),
     seeds: int = typer.Option(5, min=3, help="Dense runs of each planted case."),
-    treated: int = typer.Option(2, min=1, help="Runs with a plan of each planted case and mode."),
+    treated: int = typer.Option(3, min=1, help="Runs with a plan of each planted case and mode."),
     threads: int = typer.Option(1, min=1, max=256, help="Threads."),
     folder: Path = typer.Option(Path("runs/guard"), help="Where finished parts are kept."),
     save: bool = typer.Option(True, help="Write benchmarks/results/guard.*."),
@@ -49,20 +56,15 @@ def main(
     if unknown := set(parts.split(",")) - set(PARTS):
         raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
     torch.set_num_threads(threads)
+    settings = Settings(steps, size, seeds, treated)
     folder.mkdir(parents=True, exist_ok=True)
-    measures: dict[str, tuple[tuple[Case, ...], Callable[[Case], dict[str, Any]]]] = {
-        "planted": (PLANTED, lambda one: planted(one, steps, seeds, treated)),
-        "quiet": (QUIET, lambda one: quiet(one, steps)),
-        "cost": (COST, lambda one: cost(one, steps)),
-        "noise": (NOISE, lambda one: noise(one, steps)),
-    }
     for part in [part for part in PARTS if part in parts.split(",")]:
-        cases, measure = measures[part]
+        cases, measure = MEASURES[part]
         for one in cases:
             path = folder / f"{part}-{one.network}-{one.recipe}-{re.sub('[^a-z0-9]+', '-', one.name)}.json"
             if only in one.network and case in one.name and not path.exists():
                 network = NETWORKS[one.network].name
-                row = {"part": part, **asdict(one), "network": network, "steps": steps, **measure(one)}
+                row = {"part": part, **asdict(one), "network": network, **asdict(settings), **measure(one, settings)}
                 path.write_text(json.dumps(row))
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     found = tables(rows)

@@ -8,16 +8,31 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lograd import Guard
-from lograd.data import shakespeare
+from lograd.data import digits, shakespeare
 from lograd.models import CharTransformer, CifarResNet, MobileNetV2
 
-from ..predictions import Batch, characters, images
+from ..predictions import Batch, characters
 
-SIZE, BATCH = 16, 16
-"""Pixels of the enlarged digits, and samples of a batch."""
+BATCH = 16
+"""Images of a batch."""
+
+
+@lru_cache
+def _digits(size: int) -> Batch:
+    data = digits()
+    grown = F.interpolate(data.train_images, scale_factor=size // 8)
+    return grown.repeat(1, 3, 1, 1), data.train_labels
+
+
+def images(count: int, size: int, generator: torch.Generator) -> Batch:
+    """Handwritten digits, enlarged and in three channels."""
+    enlarged, labels = _digits(size)
+    places = torch.randint(len(labels), (count,), generator=generator)
+    return enlarged[places], labels[places]
 
 
 @lru_cache
@@ -34,13 +49,18 @@ def text(count: int, length: int, generator: torch.Generator) -> Batch:
     return _tokens()[places], _tokens()[places + 1]
 
 
+def _sentences(size: int, generator: torch.Generator) -> Batch:
+    return text(8, 48, generator)
+
+
 @dataclass(frozen=True)
 class Network:
     """A network with its data and a healthy way to train it."""
 
     name: str
     build: Callable[[], nn.Module]
-    batch: Callable[[torch.Generator], Batch]
+    batch: Callable[[int, torch.Generator], Batch]
+    """Called with the pixels of an image's side."""
     optimizer: Callable[..., torch.optim.Optimizer]
     lr: float
     scaled: str
@@ -56,15 +76,15 @@ class Network:
 SGD = partial(torch.optim.SGD, momentum=0.9)
 NETWORKS = {
     "mobilenet": Network(
-        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH, SIZE), SGD, 0.05,
+        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH), SGD, 0.05,
         "blocks.8.expand.0",
     ),
     "resnet": Network(
-        "ResNet-20 of width 8", lambda: CifarResNet(20, 10, 8), partial(images, BATCH, SIZE), SGD, 0.05,
+        "ResNet-20 of width 8", lambda: CifarResNet(20, 10, 8), partial(images, BATCH), SGD, 0.05,
         "blocks.4.conv1",
     ),
     "transformer": Network(
-        "character transformer of width 64", lambda: CharTransformer(characters(), 64, 3, 4, 64), partial(text, 8, 48),
+        "character transformer of width 64", lambda: CharTransformer(characters(), 64, 3, 4, 64), _sentences,
         torch.optim.Adam, 2e-3, "layers.1.down",
     ),
 }  # fmt: skip
@@ -83,6 +103,19 @@ class Case:
     """The part of the run after which a layer is scaled; 0 for never."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `attach`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how large everything is."""
+
+    steps: int
+    size: int
+    """Pixels of the side of an enlarged digit: 8, 16, 24 or 32."""
+    seeds: int
+    """Dense runs of a planted case."""
+    treated: int
+    """Runs with a plan of a planted case, in each mode."""
 
 
 SCALED: dict[str, Any] = {"scaled_at": 0.5, "options": {"refresh": "epoch"}}

@@ -17,7 +17,7 @@ from lograd.errors import LogradWarning
 
 from ..predictions import Batch, loss_fn
 from .band import left_at, limits
-from .cases import MODES, Case
+from .cases import MODES, Case, Settings
 from .training import Run, Training
 
 RELEASED = 40
@@ -28,14 +28,15 @@ ENOUGH = 1e9
 """A budget that no plan exceeds."""
 
 
-def planted(case: Case, steps: int, seeds: int, treated: int) -> dict[str, Any]:
+def planted(case: Case, settings: Settings) -> dict[str, Any]:
     """Runs of one planted case: the band of dense ones, and where those with a plan are."""
-    dense = [Training(case, seed, steps).run(steps).losses for seed in range(seeds)]
+    steps = settings.steps
+    dense = [Training(case, settings, seed).run(steps).losses for seed in range(settings.seeds)]
     others = [left_at(run, limits([one for one in dense if one is not run])) for run in dense]
     found: dict[str, Any] = {"dense": dense, "dense runs that leave the band of the others": others, "runs": []}
     for mode, guard in MODES.items():
-        for seed in range(treated):
-            run = Training(case, seed, steps, guard).run(steps)
+        for seed in range(settings.treated):
+            run = Training(case, settings, seed, guard).run(steps)
             row = {"mode": mode, "seed": seed, "left": left_at(run.losses, limits(dense)), "losses": run.losses}
             found["runs"].append(row | _account(run))
             _say(case, {key: value for key, value in found["runs"][-1].items() if key not in ("losses", "changes")})
@@ -54,9 +55,9 @@ def _account(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def quiet(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
+def quiet(case: Case, settings: Settings) -> dict[str, Any]:
     """A run in which nothing is wrong, and the same without a guard from the step on that has let all layers in."""
-    guarded = Training(case, seed, steps, guard=True)
+    guarded = Training(case, settings, 0, guard=True)
     first = guarded.run(RELEASED)
     assert guarded.handle is not None
     kept = {"model": guarded.model.state_dict(), "optimizer": guarded.optimizer.state_dict()}
@@ -64,14 +65,14 @@ def quiet(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
     handle, numbers = guarded.handle.state_dict(), guarded.generator.get_state()
     made = first.guard.made if first.guard is not None else 0
     references = 0 if first.guard is None else first.guard.references
-    rest = guarded.run(steps - RELEASED)
-    plain = Training(case, seed, steps, guard=False)
+    rest = guarded.run(settings.steps - RELEASED)
+    plain = Training(case, settings, 0, guard=False)
     assert plain.handle is not None
     plain.model.load_state_dict(kept["model"])
     plain.optimizer.load_state_dict(kept["optimizer"])
     plain.handle.load_state_dict({key: value for key, value in handle.items() if key != "guard"})
     plain.generator.set_state(numbers)
-    beside = plain.run(steps - RELEASED)
+    beside = plain.run(settings.steps - RELEASED)
     equal = [a == b for a, b in zip(rest.losses, beside.losses, strict=True)]
     assert rest.guard is not None
     found = {
@@ -90,13 +91,13 @@ def _copied(state: Any) -> Any:
     return {key: _copied(value) for key, value in state.items()} if isinstance(state, dict) else state
 
 
-def cost(case: Case, steps: int) -> dict[str, Any]:
+def cost(case: Case, settings: Settings) -> dict[str, Any]:
     """Seconds of steps with a guard and without one, in turns; all layers are treated in both."""
-    runs = {name: Training(case, 0, steps, guard) for name, guard in (("without", False), ("with", Guard(ENOUGH)))}
+    runs = {name: Training(case, settings, 0, guard) for name, guard in (("without", False), ("with", Guard(ENOUGH)))}
     for run in runs.values():
         run.run(RELEASED)
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(steps // TURN):
+    for _ in range(settings.steps // TURN):
         for name, run in runs.items():
             times[name] += _timed(run)
     turns = [slice(start, start + TURN) for start in range(0, len(times["with"]), TURN)]
@@ -120,10 +121,10 @@ def _timed(run: Training) -> Iterator[float]:
         yield seconds() - start
 
 
-def noise(case: Case, steps: int) -> dict[str, Any]:
+def noise(case: Case, settings: Settings) -> dict[str, Any]:
     """The noise that a guard states and the one that is measured, at the weights after some steps."""
-    run = Training(case, 0, steps)
-    run.run(steps)
+    run = Training(case, settings, 0)
+    run.run(settings.steps)
     batches = [run.draw(run.generator) for _ in range(12)]
     plan = Plan.uniform(case.recipe)
     measured = lograd.variance(

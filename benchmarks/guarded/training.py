@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from lograd.attachment.watch import Watch
 from lograd.errors import LogradWarning
 
 from ..predictions import loss_fn
-from .cases import NETWORKS, Case
+from .cases import NETWORKS, Case, Settings
 
 SCALE = 1e6
 """The factor by which a layer is scaled."""
@@ -33,15 +34,15 @@ class Training:
     """A network in training, with a plan or without one.
 
     Args:
-        length: the steps of the whole run.
+        guard: None for a dense run.
     """
 
-    def __init__(self, case: Case, seed: int, length: int, guard: bool | Guard | None = None) -> None:
+    def __init__(self, case: Case, settings: Settings, seed: int, guard: bool | Guard | None = None) -> None:
         network = NETWORKS[case.network]
         self.model, self.optimizer, self.generator = network.made(seed, network.lr * case.faster)
-        self.draw = network.batch
+        self.draw = partial(network.batch, settings.size)
         self.scaled = self.model.get_submodule(network.scaled)
-        self.scaled_at = round(case.scaled_at * length) or -1
+        self.scaled_at = round(case.scaled_at * settings.steps) or -1
         self.handle: Handle | None = None
         if guard is not None:
             self.handle = lograd.attach(
