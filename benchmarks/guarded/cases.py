@@ -76,7 +76,7 @@ class Network:
 SGD = partial(torch.optim.SGD, momentum=0.9)
 NETWORKS = {
     "mobilenet": Network(
-        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH), SGD, 0.05,
+        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH), SGD, 0.01,
         "blocks.8.expand.0",
     ),
     "resnet": Network(
@@ -132,6 +132,6 @@ PLANTED = (
 QUIET = tuple(Case("quiet", network, recipe) for network in NETWORKS for recipe in ("int8-full", "fp6"))
 COST = tuple(Case("cost", network, recipe) for network in NETWORKS for recipe in ("int8-full", "prune80"))
 NOISE = tuple(
-    Case("noise", network, recipe) for network in NETWORKS for recipe in ("int6-ptq", "int4-ptq", "prune70", "prune85")
+    Case("noise", network, recipe) for network in NETWORKS for recipe in ("int4-ptq", "prune70")
 )
 MODES: dict[str, bool | Guard] = {"no guard": False, "warning": Guard(fall_back=False), "falling back": Guard()}
