@@ -17,7 +17,7 @@ from lograd.errors import LogradWarning
 
 from ..predictions import Batch, loss_fn
 from .band import left_at, limits
-from .cases import MODES, Case, Settings
+from .cases import Case, Settings
 from .training import Run, Training
 
 RELEASED = 40
@@ -34,7 +34,7 @@ def planted(case: Case, settings: Settings) -> dict[str, Any]:
     dense = [Training(case, settings, seed).run(steps).losses for seed in range(settings.seeds)]
     others = [left_at(run, limits([one for one in dense if one is not run])) for run in dense]
     found: dict[str, Any] = {"dense": dense, "dense runs that leave the band of the others": others, "runs": []}
-    for mode, guard in MODES.items():
+    for mode, guard in case.modes.items():
         for seed in range(settings.treated):
             run = Training(case, settings, seed, guard).run(steps)
             row = {"mode": mode, "seed": seed, "left": left_at(run.losses, limits(dense)), "losses": run.losses}
