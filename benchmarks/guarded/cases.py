@@ -127,7 +127,7 @@ class Settings:
 
 
 SCALED: dict[str, Any] = {"scaled_at": 0.5, "options": {"refresh": "epoch"}, "budget": 10.0}
-"""The run is shorter than an epoch, so thresholds are those of the first twenty steps; all layers are treated by then."""
+"""No epoch ends in the run, so thresholds are those of its first twenty steps; all layers are treated by then."""
 PLANTED = (
     Case("85 % from the first step", "mobilenet", "prune85"),
     Case("85 % from the first step", "resnet", "prune85"),
@@ -137,6 +137,8 @@ PLANTED = (
     Case("a layer times 1e6", "mobilenet", "prune50", **SCALED),
     Case("a layer times 1e6", "resnet", "prune50", **SCALED),
     Case("a layer times 1e6", "transformer", "prune50", **SCALED),
+    Case("a layer times 1e6", "resnet", "fp6", **SCALED | {"budget": None}),
+    Case("a layer times 1e6", "transformer", "fp6", **SCALED | {"budget": None}),
 )
 QUIET = tuple(Case("quiet", network, recipe) for network in NETWORKS for recipe in ("int8-full", "fp6"))
 COST = tuple(Case("cost", network, recipe) for network in NETWORKS for recipe in ("int8-full", "prune80"))

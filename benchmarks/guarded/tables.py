@@ -17,7 +17,8 @@ def tables(rows: Sequence[Row]) -> str:
     """Return the tables of all finished parts."""
     makers = {"planted": planted_cells, "quiet": quiet_cells, "cost": cost_cells, "noise": noise_cells}
     found = {part: [cell for row in rows if row["part"] == part for cell in make(row)] for part, make in makers.items()}
-    return "\n\n".join(markdown(cells, list(cells[0])) for cells in found.values() if cells)
+    columns = {part: list(dict.fromkeys(name for cell in cells for name in cell)) for part, cells in found.items()}
+    return "\n\n".join(markdown(cells, columns[part]) for part, cells in found.items() if cells)
 
 
 def planted_cells(row: Row) -> list[Row]:
