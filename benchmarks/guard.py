@@ -71,9 +71,10 @@ def main(
     print(found)
     if save:
         what = (
-            "The guard on real networks. The band of losses ends 4 standard deviations of dense runs above their mean, both of "
-            "logarithms smoothed over ten steps; the first line of a case says how many dense runs leave the band of the "
-            "others. Noise is in units of the minibatch's own variance. `./dev bench guard` makes these tables."
+            "The guard on real networks. The band of losses ends 4 standard deviations of dense runs above their mean, "
+            "both of logarithms smoothed over ten steps; the first line of a case says how many dense runs leave the "
+            "band of the others. Noise is in units of the minibatch's own variance. `./dev bench guard` makes these "
+            "tables."
         )
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
         write("guard", content, what, found)
