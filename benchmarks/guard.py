@@ -28,7 +28,7 @@ from lograd.report.environment import machine
 
 from .guarded.cases import COST, NETWORKS, NOISE, PLANTED, QUIET, Case, Settings
 from .guarded.parts import RELEASED, TURN, cost, noise, planted, quiet
-from .guarded.tables import tables
+from .guarded.tables import settings_in_words, tables
 from .timing import versions, write
 
 MEASURES: dict[str, tuple[tuple[Case, ...], Callable[[Case, Settings], dict[str, Any]]]] = {
@@ -74,7 +74,7 @@ def main(
             "The guard on real networks. The band of losses ends 4 standard deviations of dense runs above their mean, "
             "both of logarithms smoothed over ten steps; the first line of a case says how many dense runs leave the "
             "band of the others. Noise is in units of the minibatch's own variance. `./dev bench guard` makes these "
-            "tables."
+            f"tables. {'; '.join(dict.fromkeys(settings_in_words(row) for row in rows))}."
         )
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
         write("guard", content, what, found)

@@ -21,6 +21,14 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n\n".join(markdown(cells, columns[part]) for part, cells in found.items() if cells)
 
 
+def settings_in_words(row: Row) -> str:
+    """Return how long and how large the runs of a row were."""
+    return (
+        f"{row['steps']} steps a run, digits of {row['size']} x {row['size']} pixels, in planted cases "
+        f"{row['seeds']} dense runs and {row['treated']} of each mode"
+    )
+
+
 def planted_cells(row: Row) -> list[Row]:
     """Return a row for each mode of a planted case, with all of its seeds."""
     dense = row["dense runs that leave the band of the others"]
