@@ -41,6 +41,14 @@ def limits(dense: Sequence[Sequence[float]]) -> Values:
 
 def left_at(losses: Sequence[float], ends: Values) -> int | None:
     """Return the first step whose loss is outside of the band; None if there is none."""
-    values = smoothed(losses)
-    outside = np.flatnonzero((values > ends) | ~np.isfinite(values) & np.isfinite(ends))
+    outside = np.flatnonzero(_outside(losses, ends))
     return int(outside[0]) if len(outside) else None
+
+
+def steps_outside(losses: Sequence[float], ends: Values) -> int:
+    """Return how many steps have a loss outside of the band."""
+    return int(np.count_nonzero(_outside(losses, ends)))
+
+
+def _outside(losses: Sequence[float], ends: Values) -> NDArray[np.bool_]:
+    return np.asarray(smoothed(losses) > ends)  # where the band has no end, no run leaves it

@@ -9,6 +9,8 @@ from typing import Any
 
 from lograd.report.markdown import markdown
 
+from .band import Values, limits, steps_outside
+
 Row = dict[str, Any]
 NEVER = "never"
 
@@ -43,7 +45,7 @@ def _mode_cells(row: Row, mode: str) -> Row:
     runs = [run for run in row["runs"] if run["mode"] == mode]
     cells = {
         "planted": row["name"], "network": row["network"], "plan": f"{row['recipe']}, {mode}",
-        "loss left the band at step": ", ".join(NEVER if run["left"] is None else str(run["left"]) for run in runs),
+        "loss left the band at step": ", ".join(_left(run, limits(row["dense"])) for run in runs),
         "first warning": "; ".join(first_words(run["said"]) for run in runs),
     }  # fmt: skip
     if mode == "no guard":
@@ -57,6 +59,12 @@ def _mode_cells(row: Row, mode: str) -> Row:
         "returned at step": ", ".join(returned(run["changes"]) for run in runs),
         "untreated steps": ", ".join(str(run["references"]) for run in runs),
     }
+
+
+def _left(run: Row, ends: Values) -> str:
+    if run["left"] is None:
+        return NEVER
+    return f"{run['left']} ({steps_outside(run['losses'], ends)} of {len(ends)} steps outside)"
 
 
 def first_words(said: Sequence[str]) -> str:
