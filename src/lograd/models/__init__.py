@@ -1,4 +1,4 @@
-"""Models of the experiments, small enough for a CPU: residual networks, VGG, MobileNet-v2, a character model, a text classifier."""
+"""Models of the experiments, small enough for a CPU: residual networks, VGG, MobileNet-v2, transformers for text."""
 
 from .mobilenet import MobileNetV2
 from .residual import CifarResNet, ResNet18

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, channels, blocks and stride of each stage (Table 2); as images are small, the second one keeps their size."""
+"""Expansion, channels, blocks and stride of each stage (Table 2); the second one keeps the size of small images."""
 STEM, LAST = 32, 1280
 """Channels of the first and of the last convolution."""
 MULTIPLE = 8
