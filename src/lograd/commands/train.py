@@ -128,15 +128,10 @@ def train(
     tensorboard: Tensorboard = None,
     weights: Weights = None,
     state_bits: StateBits = None,
-    common_statistics: CommonStatistics = None,
-    pipeline: Pipeline = None,
-    microbatches: Microbatches = None,
-    edges: Edges = None,
-    activations: Activations = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
+    common_statistics: CommonStatistics = None, pipeline: Pipeline = None, microbatches: Microbatches = None,
+    edges: Edges = None, activations: Activations = None,
+    resume: Resume = False, overwrite: Overwrite = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
 
     MODULE:FUNCTION names a function without arguments, such as mypkg.train:make;
