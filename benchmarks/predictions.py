@@ -135,13 +135,13 @@ CASES = (
     Case("two BERT-base layers, 8 x 128", lambda: Encoder(768, 12, 2), partial(vectors, 8, 128, 768)),
 )
 SMALL = (
-    Case("ResNet-20 of width 8, 16x16, batch 64", lambda: CifarResNet(20, 10, 8), partial(images, 64, 16)),
+    Case("ResNet-20 of width 8, 16x16, batch 16", lambda: CifarResNet(20, 10, 8), partial(images, 16, 16)),
     Case(
         "character transformer of width 64, 8 x 48",
         lambda: CharTransformer(characters(), 64, 3, 4, 64),
         lambda generator: text(8, 48, generator),
     ),
-    Case("ResNet18 of width 8, 16x16, batch 64", lambda: ResNet18(10, 8), partial(images, 64, 16)),
+    Case("ResNet18 of width 8, 16x16, batch 16", lambda: ResNet18(10, 8), partial(images, 16, 16)),
 )
 """For a loaded machine: variance, not time."""
 

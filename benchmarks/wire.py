@@ -167,7 +167,7 @@ def measured(rate: str, case: Case, arguments: list[str]) -> dict[str, Any]:
     forward, backward = (json.loads(text.strip().splitlines()[-1]) for text in texts)
     given = example().options(arguments)
     return {
-        "rate": rate, "case": case.name, "seconds": backward["seconds"],
+        "rate": rate, "case": case.name, "width": given.width, "seconds": backward["seconds"],
         "tokens per second": given.batch * given.context / backward["seconds"],
         "forward bytes": forward["sent"], "backward bytes": backward["sent"],
         "coding": [forward["coding"], backward["coding"]], "losses": backward["losses"],
@@ -195,21 +195,21 @@ def simulated(row: dict[str, Any], free: dict[str, Any], schedule: str, microbat
 
 def table(rows: list[dict[str, Any]], schedule: str, microbatches: int) -> str:
     """The results beside those of plain edges at the same rate, and beside the simulation."""
-    plain = {row["rate"]: row for row in rows if row["case"] == "plain"}
-    free = {row["case"]: row for row in rows if row["rate"] == "none" and schedule in SCHEDULES}
+    plain = {(row["rate"], row["width"]): row for row in rows if row["case"] == "plain"}
+    free = {(row["case"], row["width"]): row for row in rows if row["rate"] == "none" and schedule in SCHEDULES}
     cells = []
     for row in rows:
-        base = plain.get(row["rate"], row)
-        known = row["rate"] != "none" and row["case"] in free
-        expected = simulated(row, free[row["case"]], schedule, microbatches) if known else None
+        base, alike = plain.get((row["rate"], row["width"]), row), free.get((row["case"], row["width"]))
+        known = row["rate"] != "none" and alike is not None
+        expected = simulated(row, alike, schedule, microbatches) if known and alike is not None else None
         tail = row["losses"][-max(len(row["losses"]) // 10, 1) :]
         cells.append(
             {
-                "gradients / activations": row["case"], "link": row["rate"],
+                "gradients / activations": row["case"], "link": row["rate"], "width": row["width"],
                 "ms per step": f"{1e3 * row['seconds']:.0f}",
                 "simulated ms": "" if expected is None else f"{1e3 * expected:.0f}",
                 "tokens/s": f"{row['tokens per second']:,.0f}",
-                "speed": f"{base['seconds'] / row['seconds']:.2f}",
+                "speed": f"{base['seconds'] / row['seconds']:.2f}", "coding, ms": f"{1e3 * max(row['coding']):.1f}",
                 "backward KB": f"{row['backward bytes'] / 1e3:,.0f}",
                 "fewer backward": f"{base['backward bytes'] / row['backward bytes']:.1f}",
                 "forward KB": f"{row['forward bytes'] / 1e3:,.0f}",
@@ -222,7 +222,7 @@ def table(rows: list[dict[str, Any]], schedule: str, microbatches: int) -> str:
 
 def curves(rows: list[dict[str, Any]]) -> Chart:
     """The losses of all cases at the first rate, over steps."""
-    first = [row for row in rows if row["rate"] == rows[0]["rate"]]
+    first = [row for row in rows if (row["rate"], row["width"]) == (rows[0]["rate"], rows[0]["width"])]
     lines = [Line(range(len(row["losses"])), row["losses"], row["case"]) for row in first]
     return Chart("Loss over a wire", "step", "loss", lines, x_whole=True)
 
@@ -231,9 +231,10 @@ def main(
     rates: str = typer.Option("100mbit,1gbit,none", help="rates of the link as tc takes them, or none"),
     only: str = typer.Option("", help="cases to run, such as 'plain,prune90 / none'; all if empty"),
     steps: int = 40,
-    width: int = 256,
+    width: int = typer.Option(64, help="small: the link is the limit"),
+    wide: int = typer.Option(256, help="the width of rows without a limit that show what coding costs; 0 for none"),
     depth: int = 2,
-    batch: int = 32,
+    batch: int = 64,
     context: int = 128,
     microbatches: int = 4,
     schedule: str = "1f1b",
@@ -244,11 +245,16 @@ def main(
         raise typer.BadParameter("this needs root, ip and tc; on Debian: apt-get install iproute2")
     sizes = {"steps": steps, "width": width, "depth": depth, "batch": batch, "context": context}
     sizes |= {"microbatches": microbatches}
-    arguments = [text for name, value in sizes.items() for text in (f"--{name}", str(value))] + ["--schedule", schedule]
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
-    cases = [case for case in CASES if not wanted or case.name in wanted]
-    jobs = [(rate, case) for rate in rates.split(",") for case in cases]
-    rows = [measured(rate, case, arguments) for rate, case in progress(jobs)]
+
+    def arguments(width: int) -> list[str]:
+        given = sizes | {"width": width}
+        return [text for name, value in given.items() for text in (f"--{name}", str(value))] + ["--schedule", schedule]
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    cases = [case for case in CASES if not names or case.name in names]
+    jobs = [(rate, case, width) for rate in rates.split(",") for case in cases]
+    jobs += [("none", case, wide) for case in cases if wide]
+    rows = [measured(rate, case, arguments(wanted)) for rate, case, wanted in progress(jobs)]
     text = table(rows, schedule, microbatches)
     print(text)
     if keep:
@@ -264,11 +270,12 @@ def main(
 
 
 def _introduction(sizes: dict[str, int], schedule: str) -> str:
-    size = f"{sizes['depth']} layers of width {sizes['width']}, {sizes['batch']} x {sizes['context']} tokens"
+    size = f"{sizes['depth']} layers, {sizes['batch']} x {sizes['context']} tokens"
     return (
         f"A character transformer ({size}, {sizes['microbatches']} microbatches, {schedule}) over two stages, each in "
         "a network namespace; bytes per step are those of the interfaces. Speed and bytes are against plain edges on "
         "the same link. Simulated times are those of docs/scale.md, from the step without a limit and the bytes. "
+        "Coding: treating, encoding and decoding, on the rank that takes longer. Times of one run differ by some 10 %. "
         "`./dev bench wire` makes this table."
     )
 
