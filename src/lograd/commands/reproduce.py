@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from ..papers.experiment import Experiment
 
 
-Name = Annotated[str | None, typer.Argument(help="A table, figure or experiment; all for the theory; none lists them.")]
+Name = Annotated[
+    str | None, typer.Argument(help="A table, figure or experiment, or all of them; none lists them with their cost.")
+]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
 ]
 Preset = Annotated[str | None, typer.Option(help="Size of an experiment: smoke, cpu or paper.", show_default="cpu")]
-Data = Annotated[Path | None, typer.Option(help="The data of an experiment, such as an .npz of images.")]
+Data = Annotated[
+    Path | None, typer.Option(help="The data of an experiment, such as an .npz of images, or a folder of several sets.")
+]
 Runs = Annotated[Path, typer.Option(help="Finished cells and runs are kept in NAME inside this folder.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="by experiment")]
 Only = Annotated[str | None, typer.Option(help="Restrict an experiment to some of its cases.")]
@@ -57,9 +62,12 @@ def reproduce(
 
     An experiment is a list of cells, trainings and measurements, each of which is
     kept when it is finished; tables are made from finished cells only. One that
-    was stopped goes on with --resume.
+    was stopped goes on with --resume. The smoke preset takes seconds, and the data
+    inside the package where none is given. all runs every experiment that has the
+    preset; without --preset it computes what follows from theory alone.
     """
     from ..papers import EXPERIMENTS, THEORY
+    from ..papers.cells import CellFolder
     from ..report import check_folder
 
     if name is None:
@@ -74,14 +82,41 @@ def reproduce(
         check_folder(output)
     options = {"data": data, "seeds": seeds, "only": only, **_pairs(setting or [])}
     given = {option: value for option, value in options.items() if value is not None}
-    if name in EXPERIMENTS:
+    drawn = []
+    if name in EXPERIMENTS or (name == "all" and preset is not None):
         with warnings_as_sentences():
-            drawn = _experiment(name, given, preset, runs, results, resume=resume, tabulate=tabulate, quiet=as_json)
+            for chosen in _chosen(name, given, preset, runs):
+                folder = CellFolder(runs / chosen.label)
+                if name == "all" and tabulate and not folder.names:
+                    continue
+                drawn += _experiment(chosen, folder, results, resume=resume, tabulate=tabulate, quiet=as_json)
     elif given or preset or resume or tabulate or results:
-        raise InvalidValue(f"{name} is computed from theory in a moment, and takes no options of experiments.")
+        hint = " without --preset" * (name == "all")
+        raise InvalidValue(f"{name}{hint} is computed from theory in a moment, and takes no options of experiments.")
+    _show(name, [draw() for one, draw in THEORY.items() if name in (one, "all")] + drawn, output, as_json)
+
+
+def _chosen(name: str, given: Mapping[str, Any], preset: str | None, runs: Path) -> list[Experiment]:
+    """Return the experiment of that name, or all that have the preset; what cannot be is refused before any begins."""
+    from ..papers import EXPERIMENTS, experiment_of
+    from ..papers.sources import embedded_data
+
+    if name != "all":
+        kinds = [experiment_of(name)]
     else:
-        drawn = [draw() for one, draw in THEORY.items() if name in (one, "all")]
-    _show(name, drawn, output, as_json)
+        if own := sorted(set(given) - {"data", "seeds"}):
+            raise InvalidValue(f"{own[0]} belongs to one experiment, and all was asked for; give the name of one.")
+        kinds = [kind for one in EXPERIMENTS if preset in (kind := experiment_of(one)).presets]
+        if not kinds:
+            experiment_of(next(iter(EXPERIMENTS))).make({}, preset)  # refuses the preset by name
+    options = [{one: value for one, value in given.items() if name != "all" or one in kind.options()} for kind in kinds]
+    made = [kind.make(option, preset) for kind, option in zip(kinds, options, strict=True)]
+    if preset != "smoke" or "data" in given:
+        return made
+    return [
+        replace(one, data=kind.make({"data": embedded_data(runs / "embedded")}, preset).data) if one.needs_data else one
+        for kind, one in zip(kinds, made, strict=True)
+    ]
 
 
 def _list(as_json: bool) -> None:
@@ -89,19 +124,30 @@ def _list(as_json: bool) -> None:
     from ..papers import EXPERIMENTS, THEORY, experiment_of
 
     rows: list[dict[str, Any]] = [
-        {"name": name, "what": (draw.__doc__ or "").split("\n")[0], "options": {}} for name, draw in THEORY.items()
+        {"name": name, "what": (draw.__doc__ or "").split("\n")[0], "options": {}, "presets": [], "cpu core-hours": 0.0}
+        for name, draw in THEORY.items()
     ]
     for name in EXPERIMENTS:
-        options = {
-            option: None if value is None else str(value) for option, value in experiment_of(name).options().items()
-        }
-        rows.append({"name": name, "what": experiment_of(name).words, "options": options})
+        kind = experiment_of(name)
+        options = {option: None if value is None else str(value) for option, value in kind.options().items()}
+        rows.append({"name": name, "what": kind.words, "options": options, "presets": list(kind.presets),
+                     "cpu core-hours": kind.make({}, "cpu").hours})  # fmt: skip
     if as_json:
         print_json(rows)
         return
-    shown = [[row["name"], row["what"], _options(row["options"])] for row in rows]
-    print_table("Tables, figures and experiments", ["name", "<what it shows", "<options by --set"], shown)
-    out.print("\nlograd reproduce NAME makes one; lograd reproduce all makes those without options, from theory alone.")
+    shown = [
+        [row["name"], row["what"], _hours(row["cpu core-hours"]), ", ".join(row["presets"]), _options(row["options"])]
+        for row in rows
+    ]
+    columns = ["name", "<what it shows", "core-hours, cpu", "<presets", "<options by --set"]
+    print_table("Tables, figures and experiments", columns, shown)
+    out.print(
+        "\nlograd reproduce NAME makes one; lograd reproduce all makes those of theory, and with --preset all of them."
+    )
+
+
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:.1f}" if hours >= 0.05 else "0"
 
 
 def _options(options: Mapping[str, str | None]) -> str:
@@ -122,19 +168,14 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _experiment(
-    name: str, given: Mapping[str, Any], preset: str | None, runs: Path, results: Path | None,
-    *, resume: bool, tabulate: bool, quiet: bool,
-) -> list[Result]:  # fmt: skip
+    chosen: Experiment, folder: CellFolder, results: Path | None, *, resume: bool, tabulate: bool, quiet: bool
+) -> list[Result]:
     """Finish the cells of an experiment, and draw its tables."""
-    from ..papers import experiment_of
-    from ..papers.cells import CellFolder
     from ..papers.experiment import carry_out
     from ..training import Interrupted
     from ..training.folder import make_folder
     from .progress import display
 
-    chosen = experiment_of(name).make(given, preset)
-    folder = CellFolder(runs / chosen.label)
     if tabulate:
         if not folder.names:
             raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
@@ -146,7 +187,7 @@ def _experiment(
     if results is not None:
         make_folder(results)
     try:
-        with display(name, quiet) as progress:
+        with display(chosen.label, quiet) as progress:
             carry_out(chosen, folder, None if quiet else _tell, progress)
     except Interrupted as error:
         say(f"stopped; go on with the same command and --resume ({error})")

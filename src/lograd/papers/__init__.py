@@ -26,6 +26,10 @@ THEORY: dict[str, Callable[[], Result]] = {
     "fig4": fig4,
 }
 EXPERIMENTS = {
+    "table3": "Table3",
+    "table4": "Table4",
+    "fig5": "Fig5",
+    "int4wa": "Int4wa",
     "laws": "Laws",
     "sparsity": "Sparsity",
     "noise": "Noise",

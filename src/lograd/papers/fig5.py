@@ -1,0 +1,113 @@
+"""Fig. 5 of the lognormal paper: accuracy over the sparsity of the gradients, and the sparsity asked and got.
+
+    lograd reproduce fig5 --data cifar100_20k.npz
+
+Left, each method at several targets: accuracy over the share of zeros that it really made.  Right, the share of zeros
+by law: which law hits the target.  `lograd reproduce sparsity` has the right part layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import ClassVar, NamedTuple, final
+
+from ..report import Chart, Line, Points
+from .cells import CellFolder
+from .comparison import BASE, Comparison, Outcome, Way, outcomes
+from .result import Result
+
+TARGETS = (80, 85, 90, 95)
+"""Percentages of zeros that are asked for."""
+
+
+class Method(NamedTuple):
+    """A way to choose the zeros."""
+
+    title: str
+    recipe: str
+    lost: tuple[tuple[int, float], ...] = ()
+    """Points that the paper loses at a target, where it says so."""
+
+
+METHODS = {
+    "lognormal": Method("stochastic, the same in all layers, by a lognormal law", "prune{}-lognormal", ((80, 0.0),)),
+    "empirical": Method("stochastic, the same in all layers, by the histogram", "prune{}"),
+    "normal": Method("stochastic, the same in all layers, by a normal law", "prune{}-normal"),
+    "cosine": Method("stochastic, the same cosine in all layers", "prune{}-cosine", ((85, 0.0), (90, -0.3))),
+    "topk": Method("top-k", "topk{}"),
+    "saw": Method("SAW: top-k of weights and activations", "saw{}"),
+    "atp": Method("ATP", "atp{}"),
+    "topk-stochastic": Method("stochastic above the top-k threshold", "topk{}-stochastic"),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Fig5(Comparison):
+    """Methods to make gradients sparse, at several targets."""
+
+    words: ClassVar[str] = "accuracy over achieved sparsity for each method of pruning; sparsity asked and got by law"
+    title: ClassVar[str] = "Fig. 5: accuracy over sparsity"
+    claim: ClassVar[str] = (
+        "The paper claims that stochastic pruning beats top-k, that unequal sparsities beat equal ones, and that only "
+        "the right law hits the target: ResNet18 on ImageNet loses nothing at 80 % equal and at 85 % unequal zeros, "
+        "and less than 0.3 points at about 90 %."
+    )
+    presets: ClassVar = {
+        "smoke": {"network": "digits", "seeds": 1, "only": "fp32,lognormal-90,topk-90,cosine-90"},
+        "cpu": {},
+        "paper": {"network": "imagenet-resnet18", "seeds": 1},
+    }
+    committed: ClassVar = {"sparsity": (), "learning-resnet20": (), "learning-resnet18": ()}
+    more_columns: ClassVar = ("zeros got",)
+
+    def ways(self) -> dict[str, Way]:
+        found = {BASE: Way("dense")}
+        for target in TARGETS:
+            for name, method in METHODS.items():
+                lost = dict(method.lost).get(target)
+                found[f"{name}-{target}"] = Way(f"{method.title}, {target} %", method.recipe.format(target), lost=lost)
+        return found
+
+    def numbers(self, one: Outcome, base: Outcome | None, name: str) -> list[object]:
+        shown = None if one.zeros is None or name.startswith("saw") else f"{one.zeros:.1%}"
+        return [*super().numbers(one, base, name), shown]
+
+    def draw(self, folder: CellFolder) -> list[Result]:
+        found = outcomes(folder, self.ways(), self.seeds, self.training.kind)
+        table = self.table(folder, ("SAW leaves gradients dense, so it has no zeros to count here.",))
+        return [replace(table, charts=[_accuracy(found)]), self._asked(found)]
+
+    def _asked(self, found: dict[str, Outcome]) -> Result:
+        """The share of zeros that was asked for and that the runs had, by method."""
+        rows: list[list[object]] = []
+        lines: list[Line] = []
+        for place, (name, method) in enumerate(METHODS.items()):
+            got = {target: one.zeros for target in TARGETS
+                   if (one := found.get(f"{name}-{target}")) is not None and one.zeros is not None}  # fmt: skip
+            if not got or name == "saw":
+                continue
+            lines.append(Line([target / 100 for target in got], list(got.values()), name, color=place))
+            rows.append([method.title, *(f"{got[target]:.1%}" if target in got else None for target in TARGETS)])
+        chart = Chart("Zeros asked and got", "asked", "got", lines, x_percent=True, y_percent=True)
+        claim = "The share of zeros in the treated gradients over the whole run, mean over the seeds, by target."
+        columns = ["method", *(f"{target} % asked" for target in TARGETS)]
+        return Result(f"{self.label}-asked", "Fig. 5, right: sparsity asked and got", claim, columns, rows, [chart])
+
+
+def _accuracy(found: dict[str, Outcome]) -> Chart:
+    """Return the chart of results over the share of zeros."""
+    marks: list[Line | Points] = []
+    if (base := found.get(BASE)) is not None and base.values:
+        level = mean(base.values.values())
+        marks.append(Line([TARGETS[0] / 100, TARGETS[-1] / 100], [level, level], "dense", dashed=True))
+    for name in METHODS:
+        points = [
+            (one.zeros, mean(one.values.values()))
+            for target in TARGETS
+            if (one := found.get(f"{name}-{target}")) is not None and one.values and one.zeros is not None
+        ]
+        if points and name != "saw":
+            marks.append(Points([x for x, _ in points], [y for _, y in points], name))  # fmt: skip
+    return Chart("Accuracy over sparsity", "zeros got", "test accuracy, %", marks, x_percent=True)
