@@ -154,20 +154,22 @@ class Comparison(Experiment):
     def draw(self, folder: CellFolder) -> list[Result]:
         return [self.table(folder)]
 
-    def table(self, folder: CellFolder, notes: tuple[str, ...] = ()) -> Result:
+    def table(self, folder: CellFolder) -> Result:
         """Return the table of the ways, the paper's numbers beside ours."""
         ways, found = self.ways(), outcomes(folder, self.ways(), self.seeds, self.training.kind)
-        rows = [[*_paper(way, ways[self.base]), *self.numbers(one, found.get(self.base), name)]
+        rows = [[*_paper(way, ways[self.base]), *self.numbers(folder, name, one, found.get(self.base))]
                 for name, way in ways.items() if (one := found.get(name)) is not None]  # fmt: skip
         metric = metric_of(self.training.kind)
         columns = ["way to train", "paper", "paper, to its base", "seeds", f"test {metric.words}, mean",
                    "to the base, mean", "spread over seeds", *self.more_columns]  # fmt: skip
-        return Result(self.label, self.title, self._words(), columns, rows, notes=list(notes))
+        return Result(self.label, self.title, self._words(), columns, rows, notes=list(self.notes))
 
     more_columns: ClassVar[tuple[str, ...]] = ()
     """Columns beside the usual ones."""
+    notes: ClassVar[tuple[str, ...]] = ()
+    """Sentences below the table."""
 
-    def numbers(self, one: Outcome, base: Outcome | None, name: str) -> list[object]:
+    def numbers(self, folder: CellFolder, name: str, one: Outcome, base: Outcome | None) -> list[object]:
         """Return the cells of a row that are ours; more columns are added here."""
         percent = metric_of(self.training.kind).percent
         digits, unit = (2, " %") if percent else (3, "")

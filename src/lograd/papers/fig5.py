@@ -61,6 +61,7 @@ class Fig5(Comparison):
     }
     committed: ClassVar = {"sparsity": (), "learning-resnet20": (), "learning-resnet18": ()}
     more_columns: ClassVar = ("zeros got",)
+    notes: ClassVar = ("SAW leaves gradients dense, so it has no zeros to count here.",)
 
     def ways(self) -> dict[str, Way]:
         found = {BASE: Way("dense")}
@@ -70,14 +71,13 @@ class Fig5(Comparison):
                 found[f"{name}-{target}"] = Way(f"{method.title}, {target} %", method.recipe.format(target), lost=lost)
         return found
 
-    def numbers(self, one: Outcome, base: Outcome | None, name: str) -> list[object]:
+    def numbers(self, folder: CellFolder, name: str, one: Outcome, base: Outcome | None) -> list[object]:
         shown = None if one.zeros is None or name.startswith("saw") else f"{one.zeros:.1%}"
-        return [*super().numbers(one, base, name), shown]
+        return [*super().numbers(folder, name, one, base), shown]
 
     def draw(self, folder: CellFolder) -> list[Result]:
         found = outcomes(folder, self.ways(), self.seeds, self.training.kind)
-        table = self.table(folder, ("SAW leaves gradients dense, so it has no zeros to count here.",))
-        return [replace(table, charts=[_accuracy(found)]), self._asked(found)]
+        return [replace(self.table(folder), charts=[_accuracy(found)]), self._asked(found)]
 
     def _asked(self, found: dict[str, Outcome]) -> Result:
         """The share of zeros that was asked for and that the runs had, by method."""

@@ -63,10 +63,10 @@ class Recurrent(nn.Module):
         return result
 
 
-def perceptron(act: type[nn.Module], norm: bool) -> nn.Module:
-    """Five linear layers on the pixels of an image, with or without BatchNorm."""
+def perceptron(act: type[nn.Module], norm: bool, depth: int = 5) -> nn.Module:
+    """Linear layers on the pixels of an image, with or without BatchNorm."""
     parts: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in ((3072, 256), (256, 256), (256, 256), (256, 256)):
+    for inputs, outputs in [(3072, 256)] + [(256, 256)] * (depth - 2):
         parts += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else []), act()]
     return nn.Sequential(*parts, nn.Linear(256, 100))
 
