@@ -38,6 +38,11 @@ class Int4(Comparison):
         "CIFAR-100 with 4 bits everywhere reaches 65.0 % against 61.1 %, ResNet-18 on ImageNet 67.1 % against 63.3 %."
     )
     base: ClassVar[str] = "minmax"
+    verdict: ClassVar[str] = (
+        "The error on large gradients is smaller in the paper's interval, as claimed. The accuracy of 6 epochs of "
+        "ResNet-8 and the loss of 200 steps differ by less than the spread over seeds, so the claim about training is "
+        "undecided."
+    )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "minmax,interval", "before": 4},
         "cpu": {},

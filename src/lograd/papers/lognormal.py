@@ -46,8 +46,8 @@ class Lognormal(Experiment):
     )
     verdict: ClassVar[str] = (
         "Layers in front of BatchNorm or GroupNorm have near-lognormal gradients at any moment; without normalisation "
-        "they are about as near to a normal law, and behind LayerNorm they become near-lognormal only in training. So "
-        "depth alone does not make them so."
+        "they are about as near to a normal law, and with LayerNorm they become near-lognormal only in training. The "
+        "empirical law hits the target of zeros whatever the law is."
     )
     presets: ClassVar = {"smoke": {"steps": 2, "batch": 8, "draws": 2, "only": "MLP"}, "cpu": {}}
     committed: ClassVar = {"laws": ()}
@@ -91,10 +91,10 @@ class Lognormal(Experiment):
         claim = (
             f"The law of |g| in the layers of small networks, batch {self.batch}; images are {source}, text is the "
             "play in the package. Sigma (natural log; a normal law has 1.11) and the KS distances to a fitted "
-            f"lognormal and a fitted half-normal law are medians over the layers. Miss: {TARGET:.0%} zeros asked of each layer "
-            "with the threshold that a law gives from one step, counted on the gradient of the next step; the median "
-            "and the largest difference in points over the layers. "
-            f"`lograd reproduce lognormal{' --data FILE' if self.data else ''}` makes these tables."
+            f"lognormal and a fitted half-normal law are medians over the layers. Miss: {TARGET:.0%} zeros asked of "
+            "each layer with the threshold that a law gives from one step, counted on the gradient of the next step; "
+            "the median and the largest difference in points over the layers. `lograd reproduce "
+            f"lognormal{' --data FILE' if self.data else ''}` makes these tables."
         )
         columns = ["network", "normalisation", "activation", "steps", *NUMBERS]
         columns += [f"miss, {name}" for name in ("empirical", *SOLVED)]

@@ -42,6 +42,10 @@ class Statquant(Comparison):
         "ResNet-50 on ImageNet loses 0.5 points against a forward of 8 bits alone."
     )
     base: ClassVar[str] = "qat8"
+    verdict: ClassVar[str] = (
+        "In 6 epochs of ResNet-8 no method loses more than about the spread over seeds from 8 down to 4 bits, so "
+        "these runs neither confirm nor refute the order of the methods."
+    )
     presets: ClassVar = {
         "smoke": {
             "network": "digits",
