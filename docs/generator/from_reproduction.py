@@ -38,8 +38,7 @@ def overview() -> str:
     """All names, where their numbers come from, and what the cpu preset costs."""
     lines = [[f"[{name}](#{name})", _words(THEORY[name].__doc__), "computed", "0"] for name in THEORY]
     for name, kind in entries().items():
-        hours = kind.make({}, "cpu").hours
-        lines.append([f"[{name}](#{name})", kind.words, _state(name, kind), "" if hours is None else f"{hours:.1f}"])
+        lines.append([f"[{name}](#{name})", kind.words, _state(name, kind), _hours(kind)])
     return table(["name", "what it shows", "results", "core-hours, cpu"], lines, words=3)
 
 
@@ -55,6 +54,12 @@ def sections() -> str:
 
 def _words(docstring: str | None) -> str:
     return (docstring or "").split("\n")[0]
+
+
+def _hours(kind: type[Experiment]) -> str:
+    """Return the core-hours of the cpu preset, as they were estimated."""
+    hours = kind.make({}, "cpu").hours
+    return "" if hours is None else f"{hours:.1f}" if hours >= 0.1 else f"{hours:.2f}"
 
 
 def _exists(label: str) -> bool:
@@ -79,8 +84,7 @@ def _section(name: str, kind: type[Experiment]) -> str:
     found = [_results(label) for label in _own(name)]
     found += [_committed(label, first) for label, first in kind.committed.items() if _exists(label)]
     if not found:
-        hours = kind.make({}, "cpu").hours
-        cost = "" if hours is None else f" ({hours:.1f} core-hours)"
+        cost = f" ({_hours(kind)} core-hours)"
         data = " --data DIR" if kind.needs_data or kind.make({}, "cpu").data_kind else ""
         return "\n\n".join([*parts, f"**Here.** Not run yet: `lograd reproduce {name} --preset cpu{data}`{cost}."])
     if kind.verdict:

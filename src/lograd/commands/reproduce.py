@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from ..papers import Result
     from ..papers.cells import Cell, CellFolder
     from ..papers.experiment import Experiment
+    from ..training.ranks import Ranks
 
 
 Name = Annotated[
-    str | None, typer.Argument(help="A table, figure or experiment, or all of them; none lists them with their cost.")
+    str | None, typer.Argument(help="A table, figure or experiment, or all of the papers; none lists them.")
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
@@ -63,8 +65,8 @@ def reproduce(
     An experiment is a list of cells, trainings and measurements, each of which is
     kept when it is finished; tables are made from finished cells only. One that
     was stopped goes on with --resume. The smoke preset takes seconds, and the data
-    inside the package where none is given. all runs every experiment that has the
-    preset; without --preset it computes what follows from theory alone.
+    inside the package where none is given. all runs every table and figure of the
+    papers that has the preset; without --preset those that theory alone gives.
     """
     from ..papers import EXPERIMENTS, THEORY
     from ..papers.cells import CellFolder
@@ -82,14 +84,21 @@ def reproduce(
         check_folder(output)
     options = {"data": data, "seeds": seeds, "only": only, **_pairs(setting or [])}
     given = {option: value for option, value in options.items() if value is not None}
-    drawn = []
+    drawn: list[Result] = []
     if name in EXPERIMENTS or (name == "all" and preset is not None):
-        with warnings_as_sentences():
-            for chosen in _chosen(name, given, preset, runs):
-                folder = CellFolder(runs / chosen.label)
-                if name == "all" and tabulate and not folder.names:
-                    continue
-                drawn += _experiment(chosen, folder, results, resume=resume, tabulate=tabulate, quiet=as_json)
+        with _together() as ranks:
+            with ranks.together():
+                found = [(one, CellFolder(runs / one.label)) for one in _chosen(name, given, preset, runs)]
+                if name == "all" and tabulate:
+                    found = [(one, folder) for one, folder in found if folder.names]
+                for _, folder in found if ranks.main else []:
+                    _check(folder, resume=resume, tabulate=tabulate)
+            for one, folder in found:
+                if not tabulate:
+                    _finish(one, folder, ranks, quiet=as_json or not ranks.main)
+                drawn += _saved(one, folder, results if ranks.main else None)
+            if not ranks.main:
+                return
     elif given or preset or resume or tabulate or results:
         hint = " without --preset" * (name == "all")
         raise InvalidValue(f"{name}{hint} is computed from theory in a moment, and takes no options of experiments.")
@@ -97,7 +106,7 @@ def reproduce(
 
 
 def _chosen(name: str, given: Mapping[str, Any], preset: str | None, runs: Path) -> list[Experiment]:
-    """Return the experiment of that name, or all that have the preset; what cannot be is refused before any begins."""
+    """Return the experiment of that name, or all of the papers; what cannot be is refused before any begins."""
     from ..papers import EXPERIMENTS, experiment_of
     from ..papers.sources import embedded_data
 
@@ -106,9 +115,10 @@ def _chosen(name: str, given: Mapping[str, Any], preset: str | None, runs: Path)
     else:
         if own := sorted(set(given) - {"data", "seeds"}):
             raise InvalidValue(f"{own[0]} belongs to one experiment, and all was asked for; give the name of one.")
-        kinds = [kind for one in EXPERIMENTS if preset in (kind := experiment_of(one)).presets]
+        every = [experiment_of(one) for one in EXPERIMENTS]
+        kinds = [kind for kind in every if kind.claim and preset in kind.presets]
         if not kinds:
-            experiment_of(next(iter(EXPERIMENTS))).make({}, preset)  # refuses the preset by name
+            every[0].make({}, preset)  # refuses the preset by name
     options = [{one: value for one, value in given.items() if name != "all" or one in kind.options()} for kind in kinds]
     made = [kind.make(option, preset) for kind, option in zip(kinds, options, strict=True)]
     if preset != "smoke" or "data" in given:
@@ -142,7 +152,8 @@ def _list(as_json: bool) -> None:
     columns = ["name", "<what it shows", "core-hours, cpu", "<presets", "<options by --set"]
     print_table("Tables, figures and experiments", columns, shown)
     out.print(
-        "\nlograd reproduce NAME makes one; lograd reproduce all makes those of theory, and with --preset all of them."
+        "\nlograd reproduce NAME makes one; lograd reproduce all makes those of theory, and with --preset also the "
+        "other tables and figures of the papers."
     )
 
 
@@ -167,32 +178,44 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _experiment(
-    chosen: Experiment, folder: CellFolder, results: Path | None, *, resume: bool, tabulate: bool, quiet: bool
-) -> list[Result]:
-    """Finish the cells of an experiment, and draw its tables."""
-    from ..papers.experiment import carry_out
-    from ..training import Interrupted
-    from ..training.folder import make_folder
-    from .progress import display
+@contextmanager
+def _together() -> Iterator[Ranks]:
+    """Yield the processes that share the work under torchrun, of which rank 0 speaks for all."""
+    from ..training import FailedElsewhere, Interrupted, LostRank, joined
 
-    if tabulate:
-        if not folder.names:
-            raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
-        return _saved(chosen, folder, results)
-    if folder.begun and not resume:
+    main = True
+    try:
+        with joined() as ranks, warnings_as_sentences(silent=not ranks.main):
+            main = ranks.main
+            yield ranks
+    except Interrupted as error:
+        if main:
+            say(f"stopped; go on with the same command and --resume ({error})")
+        raise typer.Exit(128 + error.number) from None
+    except LostRank as error:
+        say(str(error))
+        raise typer.Exit(1) from None
+    except FailedElsewhere:
+        raise typer.Exit(2) from None
+
+
+def _check(folder: CellFolder, *, resume: bool, tabulate: bool) -> None:
+    """Refuse a folder that has nothing to draw, or cells that nobody has asked to go on with."""
+    if tabulate and not folder.names:
+        raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
+    if folder.begun and not resume and not tabulate:
         raise InvalidValue(
             f"the folder {folder} has cells already; go on with them by --resume, or give another --runs."
         )
-    if results is not None:
-        make_folder(results)
-    try:
-        with display(chosen.label, quiet) as progress:
-            carry_out(chosen, folder, None if quiet else _tell, progress)
-    except Interrupted as error:
-        say(f"stopped; go on with the same command and --resume ({error})")
-        raise typer.Exit(128 + error.number) from None
-    return _saved(chosen, folder, results)
+
+
+def _finish(chosen: Experiment, folder: CellFolder, ranks: Ranks, *, quiet: bool) -> None:
+    """Finish the cells of an experiment."""
+    from ..papers.experiment import carry_out
+    from .progress import display
+
+    with display(chosen.label, quiet) as progress:
+        carry_out(chosen, folder, None if quiet else _tell, progress, ranks)
 
 
 def _tell(cell: Cell, finished: bool) -> None:
@@ -202,9 +225,11 @@ def _tell(cell: Cell, finished: bool) -> None:
 def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> list[Result]:
     """The tables of an experiment, written as Markdown and JSON where that is asked for."""
     from ..files.atomic import replace_file
+    from ..training.folder import make_folder
 
     drawn = experiment.draw(folder)
     if results is not None:
+        make_folder(results)
         text = "\n".join(result.to_markdown() for result in drawn)
         cells = [folder.record(name) for name in folder.names]
         content = {"tables": [result.to_json() for result in drawn], "cells": cells}

@@ -19,6 +19,7 @@ from .. import profile
 from ..laws import FAMILIES, Empirical, HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
 from ..models import CharTransformer, CifarResNet, SentenceClassifier, Vgg
+from ..models.full_size import torchvision_model
 from ..profiles import LayerProfile
 from ..theory import sparsity, threshold
 from ..training import InMemory, Session
@@ -30,11 +31,10 @@ from .networks import (
     grouped_resnet,
     perceptron,
     timm_model,
-    torchvision_model,
     with_activation,
     without_norm,
 )
-from .sources import find
+from .sources import IMAGENET, find
 from .streams import Batch, images, noisy, sentences, text
 
 TARGET = 0.85
@@ -58,7 +58,7 @@ class Case:
     norm: str
     activation: str
     kind: str
-    """Its data: "image", "denoise", "text", or the name of a folder of sentences."""
+    """Its data: "image", "denoise", "text", "imagenet", or the name of a folder of sentences."""
     build: Callable[..., nn.Module]
     """The network; for text and sentences it is given the number of tokens."""
     optimizer: str = "sgd"
@@ -142,6 +142,9 @@ def looked_at(case: Case, data: Path | None, batch: int, moments: Sequence[int])
 
 def prepared(case: Case, data: Path | None, batch: int) -> tuple[nn.Module, Iterator[Batch], Loss]:
     """Return the network of a case, its batches without end, and its loss."""
+    if case.kind == IMAGENET:
+        assert data is not None, "images of 224 pixels come from a folder"
+        return case.build(), images(find(data, "images", IMAGENET), batch), F.cross_entropy
     if case.kind not in ("image", "denoise", "text"):
         assert data is not None, "sentences come from a folder"
         batches, tokens = sentences(find(data, "sentences", case.kind), batch, CONTEXT)

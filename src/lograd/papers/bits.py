@@ -75,6 +75,7 @@ class Bits(Experiment):
 
     needs_data: ClassVar[bool] = True
     words: ClassVar[str] = "accuracy and step time with all three products in few bits, against float32"
+    core_hours: ClassVar = 13.0
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "epochs": 1, "batch": 16, "seeds": 1, "turns": 3,
                   "only": "fp32,int4-full,fqt5-bhq"},

@@ -226,3 +226,11 @@ def _paper(way: Way, base: Way) -> list[object]:
     if lost is None and way.paper is not None and base.paper is not None and way is not base:
         lost = way.paper - base.paper
     return [way.title, way.paper, None if lost is None else f"{lost:+.4g}"]
+
+
+def whole_numbers(name: str, text: str, least: int, most: int) -> list[int]:
+    """Return the whole numbers of an option that has commas between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+        raise InvalidValue(f"{name} must be whole numbers from {least} to {most} with commas between; got {text!r}.")
+    return [int(part) for part in parts]

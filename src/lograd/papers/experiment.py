@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from .. import InvalidValue
 from ..errors import nearest_name, sentence
 from ..training.loop import Progress
+from ..training.ranks import ALONE, Ranks
 from .cells import Cell, CellFolder
 from .result import Result
 from .sources import Kind, find
@@ -114,7 +115,11 @@ class Experiment(ABC):
 
 
 def carry_out(
-    experiment: Experiment, folder: CellFolder, tell: Tell | None = None, progress: Progress | None = None
+    experiment: Experiment,
+    folder: CellFolder,
+    tell: Tell | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Finish all cells of an experiment.
 
@@ -123,11 +128,12 @@ def carry_out(
         folder: where cells are kept; those that are finished are not made again.
         tell: called before each cell.
         progress: called after each training step of a cell that is trained.
+        ranks: the processes that share the work; all of them call this.
     """
     for cell in experiment.cells(folder):
         if tell is not None:
             tell(cell, folder.file(cell.name).exists())
-        folder.finish(cell, progress)
+        folder.finish(cell, progress, ranks)
 
 
 def _read(name: str, text: str, kind: str) -> Any:

@@ -14,11 +14,8 @@ from typing import ClassVar, NamedTuple, final
 
 from ..report import Chart, Line, Points
 from .cells import CellFolder
-from .comparison import BASE, Comparison, Outcome, Way, outcomes
+from .comparison import BASE, Comparison, Outcome, Way, outcomes, whole_numbers
 from .result import Result
-
-TARGETS = (80, 85, 90, 95)
-"""Percentages of zeros that are asked for."""
 
 
 class Method(NamedTuple):
@@ -45,7 +42,11 @@ METHODS = {
 @final
 @dataclass(frozen=True)
 class Fig5(Comparison):
-    """Methods to make gradients sparse, at several targets."""
+    """Methods to make gradients sparse, at several targets.
+
+    Args:
+        targets: percentages of zeros that are asked for, with commas between them.
+    """
 
     words: ClassVar[str] = "accuracy over achieved sparsity for each method of pruning; sparsity asked and got by law"
     title: ClassVar[str] = "Fig. 5: accuracy over sparsity"
@@ -62,15 +63,20 @@ class Fig5(Comparison):
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,lognormal-90,topk-90,cosine-90"},
         "cpu": {},
-        "paper": {"network": "imagenet-resnet18", "seeds": 1},
+        "paper": {"network": "imagenet-resnet18", "targets": "80,85,90,95", "seeds": 1},
     }
     committed: ClassVar = {"sparsity": (), "learning-resnet20": (), "learning-resnet18": ()}
     more_columns: ClassVar = ("zeros got",)
     notes: ClassVar = ("SAW leaves gradients dense, so it has no zeros to count here.",)
 
+    targets: str = "80,90"
+
+    def _targets(self) -> list[int]:
+        return whole_numbers("targets", self.targets, 1, 99)
+
     def ways(self) -> dict[str, Way]:
         found = {BASE: Way("dense")}
-        for target in TARGETS:
+        for target in self._targets():
             for name, method in METHODS.items():
                 lost = dict(method.lost).get(target)
                 found[f"{name}-{target}"] = Way(f"{method.title}, {target} %", method.recipe.format(target), lost=lost)
@@ -82,37 +88,40 @@ class Fig5(Comparison):
 
     def draw(self, folder: CellFolder) -> list[Result]:
         found = outcomes(folder, self.ways(), self.seeds, self.training.kind)
-        return [replace(self.table(folder), charts=[_accuracy(found)]), self._asked(found)]
+        return [replace(self.table(folder), charts=[self._accuracy(found)]), self._asked(found)]
 
     def _asked(self, found: dict[str, Outcome]) -> Result:
         """The share of zeros that was asked for and that the runs had, by method."""
         rows: list[list[object]] = []
         lines: list[Line] = []
         for place, (name, method) in enumerate(METHODS.items()):
-            got = {target: one.zeros for target in TARGETS
+            got = {target: one.zeros for target in self._targets()
                    if (one := found.get(f"{name}-{target}")) is not None and one.zeros is not None}  # fmt: skip
             if not got or name == "saw":
                 continue
             lines.append(Line([target / 100 for target in got], list(got.values()), name, color=place))
-            rows.append([method.title, *(f"{got[target]:.1%}" if target in got else None for target in TARGETS)])
+            rows.append(
+                [method.title, *(f"{got[target]:.1%}" if target in got else None for target in self._targets())]
+            )
         chart = Chart("Zeros asked and got", "asked", "got", lines, x_percent=True, y_percent=True)
         claim = "The share of zeros in the treated gradients over the whole run, mean over the seeds, by target."
-        columns = ["method", *(f"{target} % asked" for target in TARGETS)]
+        columns = ["method", *(f"{target} % asked" for target in self._targets())]
         return Result(f"{self.label}-asked", "Fig. 5, right: sparsity asked and got", claim, columns, rows, [chart])
 
-
-def _accuracy(found: dict[str, Outcome]) -> Chart:
-    """Return the chart of results over the share of zeros."""
-    marks: list[Line | Points] = []
-    if (base := found.get(BASE)) is not None and base.values:
-        level = mean(base.values.values())
-        marks.append(Line([TARGETS[0] / 100, TARGETS[-1] / 100], [level, level], "dense", dashed=True))
-    for name in METHODS:
-        points = [
-            (one.zeros, mean(one.values.values()))
-            for target in TARGETS
-            if (one := found.get(f"{name}-{target}")) is not None and one.values and one.zeros is not None
-        ]
-        if points and name != "saw":
-            marks.append(Points([x for x, _ in points], [y for _, y in points], name))  # fmt: skip
-    return Chart("Accuracy over sparsity", "zeros got", "test accuracy, %", marks, x_percent=True)
+    def _accuracy(self, found: dict[str, Outcome]) -> Chart:
+        """Return the chart of results over the share of zeros."""
+        marks: list[Line | Points] = []
+        if (base := found.get(BASE)) is not None and base.values:
+            level = mean(base.values.values())
+            marks.append(
+                Line([min(self._targets()) / 100, max(self._targets()) / 100], [level, level], "dense", dashed=True)
+            )
+        for name in METHODS:
+            points = [
+                (one.zeros, mean(one.values.values()))
+                for target in self._targets()
+                if (one := found.get(f"{name}-{target}")) is not None and one.values and one.zeros is not None
+            ]
+            if points and name != "saw":
+                marks.append(Points([x for x, _ in points], [y for _, y in points], name))  # fmt: skip
+        return Chart("Accuracy over sparsity", "zeros got", "test accuracy, %", marks, x_percent=True)

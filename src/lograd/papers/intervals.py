@@ -80,6 +80,7 @@ class Intervals(Experiment):
     words: ClassVar[str] = (
         "the error of clipped gradients on all elements and on the large ones, and what training says"
     )
+    core_hours: ClassVar = 0.1
     presets: ClassVar = {"smoke": {"width": 4, "batch": 16, "steps": 4, "seeds": 1}, "cpu": {}}
 
     bits: int = 4

@@ -51,7 +51,7 @@ class Lognormal(Experiment):
     )
     presets: ClassVar = {"smoke": {"steps": 2, "batch": 8, "draws": 2, "only": "MLP"}, "cpu": {}}
     committed: ClassVar = {"laws": ()}
-    core_hours: ClassVar = 1.0
+    core_hours: ClassVar = 0.5
 
     steps: int = 100
     batch: int = 32

@@ -19,23 +19,28 @@ Kind = Literal["images", "text", "sentences"]
 ENDINGS = {"images": ".npz", "text": ".txt"}
 SENTENCES = "sst2"
 """The folder of sentences that is taken where no other is asked for."""
+IMAGENET = "imagenet"
+"""The folder of the images of 224 pixels, inside a folder of several sets."""
+DIGITS = {"train": 320, "test": 160}
+"""Digits that are written: enough for a few steps."""
 SPEAKERS = ("ROMEO", "JULIET")
 """The classes of the embedded sentences: who says them."""
 
 
-def find(path: Path, kind: Kind, name: str = SENTENCES) -> Path:
+def find(path: Path, kind: Kind, name: str = "") -> Path:
     """Return the data of a kind: the path itself, or the only set of this kind in the folder that it is.
 
     Args:
         path: a file, the folder of one data set, or a folder of several sets.
         kind: of the data.
-        name: of the folder of sentences, where there are several.
+        name: of the folder that is wanted among several; for sentences SENTENCES where it is not given.
     """
     if not path.is_dir() or _is_one_set(path, kind):
         return path
-    if kind == "sentences":
-        found = [one for one in (path / name,) if (one / "train.tsv").is_file()]
-        wanted = f"a folder {name} with a train.tsv"
+    if name or kind == "sentences":
+        name = name or SENTENCES
+        found = [one for one in (path / name,) if _is_one_set(one, kind)]
+        wanted = f"a folder {name} with {'a train.tsv' if kind == 'sentences' else 'a folder train'}"
     else:
         found = sorted(path.glob(f"*{ENDINGS[kind]}"))
         wanted = f"one file with {kind}, *{ENDINGS[kind]}"
@@ -55,7 +60,7 @@ def _is_one_set(path: Path, kind: Kind) -> bool:
 def embedded_data(folder: Path) -> Path:
     """Write the small data sets of the package as files, unless they are there; return the folder.
 
-    They are the digits, the play, and its speeches as sentences of two classes.
+    They are some of the digits, the play, and its speeches as sentences of two classes.
     """
     digits, play, speeches = folder / "digits.npz", folder / "play.txt", folder / SENTENCES
     if not digits.exists():
@@ -73,10 +78,11 @@ def embedded_data(folder: Path) -> Path:
 
 
 def _digits() -> bytes:
-    """Return the digits as the .npz file that `lograd train` reads."""
+    """Return the first digits of both parts as the .npz file that `lograd train` reads."""
     found = embedded.digits()
     arrays = {}
-    for key, tensor in zip(KEYS, found, strict=True):
+    for key, whole in zip(KEYS, found, strict=True):
+        tensor = whole[: DIGITS[key.partition("_")[0]]]
         if tensor.dim() == 4:
             pixels = tensor.mul(255).byte().permute(0, 2, 3, 1).expand(-1, -1, -1, 3)
             arrays[key] = pixels.numpy()

@@ -52,7 +52,7 @@ class Stability(Experiment):
         "numbers."
     )
     presets: ClassVar = {"smoke": {"steps": 6, "looks": 3, "width": 4, "batch": 8}, "cpu": {}}
-    core_hours: ClassVar = 0.2
+    core_hours: ClassVar = 0.15
 
     epochs: int = 15
     looks: int = 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from .. import InvalidValue
 from .. import data as embedded
 from ..files.atomic import read_file
+from ..training.image_folders import ImageFolder
 from ..training.images import KEYS, read_images
 
 Batch = tuple[Tensor, Tensor]
@@ -32,7 +34,12 @@ def training_images(path: Path | None) -> Batch:
 
 
 def images(path: Path | None, batch: int) -> Iterator[Batch]:
-    """Images drawn with replacement."""
+    """Images drawn with replacement; those of a folder with one folder for each class in shuffled epochs."""
+    if path is not None and (path / "train").is_dir():
+        folder = ImageFolder(path, batch, 0, True, 224)
+        folder.check_batch()
+        for epoch in count():
+            yield from (folder.batch(epoch, index) for index in range(folder.steps_per_epoch))
     pixels, labels = training_images(path)
     generator = torch.Generator().manual_seed(0)
     while True:

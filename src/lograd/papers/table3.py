@@ -66,6 +66,7 @@ class Table3(Comparison):
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,fp5-e4,fp5-e2"},
         "cpu": {},
+        "paper": {"network": "cifar-resnet18"},
     }
 
     scale: str = "max"

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from .. import InvalidValue
-from .comparison import BASE, Comparison, Way
+from .comparison import BASE, Comparison, Way, whole_numbers
 
 RULES = {
     "max": "the largest magnitude at the top",
@@ -56,12 +55,6 @@ class Table4(Comparison):
             # The paper describes one rule for its layers: keep the largest gradients, lose the smallest.
             found[rule] = Way(f"by layer: {words}", f"fp4-{rule}-nearest", paper=OURS if rule == "max" else None)
         found["max-stochastic"] = Way("by layer: the largest magnitude at the top, stochastic", "fp4")
-        for power in self._powers():
+        for power in whole_numbers("powers", self.powers, 0, 99):
             found[f"static{power}"] = Way(f"static, 2^{power}", f"fp4-static{power}", paper=STATIC.get(power))
         return found | {"dynamic": Way("dynamic", "fp4-dynamic", paper=DYNAMIC)}
-
-    def _powers(self) -> list[int]:
-        texts = self.powers.split(",")
-        if not all(text.strip().isdecimal() and int(text) <= 99 for text in texts):
-            raise InvalidValue(f"powers must be whole numbers from 0 to 99 with commas between; got {self.powers!r}.")
-        return [int(text) for text in texts]
