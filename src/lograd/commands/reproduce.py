@@ -71,6 +71,7 @@ def reproduce(
     from ..papers import EXPERIMENTS, THEORY
     from ..papers.cells import CellFolder
     from ..report import check_folder
+    from ..training.folder import make_folder
 
     if name is None:
         _list(as_json)
@@ -93,6 +94,8 @@ def reproduce(
                     found = [(one, folder) for one, folder in found if folder.names]
                 for _, folder in found if ranks.main else []:
                     _check(folder, resume=resume, tabulate=tabulate)
+                if results is not None and ranks.main:
+                    make_folder(results)
             for one, folder in found:
                 if not tabulate:
                     _finish(one, folder, ranks, quiet=as_json or not ranks.main)
@@ -225,11 +228,9 @@ def _tell(cell: Cell, finished: bool) -> None:
 def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> list[Result]:
     """The tables of an experiment, written as Markdown and JSON where that is asked for."""
     from ..files.atomic import replace_file
-    from ..training.folder import make_folder
 
     drawn = experiment.draw(folder)
     if results is not None:
-        make_folder(results)
         text = "\n".join(result.to_markdown() for result in drawn)
         cells = [folder.record(name) for name in folder.names]
         content = {"tables": [result.to_json() for result in drawn], "cells": cells}
