@@ -11,7 +11,7 @@ import pytest
 from lograd.papers import EXPERIMENTS, experiment_of
 from lograd.papers.architectures import prepared
 from lograd.papers.cells import CellFolder
-from lograd.papers.comparison import Comparison
+from lograd.papers.comparison import WaysToTrain
 from lograd.papers.table1 import FULL
 from lograd.papers.trainings import TRAININGS
 from lograd.training import train
@@ -47,7 +47,7 @@ def sets(tmp_path_factory):
 def test_all_trainings_that_presets_name_are_there():
     for name in PAPER:
         chosen = experiment_of(name).make({}, "paper")
-        if isinstance(chosen, Comparison):
+        if isinstance(chosen, WaysToTrain):
             assert chosen.network in LARGE
             assert chosen.label == f"{name}-{chosen.network}"
             assert len(chosen.chosen()) > 3

@@ -13,9 +13,9 @@ from lograd.cli import app
 from lograd.errors import InvalidValue
 from lograd.papers import EXPERIMENTS, experiment_of
 from lograd.papers.cells import CellFolder, Measured
-from lograd.papers.comparison import Comparison
+from lograd.papers.comparison import WaysToTrain
 from lograd.papers.experiment import carry_out
-from lograd.papers.sources import embedded_data, find
+from lograd.papers.sources import embedded_data
 from lograd.training import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise of this plan")
@@ -80,7 +80,7 @@ def test_every_experiment_has_both_presets_and_says_what_it_costs(name):
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_every_way_is_a_config(name, data, tmp_path):
     kind = experiment_of(name)
-    assert issubclass(kind, Comparison)
+    assert issubclass(kind, WaysToTrain)
     chosen = kind(data=data, network="digits")
     ways = chosen.ways()
     assert chosen.base in ways
@@ -261,29 +261,6 @@ def test_figure_2_counts_in_how_many_layers_a_law_is_nearer(tmp_path):
     assert list(table.rows[0]) == ["a", "0.100", "0.400", "0.200", "0.100", "2.00", "2.00"]
     assert table.notes[0].startswith("Neural gradients are nearer to the lognormal law in 2 of 2 layers")
     assert "weight gradients are nearer to the lognormal law in 0 of 2 layers" in table.notes[0]
-
-
-def test_data_is_found_in_a_folder_of_several_sets(data, tmp_path):
-    assert find(data, "images").name == "digits.npz"
-    assert find(data, "text").name == "play.txt"
-    assert find(data, "sentences") == data / "sst2"
-    assert find(data / "sst2", "sentences") == data / "sst2"
-    assert find(data / "digits.npz", "images") == data / "digits.npz"
-    (tmp_path / "train").mkdir()
-    assert find(tmp_path, "images") == tmp_path
-    with pytest.raises(InvalidValue, match=r"must have a folder cola with a train.tsv; it has none"):
-        find(data, "sentences", "cola")
-    with pytest.raises(InvalidValue, match=r"must have one file with text, \*.txt; it has none"):
-        find(tmp_path, "text")
-
-
-def test_embedded_data_is_written_once(data):
-    before = (data / "digits.npz").stat().st_mtime_ns
-    assert embedded_data(data) == data
-    assert (data / "digits.npz").stat().st_mtime_ns == before
-    lines = (data / "sst2" / "dev.tsv").read_text().splitlines()
-    assert lines[0] == "sentence\tlabel"
-    assert {line.rpartition("\t")[2] for line in lines[1:]} == {"0", "1"}
 
 
 def reproduce(*arguments):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import ClassVar, final
 
 from .cells import Cell, CellFolder, Found, Measured
-from .comparison import BASE, Comparison, Outcome, Way
+from .comparison import BASE, Outcome, Way, WaysToTrain
 from .runs import speeds, timed_in_turns
 
 TIMES = "times"
@@ -40,7 +40,7 @@ WAYS = {
 
 @final
 @dataclass(frozen=True)
-class Beyond(Comparison):
+class Beyond(WaysToTrain):
     """Later methods beside those of the papers.
 
     Args:

@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison(Experiment):
+class WaysToTrain(Experiment):
     """Ways to train one network, each with the same seeds.
 
     Args:

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, final
 
 from ..report import Chart, Line, Points
 from .cells import CellFolder
-from .comparison import BASE, Comparison, Outcome, Way, outcomes, whole_numbers
+from .comparison import BASE, Outcome, Way, WaysToTrain, outcomes, whole_numbers
 from .result import Result
 
 
@@ -27,7 +27,7 @@ class Method(NamedTuple):
     """Points that the paper loses at a target, where it says so."""
 
 
-METHODS = {
+PRUNINGS = {
     "lognormal": Method("stochastic, the same in all layers, by a lognormal law", "prune{}-lognormal", ((80, 0.0),)),
     "empirical": Method("stochastic, the same in all layers, by the histogram", "prune{}"),
     "normal": Method("stochastic, the same in all layers, by a normal law", "prune{}-normal"),
@@ -41,7 +41,7 @@ METHODS = {
 
 @final
 @dataclass(frozen=True)
-class Fig5(Comparison):
+class Fig5(WaysToTrain):
     """Methods to make gradients sparse, at several targets.
 
     Args:
@@ -77,7 +77,7 @@ class Fig5(Comparison):
     def ways(self) -> dict[str, Way]:
         found = {BASE: Way("dense")}
         for target in self._targets():
-            for name, method in METHODS.items():
+            for name, method in PRUNINGS.items():
                 lost = dict(method.lost).get(target)
                 found[f"{name}-{target}"] = Way(f"{method.title}, {target} %", method.recipe.format(target), lost=lost)
         return found
@@ -94,7 +94,7 @@ class Fig5(Comparison):
         """The share of zeros that was asked for and that the runs had, by method."""
         rows: list[list[object]] = []
         lines: list[Line] = []
-        for place, (name, method) in enumerate(METHODS.items()):
+        for place, (name, method) in enumerate(PRUNINGS.items()):
             got = {target: one.zeros for target in self._targets()
                    if (one := found.get(f"{name}-{target}")) is not None and one.zeros is not None}  # fmt: skip
             if not got or name == "saw":
@@ -116,7 +116,7 @@ class Fig5(Comparison):
             marks.append(
                 Line([min(self._targets()) / 100, max(self._targets()) / 100], [level, level], "dense", dashed=True)
             )
-        for name in METHODS:
+        for name in PRUNINGS:
             points = [
                 (one.zeros, mean(one.values.values()))
                 for target in self._targets()

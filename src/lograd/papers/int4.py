@@ -15,14 +15,14 @@ from typing import ClassVar, final
 
 from .bits import WAYS
 from .cells import Cell, CellFolder, Measured
-from .comparison import BASE, Comparison, Outcome, Way
+from .comparison import BASE, Outcome, Way, WaysToTrain
 from .intervals import LOOKS, Intervals, error_cells, rounded_layers
 from .sources import find
 
 
 @final
 @dataclass(frozen=True)
-class Int4(Comparison):
+class Int4(WaysToTrain):
     """Four ways to end the interval of a gradient of 4 bits.
 
     Args:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from .comparison import BASE, Comparison, Way
+from .comparison import BASE, Way, WaysToTrain
 
 
 @final
 @dataclass(frozen=True)
-class Int4wa(Comparison):
+class Int4wa(WaysToTrain):
     """Gradients of 6 bits, forward passes of 4 bits, and both."""
 
     words: ClassVar[str] = "accuracy with FP6 gradients and weights and activations of 4 bits, alone and together"

@@ -19,14 +19,14 @@ from ..training.measuring import loss_of
 from ..training.work import BuiltIn
 from .bits import WAYS
 from .cells import Cell, CellFolder, Found, Measured
-from .comparison import BASE, Comparison, Outcome, Way
+from .comparison import BASE, Outcome, Way, WaysToTrain
 
-METHODS = ("ptq", "psq", "bhq")
+QUANTIZERS = ("ptq", "psq", "bhq")
 
 
 @final
 @dataclass(frozen=True)
-class Statquant(Comparison):
+class Statquant(WaysToTrain):
     """Gradients of 8, 6, 5 and 4 bits by three methods.
 
     Args:
@@ -72,7 +72,7 @@ class Statquant(Comparison):
     def ways(self) -> dict[str, Way]:
         found = {name: WAYS[name] for name in (BASE, self.base)}
         for bits in (8, 6, 5, 4):
-            for method in METHODS:
+            for method in QUANTIZERS:
                 name = f"fqt{bits}-{method}"
                 found[name] = WAYS[name]._replace(lost=-0.5 if name == "fqt5-bhq" else None)
         return found

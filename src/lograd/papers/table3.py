@@ -15,7 +15,7 @@ from .. import FloatFormat, LayerPlan, Plan
 from ..laws import HalfNormal
 from ..treatments import Quantize
 from ..treatments.recipes import EXPONENTS
-from .comparison import BASE, Comparison, Way
+from .comparison import BASE, Way, WaysToTrain
 from .formats import best_exponents, ideal_formats
 
 BITS = (5, 6, 7)
@@ -49,7 +49,7 @@ SPREAD = 3.0
 
 @final
 @dataclass(frozen=True)
-class Table3(Comparison):
+class Table3(WaysToTrain):
     """Formats around the best one, on one network; `scale` and `rounding` are those of the gradients.
 
     Args:

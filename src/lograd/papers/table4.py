@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from .comparison import BASE, Comparison, Way, whole_numbers
+from .comparison import BASE, Way, WaysToTrain, whole_numbers
 
 RULES = {
     "max": "the largest magnitude at the top",
@@ -27,7 +27,7 @@ STATIC = {13: 26.7, 14: 26.4, 15: 38.7, 16: 41.5, 17: 42.2, 18: 54.9, 19: 53.9}
 
 @final
 @dataclass(frozen=True)
-class Table4(Comparison):
+class Table4(WaysToTrain):
     """Ways to scale FP4 gradients.
 
     Args:
