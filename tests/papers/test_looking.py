@@ -78,10 +78,10 @@ def test_networks_of_the_same_seed_are_the_same():
 
 
 def test_followers_are_the_modules_that_come_next():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
-    found = followers(model)
-    assert (found["0"], found["3"]) == ("BatchNorm2d", "another layer")
-    assert "4" not in found  # the loss comes next
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)]
+    found = followers(nn.Sequential(*parts, nn.Identity(), nn.Dropout(), nn.GELU(), nn.Conv2d(4, 2, 1)))
+    assert (found["0"], found["3"], found["4"]) == ("BatchNorm2d", "another layer", "GELU")
+    assert "8" not in found  # the loss comes next
 
 
 def test_cells_of_all_networks_have_names_of_their_own():

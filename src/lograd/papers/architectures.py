@@ -111,8 +111,15 @@ _OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def followers(model: nn.Module) -> dict[str, str]:
-    """Return by layer the class of the module that comes next, in the order in which the model was put together."""
-    leaves = [(name, one) for name, one in model.named_modules() if not any(True for _ in one.children())]
+    """Return by layer the class of the module that comes next, in the order in which the model was put together.
+
+    Dropout and modules that do nothing are passed over.
+    """
+    leaves = [
+        (name, one)
+        for name, one in model.named_modules()
+        if not any(True for _ in one.children()) and not isinstance(one, nn.Identity | nn.Dropout)
+    ]
     return {name: _class(other) for (name, _), (_, other) in pairwise(leaves)}
 
 
