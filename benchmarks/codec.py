@@ -2,8 +2,9 @@
 
 Lognormal gradients after stochastic pruning, sigma of ln|x| 3 unless it is given.  Ours and the peers take turns on the
 same tensor, on one thread; what is reported are bits per element beside the Shannon limit, and ratios of medians to a
-copy of the tensor.  Peers are zstd, lz4 and blosc2 with bitshuffle (`pip install zstandard lz4 blosc2`); those that are
-not installed are left out.  Writes benchmarks/results/codec.json and codec.md.
+copy of the tensor.  A second table has bits for narrow and wide laws.  Peers are zstd, lz4 and blosc2 with bitshuffle
+(`pip install zstandard lz4 blosc2`); those that are not installed are left out.  Writes
+benchmarks/results/codec.json and codec.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from .timing import medians, progress, versions, write
 
 WHAT = "packets of pruned lognormal gradients: bits per element, and times as multiples of memcpy, on one thread"
 SPARSITIES = (0.8, 0.85, 0.9, 0.95)
+SIGMAS = (2.5, 3.5, 4.5, 5.5)
+"""Sigmas of ln|x| that neural gradients have; for bits alone, on `BITS_ELEMENTS` elements."""
+BITS_ELEMENTS = 2**22
 PAPER = {0.8: 4, 0.9: 2}
 """Bits per element of [chmiel2021] at these sparsities."""
 
@@ -136,6 +140,41 @@ def measure(x: Tensor, sigma: float, sparsity: float, repeats: int) -> dict[str,
     }
 
 
+def bits_by_law() -> list[dict[str, Any]]:
+    """Bits per element of exact packets over the Shannon limit, for each sigma and sparsity."""
+    rows = []
+    for sigma in SIGMAS:
+        x = gradient(BITS_ELEMENTS, sigma)
+        for sparsity in SPARSITIES:
+            threshold = float(theory.threshold(laws.LogNormal(0.0, sigma), sparsity))
+            least = limit(sigma, sparsity, threshold)
+            plain, entropy = (
+                8 * codec.prune_and_encode(x, threshold, entropy=entropy).numel() / x.numel()
+                for entropy in (False, True)
+            )
+            rows.append(
+                {
+                    "sigma": sigma, "sparsity": sparsity, "limit": round(least, 4), "bits": round(plain, 4),
+                    "over limit": round(plain / least, 4), "entropy": round(entropy, 4),
+                    "entropy over limit": round(entropy / least, 4),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def bits_table(rows: list[dict[str, Any]]) -> str:
+    """Bits per element and their ratios to the limit, a row for each sigma and sparsity."""
+    cells = [
+        {
+            "sigma": f"{row['sigma']:g}", "zeros": f"{row['sparsity']:.0%}", "limit, bits": f"{row['limit']:.3f}",
+            "lograd": f"{row['bits']:.3f} ({row['over limit']:.3f} x)",
+            "lograd, entropy": f"{row['entropy']:.3f} ({row['entropy over limit']:.3f} x)",
+        }
+        for row in rows
+    ]  # fmt: skip
+    return markdown(cells, list(cells[0]))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Bits per element, then times over memcpy, a column for each sparsity."""
     lines: list[dict[str, Any]] = []
@@ -167,7 +206,10 @@ def main(
         rows = [measure(gradient(size, sigma), sigma, sparsity, repeats) for size, sparsity in progress(jobs)]
     finally:
         torch.set_num_threads(before)
-    text = table(rows)
+    by_law = bits_by_law()
+    text = (
+        f"{table(rows)}\n\nBits per element by sigma of ln|x|, and as multiples of the limit:\n\n{bits_table(by_law)}"
+    )
     print(text)
     if save:
         result = {
@@ -175,6 +217,7 @@ def main(
             "versions": versions("torch", "zstandard", "lz4", "blosc2"),
             "machine": machine(),
             "rows": rows,
+            "bits by law": by_law,
         }
         write("codec", result, WHAT + ".", text)
 

@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ BUDGETS = (0.05, 0.2)
 FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STRENGTHS = (80, 85, 90, 95)
 """Sparsities of plans beside the frontier, in percent."""
+WRONG_LABELS = 0.3
 BATCHES = 12
 REPEATS = 4
 """Draws for each batch."""
@@ -77,11 +78,17 @@ class Encoder(nn.Module):
 
 
 def images(count: int, size: int, generator: torch.Generator) -> Batch:
-    """Handwritten digits, enlarged and in three channels."""
+    """Handwritten digits, enlarged and in three channels; some with a random label.
+
+    Without those a network soon knows all digits, gradients come from the few that it does not, and batches differ by
+    ten times in energy, as they do not where a task is hard.
+    """
     data = digits()
     places = torch.randint(len(data.train_labels), (count,), generator=generator)
     grown = F.interpolate(data.train_images[places], scale_factor=size // 8)
-    return grown.repeat(1, 3, 1, 1), data.train_labels[places]
+    labels = data.train_labels[places]
+    wrong = torch.rand(count, generator=generator) < WRONG_LABELS
+    return grown.repeat(1, 3, 1, 1), torch.where(wrong, torch.randint(10, (count,), generator=generator), labels)
 
 
 def text(count: int, length: int, generator: torch.Generator) -> Batch:
@@ -128,13 +135,13 @@ CASES = (
     Case("two BERT-base layers, 8 x 128", lambda: Encoder(768, 12, 2), partial(vectors, 8, 128, 768)),
 )
 SMALL = (
-    Case("ResNet-20 of width 8, 16x16, batch 16", lambda: CifarResNet(20, 10, 8), partial(images, 16, 16)),
+    Case("ResNet-20 of width 8, 16x16, batch 64", lambda: CifarResNet(20, 10, 8), partial(images, 64, 16)),
     Case(
         "character transformer of width 64, 8 x 48",
         lambda: CharTransformer(characters(), 64, 3, 4, 64),
         lambda generator: text(8, 48, generator),
     ),
-    Case("ResNet18 of width 8, 16x16, batch 16", lambda: ResNet18(10, 8), partial(images, 16, 16)),
+    Case("ResNet18 of width 8, 16x16, batch 64", lambda: ResNet18(10, 8), partial(images, 64, 16)),
 )
 """For a loaded machine: variance, not time."""
 
@@ -149,10 +156,10 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 class Network:
     """A network after some steps of training, its batches, its profile, and plans for it."""
 
-    def __init__(self, case: Case, steps: int) -> None:
+    def __init__(self, case: Case, steps: int, firsts: int) -> None:
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(0)
-        self.case, self.model = case, case.build()
+        self.case, self.model, self.firsts = case, case.build(), firsts
         optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -207,29 +214,30 @@ class Network:
         switch = self.task.normalization > 0
         return Plan(dict.fromkeys(self.task.names, method(name).plan), normalization=switch)
 
-    @cached_property
-    def usual_first(self) -> list[Batch]:
-        """The batches, one of usual energy first: thresholds of all are those of the first, and noise follows them."""
-        laws = [[one.law for one in layer.records] for layer in self.profile.layers.values()]
-        energies = np.sum(
-            [[0.0 if law is None else float(law.count) * float(law.moment(2)) for law in row] for row in laws], axis=0
-        )
-        usual = int(np.argmin(np.abs(energies - energies.mean())))
-        return [self.batches[usual], *self.batches[:usual], *self.batches[usual + 1 :]]
+    def noise(self, plan: Plan, firsts: int = 1) -> dict[str, float]:
+        """Measure the variance of a plan in units of the minibatch's, and the forward's squared change.
 
-    def noise(self, plan: Plan) -> dict[str, float]:
-        """Measure the variance of a plan in units of the minibatch's, its standard error, and the forward's change."""
+        Thresholds are those of the first batch, and noise grows with them: so several batches may take turns as the
+        first.  The spread is that over these.
+        """
         if not plan.layers:
-            return {"rho": 0.0, "error": 0.0, "pi": 0.0}
+            return {"rho": 0.0, "spread": 0.0, "pi": 0.0}
+        found = [self._noise_from(first, plan) for first in range(0, BATCHES, -(-BATCHES // firsts))]
+        rho, pi = np.mean(found, axis=0).tolist()
+        return {"rho": rho, "spread": float(np.std(found, axis=0)[0]), "pi": pi}
+
+    def _noise_from(self, first: int, plan: Plan) -> tuple[float, float]:
+        """Measure rho and pi with thresholds of one batch."""
+        batches = self.batches[first:] + self.batches[:first]
         found = lograd.variance(
-            self.model, self.usual_first, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS,
-            contributions=False, progress=False,
+            self.model, batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS, contributions=False,
+            progress=False,
         ).total  # fmt: skip
         unit, moved = self.task.problem.unit, 0.0
         if found.forward is not None:
             norm, cosine = found.forward.norm, found.forward.cosine
             moved = found.energy / norm**2 * (norm**2 - 2 * norm * cosine + 1)
-        return {"rho": found.noise.mean / unit, "error": found.noise.error / unit, "pi": moved / unit}
+        return found.noise.mean / unit, moved / unit
 
     def seconds(self, plan: Plan) -> dict[str, float]:
         """Measure a step with a plan and the plain one, in turns."""
@@ -249,7 +257,7 @@ def variance_rows(network: Network) -> list[dict[str, Any]]:
     """Predicted and measured variance of mixed plans."""
     rows = []
     for name, (plan, predicted) in network.plans().items():
-        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan)})
+        rows.append({"plan": name, "predicted": predicted.noise, **network.noise(plan, network.firsts)})
         _say(network, rows[-1])
     return rows
 
@@ -299,7 +307,7 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
 def _variance_cells(name: str, row: dict[str, Any]) -> dict[str, str]:
     return {
         "network": name, "plan": row["plan"], "predicted rho": f"{row['predicted']:.3g}",
-        "measured rho": f"{row['rho']:.3g} ± {row['error']:.1g}",
+        "measured rho": f"{row['rho']:.3g} ± {row['spread']:.1g}",
         "predicted / measured": f"{row['predicted'] / row['rho']:.2f}" if row["rho"] else "",
     }  # fmt: skip
 
@@ -341,6 +349,9 @@ def main(
     only: str = typer.Option("", help="Networks whose name contains this."),
     small: bool = typer.Option(False, help="Small networks instead, for variance on a loaded machine."),
     steps: int = typer.Option(100, min=0, help="Steps of training before the profile."),
+    firsts: int = typer.Option(
+        3, min=1, max=BATCHES, help="Batches that give thresholds, in turn, where variance is compared."
+    ),
     threads: int = typer.Option(1, min=1, max=256, help="Threads."),
     folder: Path = typer.Option(Path("runs/predictions"), help="Where finished parts are kept."),
     save: bool = typer.Option(True, help="Write benchmarks/results/predictions.*."),
@@ -358,7 +369,7 @@ def main(
         path = folder / f"{case.name.replace(' ', '-').replace(',', '')}-{threads}.json"
         done = json.loads(path.read_text()) if path.exists() else {"name": case.name, "threads": threads}
         left = [part for part in wanted if part not in done]
-        network = Network(case, steps) if left else None
+        network = Network(case, steps, firsts) if left else None
         for part in left:
             assert network is not None
             done[part] = MEASURES[part](network)
@@ -369,9 +380,9 @@ def main(
     print(text)
     what = (
         f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
-        f"minibatch's, over {REPEATS} draws of {BATCHES} batches; pi: the squared change by a rounded forward. "
-        "Times are minima of forward and backward, in turns with the plain step. `./dev bench predictions` makes this "
-        "table."
+        f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; mean and spread "
+        "over several such batches. pi: the squared change by a rounded forward. Times are minima of forward and "
+        "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,12 +27,15 @@ import typer
 from lograd.report import Chart, Line
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
+from lograd.theory.pipelines import SCHEDULES, Link, Pipeline, Schedule, step_seconds
 
 from .timing import RESULTS, progress, versions, write
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 29577
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+"""Bits a second, of rates as tc has them."""
 WARM_UP = 5
 """Steps before bytes and time count: the first has no statistics, and the second still has room for plain tensors."""
 
@@ -174,17 +177,38 @@ def measured(rate: str, case: Case, arguments: list[str]) -> dict[str, Any]:
 # -- all --
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The results beside those of plain edges at the same rate."""
+def simulated(row: dict[str, Any], free: dict[str, Any], schedule: str, microbatches: int) -> float:
+    """Seconds of a step as docs/scale.md computes them.
+
+    Args:
+        row: of a link with a rate; its bytes are put on the link.
+        free: the same case without a limit.  Its step gives the compute: over two stages, forward and backward of a
+            microbatch take as long as a step over the number of microbatches and one, a third of it the forward.
+        schedule, microbatches: of both.
+    """
+    number, unit = row["rate"][:-4], row["rate"][-4:]
+    rate = float(number) * UNITS[unit]
+    turn = free["seconds"] / (microbatches + 1)
+    links = [Link(8 * row[f"{way} bytes"] / microbatches / rate) for way in ("forward", "backward")]
+    return step_seconds(cast(Schedule, schedule), Pipeline(2, microbatches, turn / 3, 2 * turn / 3), *links)
+
+
+def table(rows: list[dict[str, Any]], schedule: str, microbatches: int) -> str:
+    """The results beside those of plain edges at the same rate, and beside the simulation."""
     plain = {row["rate"]: row for row in rows if row["case"] == "plain"}
+    free = {row["case"]: row for row in rows if row["rate"] == "none" and schedule in SCHEDULES}
     cells = []
     for row in rows:
         base = plain.get(row["rate"], row)
+        known = row["rate"] != "none" and row["case"] in free
+        expected = simulated(row, free[row["case"]], schedule, microbatches) if known else None
         tail = row["losses"][-max(len(row["losses"]) // 10, 1) :]
         cells.append(
             {
                 "gradients / activations": row["case"], "link": row["rate"],
-                "ms per step": f"{1e3 * row['seconds']:.0f}", "tokens/s": f"{row['tokens per second']:,.0f}",
+                "ms per step": f"{1e3 * row['seconds']:.0f}",
+                "simulated ms": "" if expected is None else f"{1e3 * expected:.0f}",
+                "tokens/s": f"{row['tokens per second']:,.0f}",
                 "speed": f"{base['seconds'] / row['seconds']:.2f}",
                 "backward KB": f"{row['backward bytes'] / 1e3:,.0f}",
                 "fewer backward": f"{base['backward bytes'] / row['backward bytes']:.1f}",
@@ -225,7 +249,7 @@ def main(
     cases = [case for case in CASES if not wanted or case.name in wanted]
     jobs = [(rate, case) for rate in rates.split(",") for case in cases]
     rows = [measured(rate, case, arguments) for rate, case in progress(jobs)]
-    text = table(rows)
+    text = table(rows, schedule, microbatches)
     print(text)
     if keep:
         result = {
@@ -244,7 +268,8 @@ def _introduction(sizes: dict[str, int], schedule: str) -> str:
     return (
         f"A character transformer ({size}, {sizes['microbatches']} microbatches, {schedule}) over two stages, each in "
         "a network namespace; bytes per step are those of the interfaces. Speed and bytes are against plain edges on "
-        "the same link. `./dev bench wire` makes this table."
+        "the same link. Simulated times are those of docs/scale.md, from the step without a limit and the bytes. "
+        "`./dev bench wire` makes this table."
     )
 
 

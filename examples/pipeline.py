@@ -5,7 +5,7 @@
 
 Two machines: run the same command on both with --nnodes 2 --rdzv-endpoint HOST:PORT.  The schedule is PyTorch's own;
 only what travels between stages is lograd's.  At the end each rank prints a line of JSON: the loss, the time of a step,
-and what crossed each edge.
+and what crossed each edge.  `lograd train --pipeline` trains so in a run folder; this is how to do it by hand.
 """
 
 from __future__ import annotations
@@ -24,26 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from lograd.data import shakespeare
 from lograd.distributed import CompressedStage, fail_together
-from lograd.models import CharTransformer
-
-
-class Part(nn.Module):
-    """Some layers of a CharTransformer; the first part has the embeddings, the last one the head."""
-
-    def __init__(self, model: CharTransformer, index: int, count: int) -> None:
-        super().__init__()
-        depth = len(model.layers)
-        self.layers = model.layers[index * depth // count : (index + 1) * depth // count]
-        self.token, self.position = (model.token, model.position) if index == 0 else (None, None)
-        self.norm, self.head = (model.norm, model.head) if index == count - 1 else (None, None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of the last part, or what the next part takes."""
-        if self.token is not None and self.position is not None:
-            x = self.token(x) + self.position.weight[: x.shape[1]]
-        for layer in self.layers:
-            x = layer(x, None)
-        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+from lograd.models import CharTransformer, cut
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -65,10 +46,10 @@ def stages_of(given: argparse.Namespace, rank: int, ranks: int, tokens: int) -> 
     torch.manual_seed(given.seed)
     model = CharTransformer(tokens, given.width, given.depth, given.heads, given.context)
     count = ranks * (2 if given.schedule == "interleaved" else 1)
-    cpu = torch.device("cpu")
+    parts, cpu = cut(model, count), torch.device("cpu")
     made = []
     for index in range(rank, count, ranks):
-        part = Part(model, index, count)
+        part = parts[index]
         if given.plain:
             made.append(PipelineStage(part, index, count, cpu))
         else:

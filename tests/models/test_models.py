@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lograd.models import CharTransformer, CifarResNet, ResNet18, SentenceClassifier, Vgg
+from lograd.models import CharTransformer, CifarResNet, MobileNetV2, ResNet18, SentenceClassifier, Vgg
 
 
 def parameters(model):
@@ -18,6 +18,21 @@ def test_image_models_have_the_published_size(model, count):
     """He et al. state 0.27 M for ResNet-20 with parameter-free shortcuts; ours are 1x1 convolutions, 2,752 more."""
     assert parameters(model) == count
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_mobile_net_has_the_published_size_and_shortcuts_where_shapes_are_equal():
+    """3,504,872 parameters with 1,000 classes, the 3.4 M of the paper; small images change no layer."""
+    assert parameters(MobileNetV2(classes=1000)) == 3_504_872
+    model = MobileNetV2(classes=10, width=0.25)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert model.last(model.blocks(model.stem(torch.randn(2, 3, 32, 32)))).shape[2:] == (4, 4)
+    layers = [one for one in model.modules() if isinstance(one, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(layers) == 53
+    assert sum(one.groups == one.in_channels == one.out_channels for one in layers[:-1]) == 17
+    block = next(one for one in model.blocks if one.has_shortcut)
+    torch.nn.init.zeros_(block.project[1].weight)
+    x = torch.randn(2, block.project[0].out_channels, 8, 8)
+    assert torch.equal(block(x), x)
 
 
 def test_a_character_sees_only_the_ones_before():

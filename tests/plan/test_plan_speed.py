@@ -22,7 +22,7 @@ from lograd.errors import InvalidValue, LogradWarning
 from lograd.plan import forecast
 from lograd.plan.forecast import Forecast
 from lograd.profiles import precision
-from lograd.profiles.noise import noise_by_layer
+from lograd.profiles.contributions import noise_by_layer
 from lograd.profiles.sparsity import why_no_gain
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise

@@ -14,7 +14,16 @@ import lograd
 from lograd import ops
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.profiles.noisy import packed_noisy, ratio_of, rise_of, statistics_of, unpacked_noisy, unpacked_range
+from lograd.profiles.noisy import (
+    packed_noisy,
+    ratio_of,
+    ratio_over,
+    rise_of,
+    share_over,
+    statistics_of,
+    unpacked_noisy,
+    unpacked_range,
+)
 from lograd.profiles.records import LayerProfile, NoisyGradient, Record, by_level
 from lograd.treatments import Integers, Prune, Statistics, StatQuant
 
@@ -73,6 +82,34 @@ def test_a_measured_ratio_scales_the_rise(layer):
     unseen = LayerProfile("layer", "Linear", records=layer.records)
     assert rise_of(sentence, unseen, noise).at(0.3) == noise
     assert rise_of((StatQuant(4, "psq"),), layer, noise).at(0.3) == noise  # the law does not tell
+
+
+@pytest.mark.parametrize("treatment", [Prune(0.9), Integers(4, rounding="stochastic"), StatQuant(6)])
+def test_noise_over_batches_of_different_energy_is_summed_before_it_is_compared(gradient, treatment):
+    """Of a batch with a tenth of the energy, a threshold from the batch before it leaves little but noise."""
+    batches = [gradient * factor for factor in (1.0, 3.0, 0.3)]
+    records = [Record(step, Empirical.fit(g), 0) for step, g in enumerate(batches)]
+    layer = LayerProfile("layer", "Linear", records=records, range=range_of(batches[-1]))
+    laws = [Statistics(record.law, range=range_of(g)) for record, g in zip(records, batches, strict=True)]
+    noise = 0.0
+    for before, g in zip([laws[0], *laws], batches, strict=False):
+        names, numbers = treatment.number_names, treatment.numbers(before)
+        fixed = [{name: numbers[name] for name in names}]
+        noise += float((lograd.treatments.apply((treatment,), g, 5, numbers=fixed).result - g).square().sum())
+    signal = sum(float(g.square().sum()) for g in batches)
+    # 2 % by the bins of histograms, 1 % by chance.
+    assert ratio_over((treatment,), layer) == pytest.approx(noise / signal, rel=0.05)
+    alone = ratio_of((treatment,), statistics_of(layer))
+    assert share_over((treatment,), layer) == pytest.approx(noise / signal / alone, rel=0.07)
+
+
+def test_one_batch_or_a_law_that_does_not_tell_has_no_share(layer):
+    assert ratio_over((Prune(0.9),), layer) == ratio_of((Prune(0.9),), statistics_of(layer))
+    assert share_over((Prune(0.9),), layer) == 1.0
+    assert share_over((StatQuant(4, "psq"),), layer) == 1.0
+    assert share_over((), layer) == share_over((Prune(0.9),), None) == 1.0
+    silent = LayerProfile("layer", "Linear", records=[Record(0, None, 10)])
+    assert ratio_over((Prune(0.9),), silent) is None
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])

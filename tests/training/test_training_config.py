@@ -56,6 +56,7 @@ def test_json_is_an_exact_inverse(config):
 def test_what_is_not_given_is_settled_at_once(model):
     config = Config(model, "x")
     open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every", "weights", "state_bits", "ranks"}
+    open_fields |= {"pipeline", "microbatches", "edges", "activations"}
     assert {field.name for field in fields(config) if getattr(config, field.name) is None} == open_fields
     transformer = model in ("charlm", "bert-mini")
     assert config.optimizer == ("adamw" if transformer else "sgd")

@@ -82,6 +82,18 @@ CommonStatistics = Annotated[
     bool | None,
     typer.Option("--common-statistics", help="Under torchrun: thresholds from the gradients of all ranks."),
 ]
+Pipeline = Annotated[
+    str | None,
+    typer.Option(help="Under torchrun: a stage of the model on each rank; the schedule, 1f1b or gpipe."),
+]
+Microbatches = Annotated[int | None, typer.Option(help="Of a pipeline, in a batch.", show_default="4")]
+Edges = Annotated[
+    str | None,
+    typer.Option(help="Gradients between stages: a recipe, or none for plain tensors.", show_default="prune90"),
+]
+Activations = Annotated[
+    str | None, typer.Option(help="Activations between stages, such as int8-nearest.", show_default="none")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder; it knows its settings.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 
@@ -117,6 +129,10 @@ def train(
     weights: Weights = None,
     state_bits: StateBits = None,
     common_statistics: CommonStatistics = None,
+    pipeline: Pipeline = None,
+    microbatches: Microbatches = None,
+    edges: Edges = None,
+    activations: Activations = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -141,7 +157,8 @@ def train(
         "backend": _renamed(products, backend), "start": start, "log_every": log_every,
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
         "weights": weights, "state_bits": state_bits, "fast": fast, "guard": guard,
-        "common_statistics": common_statistics,
+        "common_statistics": common_statistics, "pipeline": pipeline, "microbatches": microbatches, "edges": edges,
+        "activations": activations,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     _show(_run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json), as_json)
@@ -208,6 +225,8 @@ def _run_or_exit(output: Path, given: dict[str, Any], *, resume: bool, overwrite
 
 def _result(run: Any) -> str:
     """The end of a run in one line."""
+    from ..training.measuring import EDGE_RATIO
+
     final, metric = run.summary["final"], run.metric
     value = final[metric.name]
     reached = f"{value:.2%}" if metric.percent else f"{value:.4f}"
@@ -221,6 +240,8 @@ def _result(run: Any) -> str:
         parts.append("dense products, which save no time (--backend auto)")
     if stored := run.summary.get("weights"):
         parts.append(f"{run.config.weights} weights, {stored['bytes'] / max(stored['weights'], 1):.2f} bytes each")
+    if ratios := [line[EDGE_RATIO] for line in run.lines if EDGE_RATIO in line]:
+        parts.append(f"{ratios[-1]:.1f} times fewer bytes between stages than float32")
     if skipped := run.summary.get("skipped_steps"):
         parts.append(f"{plural(skipped, 'step')} skipped by the loss scale")
     return ", ".join(parts)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .chains import Link
 
 
 class Layer(nn.Module):
@@ -39,9 +43,21 @@ class CharTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at each position."""
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        x = self._embedded(tokens)
         for layer in self.layers:
             x = layer(x, None)
+        return self._logits(x)
+
+    def chain(self) -> list[Link]:
+        """Return the links: the embeddings, each layer, and the head behind its norm."""
+        layers = [Link(partial(layer, visible=None), (layer,)) for layer in self.layers]
+        return [Link(self._embedded, (self.token, self.position)), *layers, Link(self._logits, (self.norm, self.head))]
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        return result
+
+    def _logits(self, x: Tensor) -> Tensor:
         result: Tensor = self.head(self.norm(x))
         return result
 

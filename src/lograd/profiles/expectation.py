@@ -15,9 +15,9 @@ from ..plan.expected import Expected
 from ..theory import risen
 from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of
+from .contributions import Contributions
 from .minibatch import Minibatch
-from .noise import Contributions
-from .noisy import MOST_NOISE, rise_of, statistics_of
+from .noisy import MOST_NOISE, rise_of, share_over, statistics_of
 from .records import LayerProfile
 
 MOST_RHO = 1e300
@@ -46,7 +46,8 @@ def expected_of(
     if reason:
         return Expected(None, minibatch.unit, reason)
     ratios = [
-        [_ratio(layers[name], product) if name in layers else 0.0 for name in noise.layers] for product in BACKWARD
+        [_ratio(layers[name], product, profiles.get(name)) if name in layers else 0.0 for name in noise.layers]
+        for product in BACKWARD
     ]
     rises = [
         [
@@ -60,11 +61,12 @@ def expected_of(
     return Expected(float(f"{rho:.6g}"), float(f"{minibatch.unit:.6g}"))
 
 
-def _ratio(layer: LayerPlan, product: str) -> float:
+def _ratio(layer: LayerPlan, product: str, profile: LayerProfile | None) -> float:
     """Return the noise-to-signal ratio that a layer's treatment adds to the gradient in a product."""
-    found = layer.prediction(product)
-    treated = layer.site(product, "gradient") and found is not None
-    return min(noise_of(found.cosine), MOST_NOISE) if treated and found is not None else 0.0
+    found, treatments = layer.prediction(product), layer.site(product, "gradient")
+    if not treatments or found is None:
+        return 0.0
+    return min(noise_of(found.cosine) * share_over(treatments, profile), MOST_NOISE)
 
 
 def _unknown(name: str, layer: LayerPlan, noise: Contributions) -> str:

@@ -34,11 +34,11 @@ from ..laws import Empirical
 from ..plan import StepWork
 from ..theory import Propagation
 from . import file_checks
+from .contributions import Contributions
 from .file_checks import BINS, COLUMNS
 from .menus import Menus
 from .minibatch import Minibatch
 from .minibatch_file import packed_minibatch, unpacked_minibatch
-from .noise import Contributions
 from .noisy import packed_noisy, unpacked_noisy, unpacked_range
 from .nonfinite import NonFiniteLoss
 from .records import LayerProfile, Record

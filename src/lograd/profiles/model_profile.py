@@ -17,11 +17,11 @@ from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
 from . import file, optimized, page, planner, table
+from .contributions import Contributions, mean_of
 from .expectation import expected_of, planned_layers
 from .frontier_page import Frontier, frontier_of
 from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
-from .noise import Contributions, mean_of
 from .nonfinite import NonFiniteLoss, nonfinite_words
 from .optimized import problem_of
 from .optimizer import Goal, Measurements, Restriction

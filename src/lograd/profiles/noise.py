@@ -1,6 +1,6 @@
-"""How noise in one layer's gradient reaches other layers: measured on a model, and predicted for a plan.
+"""How noise in one layer's gradient reaches other layers, measured on a model.
 
-The forward runs once.  The backward runs once without noise, then several times with the gradient of one layer pruned.
+The forward of a batch runs once.  Its backward runs once without noise, then with the gradient of one layer pruned.
 The difference is the noise that has arrived.  A backward is linear in its gradients, so factors that were measured for
 one layer at a time hold for all of them together (`theory.Propagation`).  What is not linear is pruning itself: in the
 last passes all layers are pruned, and the gradients with noise in them are counted (`noisy`).
@@ -9,10 +9,10 @@ last passes all layers are pruned, and the gradients with noise in them are coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from itertools import islice
 from operator import add
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,11 @@ from ..attachment.swap import engine_of
 from ..errors import InvalidValue
 from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
-from ..plan import LayerPlan
-from ..plan.forecast import Forecast
 from ..theory import Propagation, threshold
-from ..treatments.verdicts import noise_of
+from .contributions import Contributions, mean_of
 from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
 from .measured import Values
-from .noisy import MOST_NOISE
 from .records import LayerProfile, NoisyGradient, Range, by_level
 
 PROBE = 0.85
@@ -37,46 +34,6 @@ PROBE = 0.85
 hardly on how it is spread over the elements."""
 EVERYWHERE = (0.7, 0.85, 0.92)
 """The shares of their nonzero elements that all layers lose together, for noise of several strengths."""
-
-
-@final
-@dataclass(frozen=True)
-class Contributions:
-    """Measured factors by which noise travels between layers, in the order of `layers`.
-
-    Args:
-        layers: their names.
-        factors: relative to the energies of the weight gradients without noise, as `Propagation` says.
-        energies: the same transfer with `own` and `passed` as energies: |error of the gradient|^2 for a noise-to-signal
-            ratio of one in a layer's gradient, in the layer's own weight and bias, and in all other parameters of the
-            model, for a batch of usual size: the mean over the observed steps.  So `energies.total(n_dX, n_dW)` is the
-            variance W that a plan adds.  None in profiles of before, and where a gradient is not finite.
-    """
-
-    layers: tuple[str, ...]
-    factors: Propagation
-    energies: Propagation | None = None
-
-    def among(self, names: Sequence[str]) -> Propagation:
-        """Return the factors between some of the layers, without the noise of the others."""
-        return self.factors.among([self.layers.index(name) for name in names])
-
-
-def mean_of(several: Sequence[Contributions]) -> Contributions:
-    """Return the mean of factors that were measured on several batches."""
-    energies = [one.energies for one in several if one.energies is not None]
-    return Contributions(
-        several[0].layers,
-        _mean([one.factors for one in several]),
-        _mean(energies) if len(energies) == len(several) else None,
-    )
-
-
-def _mean(several: Sequence[Propagation]) -> Propagation:
-    own, passed, transfer = (
-        np.mean([getattr(one, name) for one in several], axis=0) for name in ("own", "passed", "transfer")
-    )
-    return Propagation(own, passed, transfer)
 
 
 class _ProbedLayer:
@@ -175,7 +132,7 @@ def check_plain(model: nn.Module, what: str = "noise is") -> None:
 def measure(
     model: nn.Module,
     profiles: dict[str, LayerProfile],
-    loss: Callable[[], Tensor],
+    losses: Sequence[Callable[[], Tensor]],
     repeats: int,
     progress: Callable[[Iterable[str], int], Iterator[str]],
 ) -> Contributions | None:
@@ -184,16 +141,47 @@ def measure(
     Args:
         model: a plain model, without an attached plan.
         profiles: the observed layers; those with a law take part.
-        loss: runs the forward and returns the loss.
-        repeats: backward passes for each layer.
+        losses: each runs the forward of a batch and returns its loss, the last observed batch at the end.
+        repeats: backward passes for each layer, spread over these batches.
         progress: takes the names of layers and their number, and yields the names while it shows progress.
     """
     modules = dict(named_modules(model))
-    layers = {
-        name: _ProbedLayer(modules[name], float(threshold(profile.law, PROBE)), number)
-        for number, (name, profile) in enumerate(profiles.items())
-        if profile.law is not None and is_layer(modules[name])
-    }
+    names = [name for name, one in profiles.items() if one.law is not None and is_layer(modules[name])]
+    each = -(-repeats // len(losses))
+    shown = progress(names * len(losses), len(names) * len(losses))
+    found = []
+    for place, loss in enumerate(losses):
+        layers = {
+            name: _ProbedLayer(modules[name], float(threshold(law, PROBE)), number)
+            for number, name in enumerate(names)
+            if (law := profiles[name].law) is not None
+        }
+        noisy = repeats if place == len(losses) - 1 else 0
+        found.append(_measured_on(model, layers, profiles, loss, _Passes(each, noisy, place * each), shown))
+    known = [one for one in found if one is not None]
+    return mean_of(known) if known else None
+
+
+class _Passes(NamedTuple):
+    """Backward passes of one batch."""
+
+    each: int
+    """In which one layer is pruned, for each layer."""
+    everywhere: int
+    """In which all are, for each strength."""
+    first: int
+    """The number of the first of them, for random numbers."""
+
+
+def _measured_on(
+    model: nn.Module,
+    layers: dict[str, _ProbedLayer],
+    profiles: Mapping[str, LayerProfile],
+    loss: Callable[[], Tensor],
+    passes: _Passes,
+    shown: Iterator[str],
+) -> Contributions | None:
+    """Measure on one batch; None if no layer has a weight that learns."""
     backward = _Backward(layers)
     hooks = [layer.module.register_forward_hook(partial(backward.layer_ran, layer)) for layer in layers.values()]
     stance = torch.compiler.set_stance("force_eager")  # compiled code would not call the hooks
@@ -210,11 +198,12 @@ def measure(
         places = {name: [order[id(weight)] for weight in several] for name, several in owned.items()}
         own = {name: _places_of(layer.module, order) for name, layer in layers.items()}
         factors = _Factors(layers, places, own, clean, len(weights))
-        for name in progress(layers, len(layers)):
-            for repeat in range(repeats):
-                backward.disturbed, backward.seed = layers[name], repeat << 32
+        for name in islice(shown, len(layers)):
+            for repeat in range(passes.each):
+                backward.disturbed, backward.seed = layers[name], (passes.first + repeat) << 32
                 factors.add(name, backward.run(value, learned))
-        _count_noisy(backward, profiles, partial(backward.run, value, learned), repeats)
+        if passes.everywhere:
+            _count_noisy(backward, profiles, partial(backward.run, value, learned), passes.everywhere)
     finally:
         stance.__exit__(None, None, None)
         for hook in hooks:
@@ -358,37 +347,3 @@ def learned_weights(module: nn.Module) -> list[Tensor]:
 
 def _energy(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
-
-
-def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
-    """Return the noise-to-signal ratio that each layer of a plan adds to dX, where theory predicts it."""
-    return {
-        name: min(noise_of(layer.predicted_input_gradient.cosine), MOST_NOISE)
-        for name, layer in layers.items()
-        if layer.input_gradient.gradient and layer.predicted_input_gradient is not None
-    }
-
-
-def forecast(layers: Mapping[str, LayerPlan], noise: Contributions | None) -> Forecast | None:
-    """Predict the growth of the gradient that grows most under a plan; None where no layer adds noise to dX.
-
-    Args:
-        layers: the layers of a plan in the order in which they run.
-        noise: how noise travels, where that was measured; without it, all noise is assumed to reach the first layer.
-    """
-    handed = noise_by_layer(layers)
-    if not handed:
-        return None
-    if noise is None or not set(layers) <= set(noise.layers):
-        # The first layer's own noise goes no further, so only that of the layers behind it counts.
-        first, *behind = layers
-        factor = float(np.prod([1 + handed.get(name, 0.0) for name in behind]))
-        return Forecast(first, _six_digits(factor), False, len(handed))
-    # Noise also reaches layers that the plan leaves alone, so all measured layers take part.
-    growth = noise.factors.growth([handed.get(name, 0.0) for name in noise.layers])
-    worst = int(np.argmax(growth))
-    return Forecast(noise.layers[worst], _six_digits(float(growth[worst])), True, len(handed))
-
-
-def _six_digits(value: float) -> float:
-    return float(f"{min(max(value, 1.0), 1e300):.6g}")

@@ -16,10 +16,10 @@ from ..errors import InvalidValue
 from ..files.checks import MANY, check_number, check_object, check_whole
 from ..laws import Empirical
 from ..theory import Rise
-from ..treatments import Sentence, Statistics, predict
+from ..treatments import Sentence, Statistics, numbers_of, predict
 from ..treatments.verdicts import noise_of
 from .file_checks import HIGHEST_BIN, LOWEST_BIN
-from .records import LayerProfile, NoisyGradient, Range
+from .records import LayerProfile, NoisyGradient, Range, thinned
 
 MOST_NOISE = 1e6
 """The largest noise-to-signal ratio of one layer; that of a format which rounds all to zero would be infinite."""
@@ -36,6 +36,41 @@ def ratio_of(treatments: Sentence, statistics: Statistics) -> float | None:
     """Return the noise-to-signal ratio that theory predicts of unbiased treatments; None where it does not tell."""
     found = predict(treatments, statistics)
     return None if found is None else min(noise_of(found.cosine), MOST_NOISE)
+
+
+def ratio_over(treatments: Sentence, layer: LayerProfile) -> float | None:
+    """Return the noise-to-signal ratio of unbiased treatments over all observed steps; None where theory tells none.
+
+    Batches differ in energy, and a threshold is that of an earlier one.  So noise and gradients are summed over the
+    steps before they are compared, and numbers follow from the step before each.
+    """
+    known = [record.law for record in thinned(layer.records) if record.law is not None]
+    signal = noise = 0.0
+    for before, law in zip(known[:1] + known, known, strict=False):
+        numbers = numbers_of(treatments, _with_range(layer, before))
+        fixed = [{name: of[name] for name in one.number_names} for one, of in zip(treatments, numbers, strict=True)]
+        found = predict(treatments, _with_range(layer, law), fixed)
+        if found is None:
+            return None
+        energy = float(law.count) * float(law.moment(2))
+        signal, noise = signal + energy, noise + energy * min(noise_of(found.cosine), MOST_NOISE)
+    return noise / signal if signal else None
+
+
+def _with_range(layer: LayerProfile, law: Empirical) -> Statistics:
+    """Return statistics of a layer with the law of one step; its range grows with the largest magnitude."""
+    factor = 1.0 if layer.range is None or layer.law is None else float(law.maximum) / float(layer.law.maximum)
+    range_ = None if layer.range is None else (layer.range[0] * factor, layer.range[1] * factor)
+    return Statistics(law, round(layer.masked or 0.0, 6), range=range_)
+
+
+def share_over(treatments: Sentence, layer: LayerProfile | None) -> float:
+    """Return the ratio of `ratio_over` to that of the last step alone; 1 where theory tells none."""
+    last = None if layer is None else statistics_of(layer)
+    if layer is None or last is None or not treatments:
+        return 1.0
+    alone, over = ratio_of(treatments, last), ratio_over(treatments, layer)
+    return over / alone if alone and over is not None else 1.0
 
 
 def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> Rise:

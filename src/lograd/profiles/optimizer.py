@@ -14,13 +14,14 @@ from typing import final
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..laws import Empirical
 from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
 from ..treatments import BACKWARD, Prune
 from ..treatments.products import PRODUCTS, check_backend
+from .contributions import Contributions
 from .menus import Candidate, Menus
 from .methods import DENSE, method
 from .minibatch import Minibatch
-from .noise import Contributions
 from .noisy import rise_of
 from .records import LayerProfile
 
@@ -295,7 +296,7 @@ def _all(found: Measurements, name: str) -> list[Option]:
     law = None if layer is None else layer.law
     if law is None or len(pruned) < 2:
         return list(options.values())
-    between = pruned_options(law, float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()})
+    between = _between(law, pruned)
     # The forward in integers changes neither the pruned gradient nor the products of the backward.
     joint = [
         (one, other)
@@ -312,6 +313,25 @@ def _all(found: Measurements, name: str) -> list[Option]:
             shifted = max(one.seconds + seconds - other.seconds, one.forward)
             options.setdefault(both, Option(both, shifted, noise, noise, one.penalty, rise, rise))
     return list(options.values())
+
+
+def _between(law: Empirical, pruned: Mapping[float, Candidate]) -> list[tuple[float, float, float]]:
+    """Return sparsities, seconds and noise of a pruned layer, at and between the sparsities that were timed.
+
+    The law is that of one step.  Noise over all steps is known at the sparsities that were timed; its ratio to the
+    noise of that step changes slowly from one to the next.
+    """
+    zeros, seconds = float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()}
+    shares = {
+        sparsity: pruned[sparsity].weight_noise / noise
+        for sparsity, _, noise in pruned_options(law, zeros, seconds, sorted(pruned))
+        if noise > 0
+    }
+    found = pruned_options(law, zeros, seconds)
+    if not shares:
+        return found
+    over = np.interp([one for one, _, _ in found], list(shares), list(shares.values())).tolist()
+    return [(sparsity, time, noise * share) for (sparsity, time, noise), share in zip(found, over, strict=True)]
 
 
 def _percent(sparsity: float) -> str:

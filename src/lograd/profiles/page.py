@@ -13,9 +13,9 @@ from ..report import Page
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import precision
 from .charts import format_charts, layer_charts, overview_charts, quantile_of
+from .contributions import Contributions
 from .frontier_page import Frontier
 from .minibatch import Minibatch
-from .noise import Contributions
 from .precision import FormatTrial
 from .records import LayerProfile
 from .sparsity import joint_outlook, pruning_outlooks

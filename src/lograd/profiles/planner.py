@@ -20,7 +20,7 @@ from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Stati
 from ..treatments.fields import checked_sparsity
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
-from .noise import Contributions, forecast
+from .contributions import Contributions, forecast
 from .noisy import statistics_of
 from .nonfinite import NonFiniteLoss, nonfinite_layers, refuse_nonfinite
 from .precision import NO_FORMAT, recommended_format

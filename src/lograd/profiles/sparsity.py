@@ -13,7 +13,7 @@ from ..engine.backends.sparse import unserved
 from ..laws.law import Values
 from ..treatments import BACKWARD
 from ..treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of
-from .noise import Contributions
+from .contributions import Contributions
 from .records import LayerProfile
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)

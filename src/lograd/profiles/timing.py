@@ -30,7 +30,7 @@ from . import penalties
 from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at, settling
 from .menus import Candidate, Menus
 from .methods import DENSE, Method, method
-from .noisy import MOST_NOISE, ratio_of, statistics_of
+from .noisy import MOST_NOISE, ratio_over, share_over
 from .penalties import Penalties, SamePasses, attached
 from .records import LayerProfile
 
@@ -199,7 +199,7 @@ class _Noise(NamedTuple):
         """Return the noise-to-signal ratios in dX and dW of each layer; 0 in a dX that is not computed."""
         found = {}
         for name in self.modules:
-            ratios = self._predicted(name) if self.method.sparsity is not None else self._measured(name, handle)
+            ratios = self._predicted(name) if self.method.sparsity is not None else self._measured_over(name, handle)
             ratios = {product: min(ratio, MOST_NOISE) for product, ratio in ratios.items()}
             if not self.arrived[name].passed_on:
                 ratios.pop(DX, None)
@@ -207,13 +207,18 @@ class _Noise(NamedTuple):
         return found
 
     def _predicted(self, name: str) -> dict[str, float]:
-        """Return what the law of the layer's gradient predicts, by product."""
-        statistics = statistics_of(self.profiles[name])
-        if statistics is None:
-            return {}
+        """Return what the laws of the layer's gradient predict, by product."""
         sentences: dict[str, Sentence] = {product: self.method.plan.site(product, "gradient") for product in BACKWARD}
-        ratios = {product: ratio_of(one, statistics) for product, one in sentences.items() if one}
+        ratios = {product: ratio_over(one, self.profiles[name]) for product, one in sentences.items() if one}
         return {product: ratio for product, ratio in ratios.items() if ratio is not None}
+
+    def _measured_over(self, name: str, handle: Handle) -> dict[str, float]:
+        """Return what rounding adds over all observed steps: that of the last one, which was measured, scaled."""
+        plan, profile = self.method.plan, self.profiles[name]
+        return {
+            product: ratio * share_over(plan.site(product, "gradient"), profile)
+            for product, ratio in self._measured(name, handle).items()
+        }
 
     def _measured(self, name: str, handle: Handle) -> dict[str, float]:
         """Return what rounding adds to the gradients that have arrived, by product; mean of several draws."""

@@ -33,7 +33,9 @@ LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
 OF_EACH_RANK = ("handle", "random", "work")
 """Parts that differ between the ranks of a run: statistics, random states, and the place in the batches."""
-WORDS = {"learned": "learned ranges", "weights": "weights in low precision"}
+OF_EACH_STAGE = (*OF_EACH_RANK, "pipeline", "optimizer")
+"""Parts that differ between the stages of a pipeline; those of the optimizer are put together again."""
+WORDS = {"pipeline": "a pipeline", "learned": "learned ranges", "weights": "weights in low precision"}
 """Parts of a run that have other names in a sentence."""
 
 
@@ -68,8 +70,15 @@ def state_of_rank(state: Any, ranks: Ranks) -> Any:
         raise InvalidValue(f"it must have the states of {ranks.size} ranks.")
     if ranks.main:
         return state
-    check_object(f"the state of rank {ranks.rank}", others[ranks.rank - 1], OF_EACH_RANK)
+    names = (*OF_EACH_RANK, "pipeline") if "pipeline" in state else OF_EACH_RANK
+    check_object(f"the state of rank {ranks.rank}", others[ranks.rank - 1], names)
     return state | others[ranks.rank - 1]
+
+
+def joined(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of an optimizer from those of all stages, which have the state of their own parameters."""
+    kept = {index: values for state in states for index, values in state["state"].items()}
+    return states[0] | {"state": dict(sorted(kept.items()))}
 
 
 def _check_archive(content: bytes) -> None:

@@ -21,12 +21,19 @@ from .tasks import TASKS, Task
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "step", "constant"]
+PipelineSchedule = Literal["1f1b", "gpipe"]
 LARGEST_SEED = 2**63 - 1
 MOST_RANKS = 2**16
 
 USUAL: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adamw": (1e-3, 0.01)}
 """Learning rate and weight decay of an optimizer that is not the model's own."""
-ONLY_IF_GIVEN = ("weights", "state_bits", "fast", "guard", "ranks", "common_statistics")
+PLAIN = "none"
+"""The word for edges of a pipeline that carry tensors as they are."""
+OF_PIPELINES: dict[str, Any] = {"microbatches": 4, "edges": "prune90", "activations": PLAIN}
+"""Settings of a pipeline, with their usual values."""
+ONLY_IF_GIVEN = (
+    "weights", "state_bits", "fast", "guard", "ranks", "common_statistics", "pipeline", *OF_PIPELINES,
+)  # fmt: skip
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the
 checksums that they had."""
 
@@ -69,6 +76,12 @@ class Config:
         ranks: processes of the run, which torchrun starts; `train` fills it in.  None means one.
         common_statistics: take the statistics of gradients on all ranks together, so that thresholds and scales are
             alike; else each rank follows its own part of the batch.
+        pipeline: the schedule of a pipeline, "1f1b" or "gpipe": the model is cut into a stage for each rank, and all
+            ranks work on the same batch.  None lets each rank have the whole model and a part of the batch.
+        microbatches: parts of a batch that follow each other through a pipeline; 4 unless given.
+        edges: what is done to gradients between stages, a recipe such as "prune90", which is the usual one; "none"
+            sends them as they are.
+        activations: the same for activations, such as "int8-nearest"; "none" is the usual one.
     """
 
     model: str
@@ -99,6 +112,10 @@ class Config:
     guard: bool = False
     ranks: int | None = None
     common_statistics: bool = False
+    pipeline: PipelineSchedule | None = None
+    microbatches: int | None = None
+    edges: str | None = None
+    activations: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -135,6 +152,7 @@ class Config:
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()
         self._check_together()
+        self._check_pipeline()
         self._check_ranks()
 
     def _check_own(self) -> None:
@@ -205,6 +223,34 @@ class Config:
         if self.settled("width") % self.task.multiple:
             raise InvalidValue(sentence(f"width of {self.model}", self.width, f"a multiple of {self.task.multiple}"))
 
+    def _check_pipeline(self) -> None:
+        """Fill in the usual settings of a pipeline, and refuse what it cannot do."""
+        if self.pipeline is None:
+            for name in OF_PIPELINES:
+                if getattr(self, name) is not None:
+                    raise InvalidValue(f"{name} belongs to a pipeline; give pipeline as well, 1f1b or gpipe.")
+            return
+        _one_of("pipeline", self.pipeline, get_args(PipelineSchedule))
+        for name, value in OF_PIPELINES.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        from ..distributed.plans import BACKWARD, FORWARD, edge_sentences  # slow to import, and for pipelines alone
+
+        self._whole("microbatches", 1)
+        for name, way in (("edges", BACKWARD), ("activations", FORWARD)):
+            if not isinstance(value := getattr(self, name), str):
+                raise InvalidType(sentence(name, value, f"a recipe such as prune90, or {PLAIN}"))
+            if value != PLAIN:
+                edge_sentences(value, way, 2)  # refuses what edges cannot carry
+        for name in ("fast", "guard", "common_statistics", "weights"):
+            if getattr(self, name):
+                raise InvalidValue(f"{name} is not for a pipeline, whose ranks have different layers; leave it out.")
+        if not self.own and self.settled("batch") % self.settled("microbatches"):
+            raise InvalidValue(
+                f"batch must be a multiple of microbatches, {self.microbatches}, so that all of them are alike; got "
+                f"{self.batch}."
+            )
+
     def _check_ranks(self) -> None:
         """Refuse what several processes cannot do; one process is the same as none given."""
         if self.ranks is None:
@@ -213,6 +259,9 @@ class Config:
         if self.ranks == 1:
             object.__setattr__(self, "ranks", None)
             return
+        if self.pipeline is not None:
+            self._check_stages()
+            return
         for name in ("fast", "guard"):
             if getattr(self, name):
                 raise InvalidValue(f"{name} is for a run of one process, and this one has {self.ranks}; leave it out.")
@@ -220,6 +269,14 @@ class Config:
             raise InvalidValue(
                 f"batch, the examples of a step on all processes together, must be a multiple of {self.ranks}, their "
                 f"number; got {self.batch}."
+            )
+
+    def _check_stages(self) -> None:
+        """Refuse fewer microbatches than the schedule needs to keep each stage busy."""
+        if self.pipeline == "1f1b" and self.settled("microbatches") < self.settled("ranks"):
+            raise InvalidValue(
+                f"microbatches must be at least {self.ranks}, the number of stages, for 1f1b; got {self.microbatches}. "
+                "gpipe takes fewer."
             )
 
     def _whole(self, name: str, least: int, most: int = 2**31) -> None:
@@ -254,8 +311,10 @@ class Config:
 
     @property
     def treatment(self) -> str:
-        """The recipe, the name of the plan's file, or "dense"; and the format of weights in low precision."""
+        """The recipe, the name of the plan's file, or "dense"; and weights in low precision, or edges of a pipeline."""
         plan = self.recipe or (os.path.basename(self.plan) if self.plan else "fast" if self.fast else "dense")
+        if self.pipeline is not None:
+            return f"{plan}, edges {self.edges}" + ("" if self.activations == PLAIN else f" and {self.activations}")
         return plan if self.weights is None else f"{plan}, {self.weights} weights"
 
     def load_plan(self) -> Plan | None:

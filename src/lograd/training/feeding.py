@@ -64,10 +64,15 @@ class Feed:
 
     def take(self) -> Any:
         """The next batch, of this epoch or the one after it."""
-        while self.ends_epoch():
-            pass  # at most once: an epoch without batches is refused
+        self.peek()
         self.index += 1
         return self._ahead.pop()
+
+    def peek(self) -> Any:
+        """Return the batch that `take` takes next."""
+        while self.ends_epoch():
+            pass  # at most once: an epoch without batches is refused
+        return self._ahead[0]
 
     def ends_epoch(self) -> bool:
         """Return True if all batches of the epoch were taken; the next epoch begins then."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -68,7 +69,8 @@ def train(
     Everything that a run needs is read and checked before the folder is touched.  A plan.json that no run has written,
     such as one of `lograd plan`, is not replaced by another plan unless `overwrite` is given.
 
-    Under torchrun, or in a process group over gloo, the ranks share each batch, and rank 0 writes the folder.
+    Under torchrun, or in a process group over gloo, the ranks share each batch, or in a pipeline the model, and rank 0
+    writes the folder.
 
     A loss that is not finite raises `Diverged`, Ctrl-C `Interrupted` after a checkpoint; in both cases all files are
     whole.
@@ -171,7 +173,13 @@ def resume(folder: str | Path, *, expected: Mapping[str, Any] | None = None, pro
 
 def _session(work: Configured, plan: Plan | None, ranks: Ranks) -> Session:
     """Return the session of one rank: its weights are those of all ranks, its random numbers its own."""
-    session = Session(work, plan)
+    cut = None
+    if work.config.pipeline is not None:
+        from .pipeline import Pipeline, check_plan  # slow to import, and for pipelines alone
+
+        check_plan(plan)
+        cut = partial(Pipeline, work=work, ranks=ranks)
+    session = Session(work, plan, cut)
     if not ranks.main:
         seed_all(mixed(work.config.seed, OF_RANKS, ranks.rank))
     return session
@@ -210,8 +218,9 @@ def _run(
                     f"-o {target}",
                     number,
                 )
+    counted = session.counted()
     if ranks.main:
-        target.write_summary(summarise(session, target.metrics, "finished"))
+        target.write_summary(summarise(session, counted, target.metrics, "finished"))
     ranks.wait()
 
 
@@ -233,8 +242,9 @@ def _due_lines(session: Session, config: Config) -> Iterator[Line]:
 
 
 def _end_diverged(session: Session, target: RunFolder, reason: str) -> NoReturn:
+    counted = session.counted()
     if session.ranks.main:
-        target.write_summary(summarise(session, target.metrics, "diverged", reason))
+        target.write_summary(summarise(session, counted, target.metrics, "diverged", reason))
     session.ranks.wait()
     raise Diverged(f"{reason}; a lower learning rate than {max(session.rates.peaks):g}, or a warm-up, may help.")
 
@@ -308,6 +318,11 @@ def load_work(config: Config, record: Mapping[str, Any] | None = None, ranks: Ra
 
 def _with_ranks(config: Config, ranks: Ranks) -> Config:
     """Return the settings with the number of processes; one that was given and is another is refused."""
+    if config.pipeline is not None and ranks.size == 1:
+        raise InvalidValue(
+            "a pipeline has a stage on each rank, and this run has one; start it by torchrun --nproc-per-node 2 -m "
+            "lograd train, or leave pipeline out."
+        )
     if config.ranks is None and ranks.size > 1:
         return replace(config, ranks=ranks.size)
     _check_size(config, ranks)

@@ -23,7 +23,11 @@ FULL_BITS = 32
 
 INTERVALS = "intervals"
 """The field of a line with the errors of clipped gradients, by layer."""
-COMMON = ("kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped", INTERVALS)
+EDGE_BYTES, EDGE_RATIO = "edge_bytes", "edge_ratio"
+"""The fields of a line with what has crossed the compressed edges of a pipeline."""
+COMMON = (
+    "kind", "step", "epoch", "lr", "seconds", "sparsity", "bits", "skipped", INTERVALS, EDGE_BYTES, EDGE_RATIO,
+)  # fmt: skip
 """Fields that every line of metrics may have, whatever the metric."""
 
 

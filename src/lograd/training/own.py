@@ -76,7 +76,18 @@ class Own(Configured):
             return batch
         if not self._compared:
             self._compare(batch)
+        if self.config.pipeline is not None:  # all ranks work on the same batch
+            return batch
         batch, self._weight = share_of(batch, self.ranks, self.made.target)
+        return batch
+
+    def peek(self) -> Any:
+        batch = self.feed.peek()
+        if self.feed.apart and self.config.pipeline is not None:
+            raise InvalidValue(
+                f"the batches of {self.made.target} have a DistributedSampler, and the stages of a pipeline work on "
+                "the same batch; leave the sampler out."
+            )
         return batch
 
     def forward(self, model: nn.Module, batch: Any) -> Forward:
@@ -88,7 +99,8 @@ class Own(Configured):
         if len(set(self.ranks.gathered(digest(batch)))) > 1:
             raise InvalidValue(
                 f"the batches of {self.made.target} differ between ranks, and each rank takes its part of the same "
-                "batch; return the same batches on each rank, or a DataLoader with a DistributedSampler."
+                "batch; return the same batches on each rank"
+                + (", or a DataLoader with a DistributedSampler." if self.config.pipeline is None else ".")
             )
         self._compared = True
 

@@ -41,7 +41,7 @@ class FailedElsewhere(LogradError):
 class Ranks:
     """The place of this process among those of a run.
 
-    All methods but `watched` wait for all ranks, so each rank must call them, in the same order.
+    All methods but `watched` and `lost` wait for all ranks, so each rank must call them, in the same order.
 
     Args:
         rank: the number of this process, from 0.
@@ -128,12 +128,22 @@ class Ranks:
         except RuntimeError as error:
             if self.size == 1 or isinstance(error, LogradError) or "gloo" not in (text := str(error)).lower():
                 raise
-            found = re.search(r"Connection \w+ by peer|Timed out[^.\[]*", text)
-            reason = found.group().strip() if found else text.split("\n")[0][:120]
-            raise LostRank(
-                f"rank {self.rank} of {self.size} has lost another rank, which was killed, has failed or is stalled "
-                f"({reason}). The last checkpoint is whole; go on from it with --resume and {self.size} processes."
-            ) from error
+            raise self.lost(text) from error
+
+    def lost(self, text: str, place: str = "") -> LostRank:
+        """Return the error of a rank that waits for nobody.
+
+        Args:
+            text: the words of the process group.
+            place: what was under way.
+        """
+        found = re.search(r"Connection \w+ by peer|Timed out[^.\[]*", text)
+        reason = found.group().strip() if found else text.split("\n")[0][:120]
+        return LostRank(
+            f"rank {self.rank} of {self.size} has lost another rank, which was killed, has failed or is stalled "
+            f"({reason}{place and f'; {place}'}). The last checkpoint is whole; go on from it with --resume and "
+            f"{self.size} processes."
+        )
 
 
 ALONE = Ranks()
@@ -178,4 +188,5 @@ def joined() -> Iterator[Ranks]:
             yield ranks
         finally:
             time.sleep(SETTLING)
-            dist.destroy_process_group()
+            if dist.is_initialized():  # a broken pipeline has left it
+                dist.destroy_process_group()

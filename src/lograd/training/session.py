@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import Handle, InvalidValue, LogradError, Plan
+from ..attachment.counters import Count
 from ..files.atomic import CannotRead
 from ..files.checks import check_whole
 from ..files.seals import checksum_of_json
 from ..treatments import BACKWARD, Treatment
 from ..weights import WeightsHandle
 from . import checkpoint
-from .measuring import INTERVALS, Interval, TreatedSums, treated
+from .measuring import EDGE_BYTES, EDGE_RATIO, INTERVALS, Interval, TreatedSums, treated
 from .ranks import ALONE, Ranks
 from .schedules import Rates
 from .work import Forward, Work
 
+if TYPE_CHECKING:
+    from .pipeline import Pipeline  # slow to import, and for pipelines alone
+
+OPTIONAL = ("pipeline", "learned")
+"""Parts that only the checkpoints of runs with them have; of others a checkpoint says that there is none."""
 GUARD_FIELDS = ("layer", "before", "after", "cause", "noise")
 INITIAL_LOSS_SCALE = 2.0**16
 LEARNED_RATE = 1e-5
@@ -74,6 +81,13 @@ class StepTimes(NamedTuple):
         return self.forward + self.backward + self.update
 
 
+class Counted(NamedTuple):
+    """Counts since the start of a run: of each treated layer, and of each compressed edge; None without any."""
+
+    layers: dict[str, Count] | None
+    edges: dict[str, dict[str, float]] | None
+
+
 @final
 class Session:
     """One run in memory.
@@ -84,11 +98,14 @@ class Session:
     Args:
         work: what is trained.
         plan: what is done to its gradients; None trains dense.
+        cut: a function of the model that makes the pipeline of a run whose ranks have a stage each.
     """
 
-    def __init__(self, work: Work, plan: Plan | None) -> None:
+    def __init__(self, work: Work, plan: Plan | None, cut: Callable[[nn.Module], Pipeline] | None = None) -> None:
         self.work, self.metric, self.total = work, work.metric, work.total
         self.model = work.build()
+        self.pipeline: Pipeline | None = None if cut is None else cut(self.model)
+        """The stage of this rank; None where each rank has the whole model."""
         self.optimizer = work.optimizer(self.model)
         self.weights: WeightsHandle | None = work.store_weights(self.model, self.optimizer)
         """The handle of weights in low precision; None where weights are stored as the model has them."""
@@ -131,16 +148,17 @@ class Session:
     def join(self, ranks: Ranks, *, common_statistics: bool = False) -> None:
         """Train together with the other ranks of a run from now on; each of them must call this at the same time.
 
-        The weights are those of rank 0, and the gradients of all ranks are averaged.
+        The weights are those of rank 0, and the gradients of all ranks are averaged.  In a pipeline each rank has the
+        weights of its stage.
 
         Args:
             common_statistics: let thresholds and scales follow from the gradients of all ranks.
         """
         self.common_statistics = common_statistics
-        if ranks.size > 1:
+        if ranks.size > 1 and self.pipeline is None:
             with self.work.words(), ranks.watched():
                 self.parallel = DistributedDataParallel(self.model)
-            self.ranks = ranks
+        self.ranks = ranks
 
     @property
     def epoch(self) -> float:
@@ -157,12 +175,16 @@ class Session:
             self.optimizer.zero_grad()
             if self.learned is not None:
                 self.learned.zero_grad()
-            forward = self.work.forward(self.parallel or self.model, batch)
-            value, correct, targets = self._judged(forward)
-            if not math.isfinite(value):
-                raise Diverged(f"the loss is {value} at step {self.steps + 1} of {self.total}")
-            judged = time.perf_counter()
-            (forward.loss if self.scaler is None else self.scaler.scale(forward.loss)).backward()  # type: ignore[no-untyped-call]
+            if self.pipeline is not None:
+                value, correct, targets = self.pipeline.step(batch, self.scaler)
+                self._check_finite(value)
+                judged = taken  # forward and backward take turns, so both are times of the backward
+            else:
+                forward = self.work.forward(self.parallel or self.model, batch)
+                value, correct, targets = self._judged(forward)
+                self._check_finite(value)
+                judged = time.perf_counter()
+                (forward.loss if self.scaler is None else self.scaler.scale(forward.loss)).backward()  # type: ignore[no-untyped-call]
             differentiated = time.perf_counter()
             self._update()
         end = time.perf_counter()
@@ -174,6 +196,10 @@ class Session:
         self.interval.add(value, correct, targets)
         self.seconds += time.perf_counter() - start
         return value
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is {loss} at step {self.steps + 1} of {self.total}")
 
     def _judged(self, forward: Forward) -> tuple[float, int, int]:
         """Return loss, right answers and targets of the whole batch, of which each rank has its part."""
@@ -210,12 +236,14 @@ class Session:
 
     def evaluate(self) -> dict[str, float]:
         """The numbers that the model is judged by, as it is now; of several ranks the first measures them."""
+        if self.pipeline is not None:
+            self.pipeline.collect()
         return self.ranks.from_main(lambda: self.work.evaluate(self.model))
 
     def _treated(self) -> TreatedSums:
         """Return sums over the gradients that all ranks have treated since the start."""
         own = treated(self.handle)
-        if self.parallel is None:
+        if self.ranks.size == 1:
             return own
         elements, zeros, bits = self.ranks.summed(*own)
         return TreatedSums(int(elements), int(zeros), bits)
@@ -225,7 +253,23 @@ class Session:
         now = self._treated()
         line = self._line("train", self.interval.judged(self.metric), now.since(self.interval)) | self._intervals()
         self.interval.restart(now)
-        return line
+        return line | self._edges()
+
+    def _edges(self) -> dict[str, float]:
+        """Bytes over the compressed edges of a pipeline since the start, and how many times more float32 has."""
+        edges = [] if self.pipeline is None else list(self.pipeline.edges().values())
+        total, plain = sum(one["bytes"] for one in edges), sum(one["bytes"] * one["ratio"] for one in edges)
+        return {EDGE_BYTES: total, EDGE_RATIO: plain / total} if total else {}
+
+    def counted(self) -> Counted:
+        """Return the counts since the start, for a summary; those of a pipeline's stages together, on rank 0."""
+        counters = None if self.handle is None else self.handle.counters()
+        layers = None if counters is None else counters.layers
+        if self.pipeline is None or layers is None:
+            return Counted(layers, None if self.pipeline is None else self.pipeline.edges())
+        stages = self.ranks.at_main(layers)
+        together = {name: sum((stage[name] for stage in stages), Count()) for name in layers}
+        return Counted(together, self.pipeline.edges())
 
     def guard_lines(self) -> list[dict[str, Any]]:
         """A line for each change that the guard has made since this was last called."""
@@ -238,8 +282,11 @@ class Session:
 
     def _intervals(self) -> dict[str, Any]:
         """Errors of clipped gradients, by layer, from the statistics that were taken last; empty without any."""
-        found = {} if self.handle is None else self.handle.intervals()
-        return {INTERVALS: {name: one.to_json() for name, one in found.items()}} if found else {}
+        taken = {} if self.handle is None else self.handle.intervals()
+        found = {name: one.to_json() for name, one in taken.items()}
+        if self.pipeline is not None:
+            found = {name: one for stage in self.ranks.at_main(found) for name, one in stage.items()}
+        return {INTERVALS: found} if found else {}
 
     def test_line(self, judged: Mapping[str, float]) -> dict[str, Any]:
         """An evaluation, with zeros and bits since the start; JSON has no word for a number that is not finite."""
@@ -258,9 +305,14 @@ class Session:
 
         In a run of several processes each rank calls this, and rank 0 writes what all of them have.
         """
+        if self.pipeline is not None:
+            self.pipeline.collect()
         state = self.state_dict() | {"journal_bytes": journal_bytes}
-        others = self.ranks.at_main({name: state[name] for name in checkpoint.OF_EACH_RANK})[1:]
+        names = checkpoint.OF_EACH_RANK if self.pipeline is None else checkpoint.OF_EACH_STAGE
+        others = self.ranks.at_main({name: state[name] for name in names})[1:]
         if self.ranks.main:
+            if self.pipeline is not None:
+                state["optimizer"] = checkpoint.joined([state["optimizer"], *(one.pop("optimizer") for one in others)])
             checkpoint.write(path, state | ({"ranks": others} if others else {}))
 
     def load(self, path: Path, ranks: Ranks = ALONE) -> int:
@@ -284,8 +336,10 @@ class Session:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "handle", "scaler", "weights")
-        return {name: getattr(self, name) for name in (*names, *(() if self.learned is None else ("learned",)))}
+        # The pipeline comes first, as it checks its state when it is loaded.
+        names = ("pipeline", "model", "optimizer", "handle", "scaler", "weights", "learned")
+        parts = {name: getattr(self, name) for name in names}
+        return {name: part for name, part in parts.items() if part is not None or name not in OPTIONAL}
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on.
@@ -293,7 +347,7 @@ class Session:
         The model's state is plain tensors, also of weights in low precision, for any program to read; the codes of
         these are beside it.
         """
-        state = {
+        state: dict[str, Any] = {
             "version": checkpoint.VERSION,
             "settings": self._settings,
             "steps": self.steps,
@@ -304,12 +358,16 @@ class Session:
             "interval": self.interval.to_json(),
             "random": torch.get_rng_state(),
         } | {name: None if part is None else part.state_dict() for name, part in self._parts.items()}
+        if self.pipeline is not None:
+            state["optimizer"] = self.pipeline.own_state(self.optimizer, state["optimizer"])
         return state if self.weights is None else state | {"model": self.weights.plain_state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All of it, or nothing: what does not fit is refused before anything is changed."""
         checkpoint.check(state, self.total, self._parts, self._settings)
         skipped = check_whole("skipped steps of the checkpoint", state.get("skipped", 0), 0, self.total)
+        if self.pipeline is not None:
+            state = state | {"optimizer": self.pipeline.own_state(self.optimizer, state["optimizer"])}
         self.work.load_state_dict(state.get("work"))
         for name, part in self._parts.items():
             if part is not None:

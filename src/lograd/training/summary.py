@@ -7,18 +7,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from ..attachment.counters import Count
 from .journal import Line, read_lines
 from .measuring import Metric
-from .session import Session, prunes
+from .session import Counted, Session, prunes
 
 
 def summarise(
-    session: Session, metrics: Path, status: Literal["finished", "diverged"], reason: str = ""
+    session: Session, counted: Counted, metrics: Path, status: Literal["finished", "diverged"], reason: str = ""
 ) -> dict[str, Any]:
-    """The content of summary.json for a session at its end."""
+    """The content of summary.json for a session at its end.
+
+    Args:
+        counted: all that the session has counted; of several ranks, each has to ask it for that.
+        metrics: the journal.
+    """
     lines = read_lines(metrics)
     judged = [line for line in lines if line["kind"] == session.metric.kind]
-    counters = None if session.handle is None else session.handle.counters()
+    layers = counted.layers
     return {
         "status": status,
         "reason": reason,
@@ -32,11 +38,12 @@ def summarise(
         "seconds": round(session.seconds, 3),
         "seconds_per_step": seconds_per_step(lines),
         "counters": None
-        if counters is None
+        if layers is None
         else {
-            "total": counters.total.to_json(),
-            "sparsity": {name: count.sparsity for name, count in counters.layers.items()},
+            "total": sum(layers.values(), Count()).to_json(),
+            "sparsity": {name: count.sparsity for name, count in layers.items()},
         },
+        **({} if counted.edges is None else {"edges": counted.edges}),
         "weights": None if session.weights is None else session.weights.counters()._asdict(),
     }
 

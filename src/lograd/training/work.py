@@ -139,6 +139,10 @@ class Configured(Work):
         return {name: value for name, value in self.config.to_json().items() if name != "data"}
 
     @abstractmethod
+    def peek(self) -> Any:
+        """Return the first batch, before any is taken."""
+
+    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Notes of the run on its data, with a `fingerprint`."""
 
@@ -165,9 +169,14 @@ class BuiltIn(Configured):
 
     def take(self, step: int) -> Batch:
         inputs, targets = self.data.batch(*divmod(step, self.steps_per_epoch))
+        if self.config.pipeline is not None:  # all ranks work on the same batch
+            return inputs, targets
         share = len(targets) // self.ranks.size
         mine = slice(share * self.ranks.rank, share * (self.ranks.rank + 1))
         return inputs[mine], targets[mine]
+
+    def peek(self) -> Batch:
+        return self.take(0)
 
     def forward(self, model: nn.Module, batch: Batch) -> Forward:
         inputs, targets = batch

@@ -15,9 +15,9 @@ import numpy as np
 from torch import nn
 
 from ..errors import LogradWarning
+from ..profiles.contributions import Contributions as Factors
 from ..profiles.loss import LossFunction
 from ..profiles.measured import Values
-from ..profiles.noise import Contributions as Factors
 from ..profiles.profiler import profile
 from .values import SiteVariance
 

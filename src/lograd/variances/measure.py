@@ -15,11 +15,11 @@ from ..engine.layers import candidates
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..plan import Plan
+from ..profiles.contributions import Contributions as Factors
 from ..profiles.gradients import Groups, Minibatches
 from ..profiles.loss import LossFunction
 from ..profiles.measured import Measured, Values, mean_of
 from ..profiles.minibatch import LEAST_BATCHES
-from ..profiles.noise import Contributions as Factors
 from ..profiles.noise import check_plain, learned_weights
 from ..profiles.profiler import check_kinds, restored
 from ..report.progress import progress as steps_shown

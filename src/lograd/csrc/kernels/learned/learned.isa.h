@@ -27,8 +27,7 @@ struct RangeBlock {
 };
 
 // The sum over one block; `ahead` asks for what comes behind it.
-template <bool Streams>
-LOGRAD_INLINE double range_block(const RangeBlock& b, F factor, F low, F high, bool ahead) {
+template <bool Streams> LOGRAD_INLINE double range_block(const RangeBlock& b, F factor, F low, F high, bool ahead) {
     constexpr std::size_t vectors = kRangeLanes / W, halves = 2 * vectors;
     RangeD lanes[halves] = {};
     for (std::size_t k = 0; k < b.count; k += kRangeLanes) {
@@ -86,9 +85,8 @@ template <class T> void range_gradients_of(const RangeGradients& task, bool past
 }
 
 inline void range_gradients(const RangeGradients& task, bool past_cache, double* sums) {
-    with_type(task.type, [&](auto* null) {
-        range_gradients_of<std::remove_pointer_t<decltype(null)>>(task, past_cache, sums);
-    });
+    with_type(task.type,
+              [&](auto* null) { range_gradients_of<std::remove_pointer_t<decltype(null)>>(task, past_cache, sums); });
 }
 
 inline constexpr LearnedKernels kLearned{range_gradients};

@@ -26,16 +26,23 @@ inline unsigned rice_parameter(std::size_t kept, std::size_t count) {
 
 inline int bit_length(std::uint32_t v) { return v ? 32 - __builtin_clz(v) : 0; }
 
-// Elements that are not +0.0, and where they are; returns how many.
+// Elements that are not +0.0, and where they are; returns how many.  Meanwhile memory from `ahead` on is fetched, as
+// much as x has: what follows this loop reads no elements, so the CPU would not do so by itself.
 template <class T, class Round>
-std::size_t collect(const T* x, std::size_t count, const Round& round, PacketWorkspace& work) {
+std::size_t collect(const T* x, std::size_t count, const T* ahead, const Round& round, PacketWorkspace& work) {
+    U place;
+    for (std::size_t lane = 0; lane < W; ++lane) place[lane] = static_cast<std::uint32_t>(lane);
     std::size_t n = 0;
-    for (std::size_t i = 0; i < count; i += W) {
+    for (std::size_t i = 0; i < count; i += W, place += static_cast<std::uint32_t>(W)) {
+        __builtin_prefetch(ahead + i, 0, 1);
         const U word = round(load_words(x + i, count - i));
         const std::uint32_t mask = lane_bits(word != 0u);
         compress_lanes(word, mask, work.kept + n);
-        n += list_lanes(mask, i, work.places + kBefore + n);
+        n += compress_lanes(place, mask, work.positions + n);
     }
+    // Narrowed behind the loop: there are far fewer of them.
+    for (std::size_t i = 0; i < n; i += W)
+        store(work.places + kBefore + i, __builtin_convertvector(load<U>(work.positions + i), H));
     return n;
 }
 
@@ -145,10 +152,11 @@ std::size_t put_plain(const T* x, std::size_t count, std::size_t n, bool cut, Pa
 
 // A block to work.block; returns its bytes.
 template <class T>
-std::size_t encode_block(const PacketCoding& coding, const T* x, std::size_t count, PacketWorkspace& work) {
+std::size_t encode_block(const PacketCoding& coding, const T* x, std::size_t count, const T* ahead,
+                         PacketWorkspace& work) {
     const ElementBits kind(coding.type);
-    const std::size_t n = coding.cut ? collect(x, count, CutMantissa(kind, coding.alpha, coding.cut), work)
-                                     : collect(x, count, [](U word) { return word; }, work);
+    const std::size_t n = coding.cut ? collect(x, count, ahead, CutMantissa(kind, coding.alpha, coding.cut), work)
+                                     : collect(x, count, ahead, [](U word) { return word; }, work);
     if (!n) return 0;
     const unsigned l = rice_parameter(n, count);
     std::uint8_t* out = work.block + kBlockHead;
@@ -189,13 +197,14 @@ inline std::size_t encode_blocks(const PacketCoding& coding, const PacketPruning
         for (std::size_t at = 0; at < count; at += kPacketBlock, lengths += 2) {
             const std::size_t size = count - at < kPacketBlock ? count - at : kPacketBlock;
             const auto* block = from + at;
-            if (pruning.wanted) {
+            const auto* ahead = count - at < 2 * kPacketBlock ? block : block + kPacketBlock;
+            if (pruning.wanted) {  // this loop waits for random numbers, and not for memory
                 const Piece piece{coding.type,     block, work.elements, size, pruning.key.offset + index + at,
                                   pruning.key.seed};
                 stochastic_prune(piece, pruning.threshold, counts);
-                block = static_cast<decltype(null)>(static_cast<void*>(work.elements));
+                ahead = block = static_cast<decltype(null)>(static_cast<void*>(work.elements));
             }
-            const std::size_t length = encode_block(coding, block, size, work);
+            const std::size_t length = encode_block(coding, block, size, ahead, work);
             std::memcpy(to, work.block, length);
             to += length;
             lengths[0] = static_cast<std::uint8_t>(length), lengths[1] = static_cast<std::uint8_t>(length >> 8);

@@ -1,0 +1,145 @@
+"""The networks of `./dev bench guard`, on data inside the package, and what is planted into their training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lograd import Guard
+from lograd.data import digits, shakespeare
+from lograd.models import CharTransformer, CifarResNet, MobileNetV2
+
+from ..predictions import Batch, characters
+
+BATCH = 16
+"""Images of a batch."""
+
+
+@lru_cache
+def _digits(size: int) -> Batch:
+    data = digits()
+    grown = F.interpolate(data.train_images, scale_factor=size // 8)
+    return grown.repeat(1, 3, 1, 1), data.train_labels
+
+
+def images(count: int, size: int, generator: torch.Generator) -> Batch:
+    """Handwritten digits, enlarged and in three channels."""
+    enlarged, labels = _digits(size)
+    places = torch.randint(len(labels), (count,), generator=generator)
+    return enlarged[places], labels[places]
+
+
+@lru_cache
+def _tokens() -> Tensor:
+    written = shakespeare()
+    places = {one: place for place, one in enumerate(sorted(set(written)))}
+    return torch.tensor([places[one] for one in written])
+
+
+def text(count: int, length: int, generator: torch.Generator) -> Batch:
+    """Windows of a text, and the same one character later."""
+    starts = torch.randint(len(_tokens()) - length - 1, (count, 1), generator=generator)
+    places = starts + torch.arange(length)
+    return _tokens()[places], _tokens()[places + 1]
+
+
+def _sentences(size: int, generator: torch.Generator) -> Batch:
+    return text(8, 48, generator)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its data and a healthy way to train it."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[int, torch.Generator], Batch]
+    """Called with the pixels of an image's side."""
+    optimizer: Callable[..., torch.optim.Optimizer]
+    lr: float
+    scaled: str
+    """The layer that is scaled in the middle of a run."""
+
+    def made(self, seed: int, lr: float) -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
+        """Return a new model, its optimizer, and the random numbers of its batches."""
+        torch.manual_seed(seed)
+        model = self.build()
+        return model, self.optimizer(model.parameters(), lr=lr), torch.Generator().manual_seed(100 + seed)
+
+
+SGD = partial(torch.optim.SGD, momentum=0.9)
+NETWORKS = {
+    "mobilenet": Network(
+        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH), SGD, 0.01,
+        "blocks.8.expand.0",
+    ),
+    "resnet": Network(
+        "ResNet-20 of width 8", lambda: CifarResNet(20, 10, 8), partial(images, BATCH), SGD, 0.05,
+        "blocks.4.conv1",
+    ),
+    "transformer": Network(
+        "character transformer of width 64", lambda: CharTransformer(characters(), 64, 3, 4, 64), _sentences,
+        torch.optim.Adam, 2e-3, "layers.1.down",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that is planted into the training of a network."""
+
+    name: str
+    network: str
+    recipe: str
+    faster: float = 1.0
+    """The factor of the healthy learning rate."""
+    scaled_at: float = 0.0
+    """The part of the run after which a layer is scaled; 0 for never."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `attach`."""
+    budget: float | None = None
+    """The budget of guards; None for the usual one."""
+
+    @property
+    def modes(self) -> dict[str, bool | Guard]:
+        """The guards that a planted case is run with, by name."""
+        warning, falling_back = Guard(self.budget, fall_back=False), Guard(self.budget)
+        return {"no guard": False, "warning": warning, "falling back": falling_back}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how large everything is."""
+
+    steps: int
+    size: int
+    """Pixels of the side of an enlarged digit: 8, 16, 24 or 32."""
+    seeds: int
+    """Dense runs of a planted case."""
+    treated: int
+    """Runs with a plan of a planted case, in each mode."""
+
+
+SCALED: dict[str, Any] = {"scaled_at": 0.5, "options": {"refresh": "epoch"}, "budget": 10.0}
+"""No epoch ends in the run, so thresholds are those of its first twenty steps; all layers are treated by then."""
+PLANTED = (
+    Case("85 % from the first step", "mobilenet", "prune85"),
+    Case("85 % from the first step", "resnet", "prune85"),
+    Case("learning rate times 10", "mobilenet", "prune85", faster=10.0),
+    Case("learning rate times 10", "resnet", "prune85", faster=10.0),
+    Case("learning rate times 10", "transformer", "prune85", faster=10.0),
+    Case("a layer times 1e6", "mobilenet", "prune50", **SCALED),
+    Case("a layer times 1e6", "resnet", "prune50", **SCALED),
+    Case("a layer times 1e6", "transformer", "prune50", **SCALED),
+    Case("a layer times 1e6", "resnet", "fp6", **SCALED | {"budget": None}),
+    Case("a layer times 1e6", "transformer", "fp6", **SCALED | {"budget": None}),
+)
+QUIET = tuple(Case("quiet", network, recipe) for network in NETWORKS for recipe in ("int8-full", "fp6"))
+COST = tuple(Case("cost", network, recipe) for network in NETWORKS for recipe in ("int8-full", "prune80"))
+NOISE = tuple(Case("noise", network, recipe) for network in NETWORKS for recipe in ("int4-ptq", "prune70"))
