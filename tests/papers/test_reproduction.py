@@ -207,6 +207,14 @@ def test_beyond_has_the_time_of_a_step(tmp_path):
     assert (row["zeros got"], row["steps in the time of a float32 one"]) == ("90.0%", "2.00")
 
 
+def test_processes_that_share_a_folder_share_the_times_of_beyond(data, tmp_path):
+    folder = CellFolder(tmp_path)
+    for only in ("fp32", "luq"):
+        carry_out(experiment_of("beyond").make({"data": data, "only": only}, "smoke"), folder)
+    assert folder.names == ["fp32-0", "luq-0", "times"]
+    assert set(folder.found("times")) == {"fp32", "lognormal90", "empirical90", "cosine90"}
+
+
 def layer_of(lognormal, normal, before="BatchNorm2d", miss=0.01):
     ks = {"LogNormal": lognormal, "HalfNormal": normal}
     others = dict.fromkeys(("LogLaplace", "Exponential", "HalfCauchy", "Uniform"), 0.5)

@@ -161,7 +161,9 @@ def _list(as_json: bool) -> None:
 
 
 def _hours(hours: float | None) -> str:
-    return "" if hours is None else f"{hours:.1f}" if hours >= 0.05 else "0"
+    if not hours:
+        return "" if hours is None else "0"
+    return f"{hours:.1f}" if hours >= 0.1 else f"{hours:.2f}"
 
 
 def _options(options: Mapping[str, str | None]) -> str:

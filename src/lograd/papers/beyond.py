@@ -79,12 +79,12 @@ class Beyond(WaysToTrain):
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
         yield from super().cells(folder)
         if self.turns:
-            names = [name for name in TIMED if name in self.chosen() or name == BASE]
-            given = {"network": self.network, "turns": self.turns, "ways": names}
-            yield Measured(TIMES, given, partial(self._time, folder, names), threads=1)
+            # The same ones whatever `only` says: processes that share a folder share this cell.
+            given = {"network": self.network, "turns": self.turns, "ways": TIMED}
+            yield Measured(TIMES, given, partial(self._time, folder), threads=1)
 
-    def _time(self, folder: CellFolder, names: list[str]) -> Found:
-        configs = {name: self.config(folder, name, 0) for name in names}
+    def _time(self, folder: CellFolder) -> Found:
+        configs = {name: self.config(folder, name, 0) for name in TIMED}
         auto = {name: one if name == BASE else replace(one, backend="auto") for name, one in configs.items()}
         return timed_in_turns({name: (one, one.load_plan()) for name, one in auto.items()}, self.turns)
 
