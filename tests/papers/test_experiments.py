@@ -33,15 +33,17 @@ def finished(name, folder, **options):
     return cells, chosen.draw(cells)
 
 
-def test_laws(tmp_path):
-    cells, (table,) = finished("laws", tmp_path)
-    assert cells.names == ["mlp-batchnorm-relu", "mlp-none-relu"]
-    assert [row[:4] for row in table.rows] == [
-        ["MLP", norm, "ReLU", when] for norm in ("none", "BatchNorm") for when in ("at the beginning", "after 2 steps")
+def test_lognormal(tmp_path):
+    cells, (networks, *_, random) = finished("lognormal", tmp_path, only="MLP")
+    assert len(cells.names) == 5 + 2
+    assert [row[:4] for row in networks.rows[:4]] == [
+        ["MLP", norm, "ReLU", when] for norm in ("none", "BatchNorm") for when in (0, 2)
     ]
-    layers = cells.found("mlp-none-relu")["looks"]["at the beginning"]
+    layers = cells.found("mlp-none-relu")["looks"]["0"]
     assert len(layers) == 5
     assert all(layer["miss"]["empirical"] < 0.2 for layer in layers)
+    assert [layer["before"] for layer in layers] == ["ReLU"] * 4 + ["the loss"]
+    assert len(random.rows) == 2
 
 
 def test_sparsity(tmp_path):
@@ -163,30 +165,31 @@ def test_the_list_has_all_with_their_options():
     listed = json.loads(run("--json").stdout)
     assert [row["name"] for row in listed] == [*THEORY, *EXPERIMENTS]
     assert all(row["what"] for row in listed)
-    laws = next(row for row in listed if row["name"] == "laws")
-    assert laws["options"] == {"data": None, "only": "", "steps": "100", "batch": "32"}
+    found = next(row for row in listed if row["name"] == "encoding")
+    assert found["options"] == {"data": None, "only": "", "steps": "300", "width": "16", "batch": "128"}
+    assert (found["presets"], found["cpu core-hours"]) == (["smoke", "cpu"], 0.02)
     text = run().stdout
     assert all(name in text for name in (*THEORY, *EXPERIMENTS))
 
 
 def test_the_command_goes_on_only_when_told_and_writes_what_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ("laws", "--preset", "smoke", "--only", "MLP", "--runs", "runs")
+    arguments = ("encoding", "--preset", "smoke", "--runs", "runs")
     assert "has no finished cell" in str(run(*arguments, "--tabulate").exception)
     done = run(*arguments, "--results", "results", "-o", "page.html")
     assert done.exit_code == 0, done.output
-    assert "mlp-none-relu: at work" in done.stderr
-    assert "| MLP | none |" in (tmp_path / "results" / "laws.md").read_text()
-    kept = json.loads((tmp_path / "results" / "laws.json").read_text())
-    assert [cell["name"] for cell in kept["cells"]] == ["mlp-batchnorm-relu", "mlp-none-relu"]
-    assert len(kept["tables"][0]["rows"]) == 4
+    assert "gradients: at work" in done.stderr
+    assert "| 90% | 2 |" in (tmp_path / "results" / "encoding.md").read_text()
+    kept = json.loads((tmp_path / "results" / "encoding.json").read_text())
+    assert [cell["name"] for cell in kept["cells"]] == ["gradients", "lognormal"]
+    assert len(kept["tables"][0]["rows"]) == 6
     assert "<table" in (tmp_path / "page.html").read_text()
 
     again = run(*arguments)
     assert isinstance(again.exception, InvalidValue)
     assert "go on with them by --resume" in str(again.exception)
     resumed = run(*arguments, "--resume", "-o", "page.html")
-    assert "mlp-none-relu: finished before" in resumed.stderr
+    assert "gradients: finished before" in resumed.stderr
     other = run(*arguments, "--resume", "--set", "batch=9")
     assert "these differ: batch (it has 8, given is 9)" in str(other.exception)
 
@@ -196,10 +199,10 @@ def test_the_command_goes_on_only_when_told_and_writes_what_is_asked_for(tmp_pat
     [
         (["noise"], "noise needs data"),
         (["learning", "--set", "model"], "--set takes OPTION=VALUE"),
-        (["laws", "--seeds", "2"], "no option 'seeds'"),
-        (["laws", "--preset", "paper"], "no preset 'paper'"),
+        (["encoding", "--seeds", "2"], "no option 'seeds'"),
+        (["encoding", "--preset", "paper"], "no preset 'paper'"),
         (["table2", "--seeds", "2"], "takes no options of experiments"),
-        (["lawz"], "Did you mean 'laws'?"),
+        (["encodin"], "Did you mean 'encoding'?"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(arguments, words, tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +18,19 @@ if TYPE_CHECKING:
     from ..papers import Result
     from ..papers.cells import Cell, CellFolder
     from ..papers.experiment import Experiment
+    from ..training.ranks import Ranks
 
 
-Name = Annotated[str | None, typer.Argument(help="A table, figure or experiment; all for the theory; none lists them.")]
+Name = Annotated[
+    str | None, typer.Argument(help="A table, figure or experiment, or all of the papers; none lists them.")
+]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The page; lograd-NAME.html by default, none with --json.")
 ]
 Preset = Annotated[str | None, typer.Option(help="Size of an experiment: smoke, cpu or paper.", show_default="cpu")]
-Data = Annotated[Path | None, typer.Option(help="The data of an experiment, such as an .npz of images.")]
+Data = Annotated[
+    Path | None, typer.Option(help="The data of an experiment, such as an .npz of images, or a folder of several sets.")
+]
 Runs = Annotated[Path, typer.Option(help="Finished cells and runs are kept in NAME inside this folder.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="by experiment")]
 Only = Annotated[str | None, typer.Option(help="Restrict an experiment to some of its cases.")]
@@ -57,10 +64,14 @@ def reproduce(
 
     An experiment is a list of cells, trainings and measurements, each of which is
     kept when it is finished; tables are made from finished cells only. One that
-    was stopped goes on with --resume.
+    was stopped goes on with --resume. The smoke preset takes seconds, and the data
+    inside the package where none is given. all runs every table and figure of the
+    papers that has the preset; without --preset those that theory alone gives.
     """
     from ..papers import EXPERIMENTS, THEORY
+    from ..papers.cells import CellFolder
     from ..report import check_folder
+    from ..training.folder import make_folder
 
     if name is None:
         _list(as_json)
@@ -74,14 +85,51 @@ def reproduce(
         check_folder(output)
     options = {"data": data, "seeds": seeds, "only": only, **_pairs(setting or [])}
     given = {option: value for option, value in options.items() if value is not None}
-    if name in EXPERIMENTS:
-        with warnings_as_sentences():
-            drawn = _experiment(name, given, preset, runs, results, resume=resume, tabulate=tabulate, quiet=as_json)
+    drawn: list[Result] = []
+    if name in EXPERIMENTS or (name == "all" and preset is not None):
+        with _together() as ranks:
+            with ranks.together():
+                found = [(one, CellFolder(runs / one.label)) for one in _chosen(name, given, preset, runs)]
+                if name == "all" and tabulate:
+                    found = [(one, folder) for one, folder in found if folder.names]
+                for _, folder in found if ranks.main else []:
+                    _check(folder, resume=resume, tabulate=tabulate)
+                if results is not None and ranks.main:
+                    make_folder(results)
+            for one, folder in found:
+                if not tabulate:
+                    _finish(one, folder, ranks, quiet=as_json or not ranks.main)
+                drawn += _saved(one, folder, results if ranks.main else None)
+            if not ranks.main:
+                return
     elif given or preset or resume or tabulate or results:
-        raise InvalidValue(f"{name} is computed from theory in a moment, and takes no options of experiments.")
+        hint = " without --preset" * (name == "all")
+        raise InvalidValue(f"{name}{hint} is computed from theory in a moment, and takes no options of experiments.")
+    _show(name, [draw() for one, draw in THEORY.items() if name in (one, "all")] + drawn, output, as_json)
+
+
+def _chosen(name: str, given: Mapping[str, Any], preset: str | None, runs: Path) -> list[Experiment]:
+    """Return the experiment of that name, or all of the papers; what cannot be is refused before any begins."""
+    from ..papers import EXPERIMENTS, experiment_of
+    from ..papers.sources import embedded_data
+
+    if name != "all":
+        kinds = [experiment_of(name)]
     else:
-        drawn = [draw() for one, draw in THEORY.items() if name in (one, "all")]
-    _show(name, drawn, output, as_json)
+        if own := sorted(set(given) - {"data", "seeds"}):
+            raise InvalidValue(f"{own[0]} belongs to one experiment, and all was asked for; give the name of one.")
+        every = [experiment_of(one) for one in EXPERIMENTS]
+        kinds = [kind for kind in every if kind.claim and preset in kind.presets]
+        if not kinds:
+            every[0].make({}, preset)  # refuses the preset by name
+    options = [{one: value for one, value in given.items() if name != "all" or one in kind.options()} for kind in kinds]
+    made = [kind.make(option, preset) for kind, option in zip(kinds, options, strict=True)]
+    if preset != "smoke" or "data" in given:
+        return made
+    return [
+        replace(one, data=kind.make({"data": embedded_data(runs / "embedded")}, preset).data) if one.needs_data else one
+        for kind, one in zip(kinds, made, strict=True)
+    ]
 
 
 def _list(as_json: bool) -> None:
@@ -89,19 +137,33 @@ def _list(as_json: bool) -> None:
     from ..papers import EXPERIMENTS, THEORY, experiment_of
 
     rows: list[dict[str, Any]] = [
-        {"name": name, "what": (draw.__doc__ or "").split("\n")[0], "options": {}} for name, draw in THEORY.items()
+        {"name": name, "what": (draw.__doc__ or "").split("\n")[0], "options": {}, "presets": [], "cpu core-hours": 0.0}
+        for name, draw in THEORY.items()
     ]
     for name in EXPERIMENTS:
-        options = {
-            option: None if value is None else str(value) for option, value in experiment_of(name).options().items()
-        }
-        rows.append({"name": name, "what": experiment_of(name).words, "options": options})
+        kind = experiment_of(name)
+        options = {option: None if value is None else str(value) for option, value in kind.options().items()}
+        rows.append({"name": name, "what": kind.words, "options": options, "presets": list(kind.presets),
+                     "cpu core-hours": kind.make({}, "cpu").hours})  # fmt: skip
     if as_json:
         print_json(rows)
         return
-    shown = [[row["name"], row["what"], _options(row["options"])] for row in rows]
-    print_table("Tables, figures and experiments", ["name", "<what it shows", "<options by --set"], shown)
-    out.print("\nlograd reproduce NAME makes one; lograd reproduce all makes those without options, from theory alone.")
+    shown = [
+        [row["name"], row["what"], _hours(row["cpu core-hours"]), ", ".join(row["presets"]), _options(row["options"])]
+        for row in rows
+    ]
+    columns = ["name", "<what it shows", "core-hours, cpu", "<presets", "<options by --set"]
+    print_table("Tables, figures and experiments", columns, shown)
+    out.print(
+        "\nlograd reproduce NAME makes one; lograd reproduce all makes those of theory, and with --preset also the "
+        "other tables and figures of the papers."
+    )
+
+
+def _hours(hours: float | None) -> str:
+    if not hours:
+        return "" if hours is None else "0"
+    return f"{hours:.1f}" if hours >= 0.1 else f"{hours:.2f}"
 
 
 def _options(options: Mapping[str, str | None]) -> str:
@@ -121,37 +183,44 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _experiment(
-    name: str, given: Mapping[str, Any], preset: str | None, runs: Path, results: Path | None,
-    *, resume: bool, tabulate: bool, quiet: bool,
-) -> list[Result]:  # fmt: skip
-    """Finish the cells of an experiment, and draw its tables."""
-    from ..papers import experiment_of
-    from ..papers.cells import CellFolder
-    from ..papers.experiment import carry_out
-    from ..training import Interrupted
-    from ..training.folder import make_folder
-    from .progress import display
+@contextmanager
+def _together() -> Iterator[Ranks]:
+    """Yield the processes that share the work under torchrun, of which rank 0 speaks for all."""
+    from ..training import FailedElsewhere, Interrupted, LostRank, joined
 
-    chosen = experiment_of(name).make(given, preset)
-    folder = CellFolder(runs / chosen.label)
-    if tabulate:
-        if not folder.names:
-            raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
-        return _saved(chosen, folder, results)
-    if folder.begun and not resume:
+    main = True
+    try:
+        with joined() as ranks, warnings_as_sentences(silent=not ranks.main):
+            main = ranks.main
+            yield ranks
+    except Interrupted as error:
+        if main:
+            say(f"stopped; go on with the same command and --resume ({error})")
+        raise typer.Exit(128 + error.number) from None
+    except LostRank as error:
+        say(str(error))
+        raise typer.Exit(1) from None
+    except FailedElsewhere:
+        raise typer.Exit(2) from None
+
+
+def _check(folder: CellFolder, *, resume: bool, tabulate: bool) -> None:
+    """Refuse a folder that has nothing to draw, or cells that nobody has asked to go on with."""
+    if tabulate and not folder.names:
+        raise InvalidValue(f"the folder {folder} has no finished cell; without --tabulate they are worked out.")
+    if folder.begun and not resume and not tabulate:
         raise InvalidValue(
             f"the folder {folder} has cells already; go on with them by --resume, or give another --runs."
         )
-    if results is not None:
-        make_folder(results)
-    try:
-        with display(name, quiet) as progress:
-            carry_out(chosen, folder, None if quiet else _tell, progress)
-    except Interrupted as error:
-        say(f"stopped; go on with the same command and --resume ({error})")
-        raise typer.Exit(128 + error.number) from None
-    return _saved(chosen, folder, results)
+
+
+def _finish(chosen: Experiment, folder: CellFolder, ranks: Ranks, *, quiet: bool) -> None:
+    """Finish the cells of an experiment."""
+    from ..papers.experiment import carry_out
+    from .progress import display
+
+    with display(chosen.label, quiet) as progress:
+        carry_out(chosen, folder, None if quiet else _tell, progress, ranks)
 
 
 def _tell(cell: Cell, finished: bool) -> None:

@@ -13,27 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, stdev
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, final
 
 from .. import InvalidValue
 from ..errors import nearest_name
 from ..training import Config
 from ..training.measuring import metric_of
+from ..training.tasks import TASKS
 from .cells import Cell, CellFolder, Found, Measured, Trained
+from .comparison import BASE, Way
 from .experiment import Experiment
 from .result import Result
 from .runs import finished, speeds, timed_in_turns
+from .sources import Kind
 
-BASE, TIMES = "fp32", "times"
-
-
-class Way(NamedTuple):
-    """A way to train."""
-
-    title: str
-    recipe: str | None
-    weights: str | None = None
-    """The format in which weights are stored, with no copy in float32; None keeps them in float32."""
+TIMES = "times"
 
 
 def _statquant() -> dict[str, Way]:
@@ -79,7 +73,9 @@ class Bits(Experiment):
         turns: steps of each way that are made in turns to time them, of which the last third counts; 0 times nothing.
     """
 
+    needs_data: ClassVar[bool] = True
     words: ClassVar[str] = "accuracy and step time with all three products in few bits, against float32"
+    core_hours: ClassVar = 13.0
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "epochs": 1, "batch": 16, "seeds": 1, "turns": 3,
                   "only": "fp32,int4-full,fqt5-bhq"},
@@ -99,6 +95,10 @@ class Bits(Experiment):
     @property
     def label(self) -> str:
         return f"bits-{self.model}"
+
+    @property
+    def data_kind(self) -> Kind | None:
+        return TASKS[self.model].kind if self.model in TASKS else None
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
         chosen = self._chosen()
@@ -140,7 +140,7 @@ class Bits(Experiment):
         return {name: WAYS[name] for name in names}
 
     def _config(self, name: str) -> Config:
-        _, recipe, weights = WAYS[name]
+        _, recipe, weights, *_ = WAYS[name]
         return Config(
             self.model, str(self._data()), recipe=recipe, width=self.width,
             epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch,

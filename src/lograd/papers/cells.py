@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os.path import basename
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +24,7 @@ from ..report.environment import commit, machine
 from ..training import Config, Diverged, Run, resume, train
 from ..training.folder import RunFolder, make_folder, read_json
 from ..training.loop import Progress, torch_settings, versions
+from ..training.ranks import ALONE, Ranks
 
 VERSION = 1
 FIELDS = ("lograd_cell", "name", "settings", "paper", "versions", "machine", "commit", "seconds", "found")
@@ -48,8 +49,11 @@ class Cell(ABC):
         """All that the result depends on, as plain values; a finished cell of other settings is not taken for it."""
 
     @abstractmethod
-    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
-        """Do the work, and return what was found; what it has to keep on the way is kept in the folder."""
+    def work_out(self, folder: Path, progress: Progress | None = None, ranks: Ranks = ALONE) -> Found:
+        """Do the work, and return what was found; what it has to keep on the way is kept in the folder.
+
+        Under torchrun each rank calls it, and all get the same.
+        """
 
 
 @final
@@ -74,15 +78,19 @@ class Trained(Cell):
         given = self.config.to_json()
         return given | {name: given[name] and basename(given[name]) for name in ("data", "plan")}  # folders may move
 
-    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
+    def work_out(self, folder: Path, progress: Progress | None = None, ranks: Ranks = ALONE) -> Found:
         path = folder / self.name
+        # Rank 0 looks for all: it begins to write the folder while others may still look.
+        status = ranks.from_main(lambda: Run.load(path, metrics=False).status if RunFolder(path).has_run else None)
         try:
-            if not RunFolder(path).has_run:
-                run = train(self.config, path, progress=progress)
-            elif (run := Run.load(path, metrics=False)).status != "diverged":
-                run = resume(path, expected=asdict(self.config), progress=progress)
+            if status is None:
+                train(self.config, path, progress=progress)
+            elif status != "diverged":
+                expected = replace(self.config, ranks=ranks.size)
+                resume(path, expected=asdict(expected), progress=progress)
         except Diverged:
-            run = Run.load(path)
+            ranks.wait()  # the summary is there now
+        run = Run.load(path)
         assert run.summary is not None, "a run that has ended has a summary"
         return run.summary
 
@@ -110,7 +118,10 @@ class Measured(Cell):
     def settings(self) -> dict[str, Any]:
         return dict(self.given)
 
-    def work_out(self, folder: Path, progress: Progress | None = None) -> Found:
+    def work_out(self, folder: Path, progress: Progress | None = None, ranks: Ranks = ALONE) -> Found:
+        return ranks.from_main(self._measured)  # other ranks have nothing to add
+
+    def _measured(self) -> Found:
         import torch
 
         with torch_settings(self.threads):
@@ -161,22 +172,24 @@ class CellFolder:
         record = self.record(name)
         return None if record is None else record["found"]
 
-    def finish(self, cell: Cell, progress: Progress | None = None) -> Found:
+    def finish(self, cell: Cell, progress: Progress | None = None, ranks: Ranks = ALONE) -> Found:
         """The result of a cell, which is worked out if it is not there; a finished one of other settings is refused."""
-        record = self.record(cell.name)
+        record = ranks.from_main(lambda: self.record(cell.name))
         if record is not None:
             _check_same(self.file(cell.name), record["settings"], _plain(cell.settings))
             found: Found = record["found"]
             return found
         make_folder(self.path)
         start = time.perf_counter()
-        found = _plain(cell.work_out(self.path, progress))
+        found = _plain(cell.work_out(self.path, progress, ranks))
         values = (
             VERSION, cell.name, _plain(cell.settings), cell.paper, versions(), machine(), commit(),
             round(time.perf_counter() - start, 1), found,
         )  # fmt: skip
         text = json.dumps(dict(zip(FIELDS, values, strict=True)), indent=1, ensure_ascii=False, allow_nan=False)
-        replace_file(self.file(cell.name), f"{text}\n".encode())
+        if ranks.main:
+            replace_file(self.file(cell.name), f"{text}\n".encode())
+        ranks.wait()
         return found
 
 

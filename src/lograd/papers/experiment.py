@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from .. import InvalidValue
 from ..errors import nearest_name, sentence
 from ..training.loop import Progress
+from ..training.ranks import ALONE, Ranks
 from .cells import Cell, CellFolder
 from .result import Result
+from .sources import Kind, find
 
 E = TypeVar("E", bound="Experiment")
 Tell = Callable[[Cell, bool], None]
@@ -34,6 +36,16 @@ class Experiment(ABC):
     """One line for the list of experiments."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Options by the name of a preset; "smoke" takes seconds, "cpu" is made for two cores, "paper" is the full size."""
+    needs_data: ClassVar[bool] = False
+    """True where nothing can be done without data; the smoke preset then takes the sets inside the package."""
+    claim: ClassVar[str] = ""
+    """The paper's claim with its numbers, in a sentence or two; empty for an experiment of our own."""
+    verdict: ClassVar[str] = ""
+    """A sentence on what agrees with the claim and what does not, shown beside committed results."""
+    committed: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Committed files of other experiments that measure the claim too, with the beginnings of the rows that do so."""
+    core_hours: ClassVar[float | None] = None
+    """An estimate for the cpu preset."""
 
     data: Path | None = None
     only: str = ""
@@ -42,6 +54,16 @@ class Experiment(ABC):
     def label(self) -> str:
         """The name of its files of results."""
         return type(self).__name__.lower()
+
+    @property
+    def data_kind(self) -> Kind | None:
+        """The kind of data that is looked for where a folder of several sets is given; None takes the folder."""
+        return "images"
+
+    @property
+    def hours(self) -> float | None:
+        """Core-hours that it takes, about; None where nobody has measured it."""
+        return self.core_hours
 
     @abstractmethod
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
@@ -67,7 +89,10 @@ class Experiment(ABC):
             if name not in known:
                 raise InvalidValue(f"this experiment has no option {name!r}.{nearest_name(name, known)}")
             given[name] = _read(name, value, known[name]) if isinstance(value, str) else value
-        return cls(**given)
+        made = cls(**given)
+        if made.data is None or made.data_kind is None:
+            return made
+        return replace(made, data=find(made.data, made.data_kind))
 
     @classmethod
     def options(cls) -> dict[str, Any]:
@@ -85,12 +110,16 @@ class Experiment(ABC):
     def _data(self) -> Path:
         """The data, where the experiment cannot do without."""
         if self.data is None:
-            raise InvalidValue(f"{self.label} needs data; give the file by --data FILE.")
+            raise InvalidValue(f"{self.label} needs data; give its file or folder by --data.")
         return self.data
 
 
 def carry_out(
-    experiment: Experiment, folder: CellFolder, tell: Tell | None = None, progress: Progress | None = None
+    experiment: Experiment,
+    folder: CellFolder,
+    tell: Tell | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Finish all cells of an experiment.
 
@@ -99,11 +128,12 @@ def carry_out(
         folder: where cells are kept; those that are finished are not made again.
         tell: called before each cell.
         progress: called after each training step of a cell that is trained.
+        ranks: the processes that share the work; all of them call this.
     """
     for cell in experiment.cells(folder):
         if tell is not None:
             tell(cell, folder.file(cell.name).exists())
-        folder.finish(cell, progress)
+        folder.finish(cell, progress, ranks)
 
 
 def _read(name: str, text: str, kind: str) -> Any:

@@ -163,11 +163,11 @@ def fig3c() -> Result:
     rows: list[Sequence[object]] = []
     lines: list[Line] = []
     for bits in WIDTHS:
-        best = _best_exponents(HalfNormal(sigmas), ideal_formats(bits))
+        best = best_exponents(HalfNormal(sigmas), ideal_formats(bits))
         lines.append(_step_line(sigmas, best, bits))
         picks = [int(best[int(np.argmin(np.abs(sigmas - sigma)))]) for sigma in shown]
         turns = np.flatnonzero(np.diff(best) > 0)
-        right = _best_exponents(LogNormal.from_log2(0.0, np.array([1.0, 3.0, 5.0])), ideal_formats(bits))
+        right = best_exponents(LogNormal.from_log2(0.0, np.array([1.0, 3.0, 5.0])), ideal_formats(bits))
         turn = float(sigmas[turns[0] + 1]) if turns.size else None
         rows.append([f"FP{bits}", *picks, turn, *(int(value) for value in right)])
     return Result(
@@ -209,7 +209,8 @@ def _switch(error: Callable[[int, float], float], exponent: int) -> float:
     return float(brentq(lambda sigma: error(exponent, sigma) - error(exponent + 1, sigma), 0.3, 60.0, xtol=1e-6))
 
 
-def _best_exponents(law: Law, formats: list[IdealFormat]) -> NDArray[np.int64]:
+def best_exponents(law: Law, formats: list[IdealFormat]) -> NDArray[np.int64]:
+    """Return the exponent bits with the least relative error, of formats with 1, 2, ... of them."""
     errors = np.stack([relative_error(law, format) for format in formats])
     best: NDArray[np.int64] = 1 + np.argmin(errors, axis=0)
     return best
@@ -218,7 +219,7 @@ def _best_exponents(law: Law, formats: list[IdealFormat]) -> NDArray[np.int64]:
 def _best_exponent_chart() -> Chart:
     sigmas = np.linspace(0.2, 8.0, 313)
     law = LogNormal.from_log2(0.0, sigmas)
-    lines = [_step_line(sigmas, _best_exponents(law, ideal_formats(bits)), bits) for bits in WIDTHS]
+    lines = [_step_line(sigmas, best_exponents(law, ideal_formats(bits)), bits) for bits in WIDTHS]
     rules = [
         Rule(low + POSITION * (high - low), f"{dataset}, Table 2", axis="x")
         for dataset, (low, high) in SIGMA_RANGES.items()

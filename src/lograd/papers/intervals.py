@@ -27,7 +27,6 @@ from ..formats import IntFormat
 from ..laws import Empirical
 from ..models import CifarResNet
 from ..ops import log_histogram
-from ..profiles.layers import is_layer, on_gradient
 from ..report import Chart, Line, Points
 from ..theory.intervals import ALPHA
 from ..training import Diverged, InMemory, Session
@@ -35,6 +34,7 @@ from ..treatments import Interval, recipe
 from ..treatments.products import both
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
+from .looking import gradients_of
 from .result import Result
 from .streams import augmented_images
 
@@ -80,6 +80,7 @@ class Intervals(Experiment):
     words: ClassVar[str] = (
         "the error of clipped gradients on all elements and on the large ones, and what training says"
     )
+    core_hours: ClassVar = 0.1
     presets: ClassVar = {"smoke": {"width": 4, "batch": 16, "steps": 4, "seeds": 1}, "cpu": {}}
 
     bits: int = 4
@@ -97,7 +98,7 @@ class Intervals(Experiment):
             "data": None if self.data is None else self.data.name,
             **{name: getattr(self, name) for name in ("bits", "width", "batch", "steps")},
         }
-        yield Measured(LOOKS, given, self._look, threads=1)
+        yield Measured(LOOKS, given, self.look, threads=1)
         looks = folder.found(LOOKS)
         assert looks is not None
         share = float(looks["clipped for all"])
@@ -114,13 +115,13 @@ class Intervals(Experiment):
 
     # -- cells --
 
-    def _look(self) -> Found:
+    def look(self) -> Found:
         """Train densely; at several moments look at the gradients of all layers."""
         session, model, batches = self._session(0, None)
         moments, looks = (0, self.steps // 4, self.steps), dict[str, Any]()
         for step in range(self.steps + 1):
             if step in moments:
-                gradients = _gradients(model, next(batches))
+                gradients = gradients_of(model, next(batches)).neural
                 looks[str(step)] = {name: self._measured(g) for name, g in gradients.items()}
             if step < self.steps:
                 session.step()
@@ -204,18 +205,13 @@ class Intervals(Experiment):
     # -- tables --
 
     def _choices(self, folder: CellFolder, looks: Found) -> Result:
-        last = list(looks["looks"][str(self.steps)].values())[1:-1]  # those that are rounded in training
+        last = rounded_layers(looks)
         losses = {name: self._losses(folder, name) for name in (FULL, *CHOICES)}
         rows: list[list[object]] = [["float32", *[None] * 5, *_loss_cells(losses[FULL], {})]]
         for name, choice in CHOICES.items():
-            found = [layer["choices"][name] for layer in last]
-            pairs = [(layer["choices"][name], layer["choices"]["minmax"]) for layer in last]
             rows.append([
                 choice.title,
-                f"{median(one['gamma'] for one in found):.3f}",
-                f"{median(one['clipped'] for one in found):.2%}",
-                *(f"{_ratio(pairs, what):.2f}" for what in ("all", "large")),
-                f"{median(one['cosine'] for one in found):.3f}",
+                *error_cells(last, name),
                 *_loss_cells(losses[name], losses[FULL]),
             ])  # fmt: skip
         columns = [
@@ -272,21 +268,25 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
 
 
-def _gradients(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """The gradients of the outputs of all layers, for one batch; no weight is changed."""
-    found: dict[str, Tensor] = {}
+def rounded_layers(looks: Found) -> list[Found]:
+    """Return what was found at the last look, of the layers that are rounded in training: all but first and last."""
+    last = list(looks["looks"].values())[-1]
+    return list(last.values())[1:-1]
 
-    def ran(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        on_gradient(output, partial(found.__setitem__, name))
 
-    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
-    hooks = [module.register_forward_hook(partial(ran, name)) for name, module in layers.items()]
-    loss: Any = F.cross_entropy(model(batch[0]), batch[1])
-    loss.backward()
-    model.zero_grad()
-    for hook in hooks:
-        hook.remove()
-    return {name: found[name] for name in layers}
+def error_cells(layers: list[Found], name: str) -> list[object]:
+    """Return gamma, the clipped share, the errors on all and on large gradients over those of min-max, and the cosine.
+
+    All are medians over the layers.
+    """
+    found = [layer["choices"][name] for layer in layers]
+    pairs = [(layer["choices"][name], layer["choices"]["minmax"]) for layer in layers]
+    return [
+        f"{median(one['gamma'] for one in found):.3f}",
+        f"{median(one['clipped'] for one in found):.2%}",
+        *(f"{_ratio(pairs, what):.2f}" for what in ("all", "large")),
+        f"{median(one['cosine'] for one in found):.3f}",
+    ]
 
 
 def _ratio(pairs: list[tuple[Found, Found]], what: str) -> float:

@@ -86,6 +86,7 @@ class Learning(Experiment):
         turns: steps of each case that are made in turns to time them, of which the last third counts.
     """
 
+    needs_data: ClassVar[bool] = True
     words: ClassVar[str] = "accuracy with pruned gradients against dense, at equal steps and at equal time"
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "epochs": 1, "batch": 16, "start": 1, "seeds": 1, "turns": 3,

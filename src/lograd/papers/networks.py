@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import InvalidValue
-
-_operators: list[Any] = []
-"""Kept alive: torch forgets operators whose library is gone."""
+from ..models.full_size import package, torchvision_model
 
 
 class UNet(nn.Module):
@@ -63,10 +59,10 @@ class Recurrent(nn.Module):
         return result
 
 
-def perceptron(act: type[nn.Module], norm: bool) -> nn.Module:
-    """Five linear layers on the pixels of an image, with or without BatchNorm."""
+def perceptron(act: type[nn.Module], norm: bool, depth: int = 5) -> nn.Module:
+    """Linear layers on the pixels of an image, with or without BatchNorm."""
     parts: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in ((3072, 256), (256, 256), (256, 256), (256, 256)):
+    for inputs, outputs in [(3072, 256)] + [(256, 256)] * (depth - 2):
         parts += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else []), act()]
     return nn.Sequential(*parts, nn.Linear(256, 100))
 
@@ -88,29 +84,6 @@ def with_activation(model: nn.Module, act: type[nn.Module]) -> nn.Module:
         for name, child in module.named_children():
             if isinstance(child, nn.ReLU):
                 setattr(module, name, act())
-    return model
-
-
-def package(name: str) -> Any:
-    """Import torchvision, timm or transformers, of which the last two import the first."""
-    try:
-        import_module("torchvision")
-    except RuntimeError:  # its compiled operators may not fit torch's build; no model here needs them
-        library: Any = torch.library.Library
-        _operators.append(library("torchvision", "DEF"))
-        for operator in ("nms", "qnms"):
-            _operators[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except ImportError:
-        raise InvalidValue(f"this experiment needs {name}, which is not installed: pip install {name}") from None
-    try:
-        return import_module(name)
-    except ImportError:
-        raise InvalidValue(f"this experiment needs {name}, which is not installed: pip install {name}") from None
-
-
-def torchvision_model(name: str, classes: int = 100, **options: Any) -> nn.Module:
-    """A model of torchvision, with random weights."""
-    model: nn.Module = getattr(package("torchvision").models, name)(num_classes=classes, **options)
     return model
 
 

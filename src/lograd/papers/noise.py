@@ -48,6 +48,7 @@ class Noise(Experiment):
         late: steps before the second one.
     """
 
+    needs_data: ClassVar[bool] = True
     words: ClassVar[str] = "noise that pruning brings into the weight gradients, by sparsity and by its split"
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "batch": 16, "early": 1, "late": 2},

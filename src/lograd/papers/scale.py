@@ -78,6 +78,7 @@ class Scale(Experiment):
     """
 
     words: ClassVar[str] = "when packets make pipelines of large transformers faster: measured bits, simulated steps"
+    core_hours: ClassVar = 0.01
     presets: ClassVar = {"smoke": {"microbatches": 4}, "cpu": {}}
 
     schedule: str = "1f1b"

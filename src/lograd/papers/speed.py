@@ -25,11 +25,13 @@ from ..training import Config, Run, Session, load_data
 from ..training.fast import find_plan
 from ..training.folder import RunFolder
 from ..training.measuring import Metric, metric_of
+from ..training.tasks import TASKS
 from ..training.work import BuiltIn
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
 from .result import Result
 from .runs import finished, seconds_in_turns
+from .sources import Kind
 
 DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
 
@@ -67,6 +69,7 @@ class Speed(Experiment):
         turns: steps of each way that are timed in turns, of which the last third counts; 0 times nothing.
     """
 
+    needs_data: ClassVar[bool] = True
     words: ClassVar[str] = "seconds until a dense run's accuracy is reached, with the plan of lograd.accelerate"
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "steps": 6, "batch": 16, "seeds": 1, "points": 2, "turns": 3},
@@ -85,6 +88,10 @@ class Speed(Experiment):
     @property
     def label(self) -> str:
         return f"speed-{self.model}" + (f"-{self.width}" if self.width is not None else "")
+
+    @property
+    def data_kind(self) -> Kind | None:
+        return TASKS[self.model].kind if self.model in TASKS else None
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
         for seed in range(self.seeds):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import InvalidValue
 from .. import data as embedded
+from ..files.atomic import read_file
+from ..training.image_folders import ImageFolder
 from ..training.images import KEYS, read_images
 
 Batch = tuple[Tensor, Tensor]
@@ -29,7 +34,12 @@ def training_images(path: Path | None) -> Batch:
 
 
 def images(path: Path | None, batch: int) -> Iterator[Batch]:
-    """Images drawn with replacement."""
+    """Images drawn with replacement; those of a folder with one folder for each class in shuffled epochs."""
+    if path is not None and (path / "train").is_dir():
+        folder = ImageFolder(path, batch, 0, True, 224)
+        folder.check_batch()
+        for epoch in count():
+            yield from (folder.batch(epoch, index) for index in range(folder.steps_per_epoch))
     pixels, labels = training_images(path)
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -72,3 +82,31 @@ def text(batch: int, context: int) -> tuple[Iterator[Batch], int]:
             yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     return windows(), len(numbers)
+
+
+def sentences(folder: Path, batch: int, context: int) -> tuple[Iterator[Batch], int]:
+    """Labelled sentences, or pairs of them, drawn with replacement, and how many tokens there are.
+
+    Each line of train.tsv has the sentences of an example and its class, with tabs between, as CoLA and MRPC have; a
+    pair is joined by a token of its own.  0 stands for padding and 1 for words that occur once.
+    """
+    path = folder / "train.tsv"
+    lines = [line.split("\t") for line in read_file(path).decode("utf-8").splitlines()[1:]]
+    if not lines or any(len(line) < 2 or not line[-1].strip().isdecimal() for line in lines):
+        raise InvalidValue(f"{path}: sentences and a class number with tabs between are needed in each line.")
+    words = [" [pair] ".join(line[:-1]).lower().split()[:context] for line in lines]
+    counts = Counter(word for line in words for word in line)
+    numbers = {word: number for number, word in enumerate(sorted(one for one in counts if counts[one] > 1), start=2)}
+    tokens = torch.zeros(len(words), context, dtype=torch.long)
+    for row, line in zip(tokens, words, strict=True):
+        row[: len(line)] = torch.tensor([numbers.get(word, 1) for word in line])
+    labels = torch.tensor([int(line[-1]) for line in lines])
+
+    def drawn() -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            chosen = torch.randint(len(labels), (batch,), generator=generator)
+            longest = max(int((tokens[chosen] != 0).sum(1).max()), 1)
+            yield tokens[chosen][:, :longest].contiguous(), labels[chosen]
+
+    return drawn(), len(numbers) + 2

@@ -1,4 +1,4 @@
-"""Images from one .npz file with a training and a test part, of any size and number of classes."""
+"""Images from one .npz file with a training and a test part, of any size and number of classes, or of CIFAR-100."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .. import InvalidValue
 from ..files.archives import read_arrays
 from ..files.atomic import CannotRead
 from .data import AUGMENTATION, Batch, Dataset, fingerprint, warn_of_new_classes
+from .image_folders import CIFAR, read_cifar100
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 LIMIT = 2**35
@@ -40,7 +41,10 @@ class Images(Dataset):
         warn_of_new_classes(path, self.train_labels, self.test_labels)
         self.train_size, self.test_size = len(self.train), len(self.test)
         self.sizes = {"classes": int(max(self.train_labels.max(), self.test_labels.max())) + 1}
-        self.fingerprint, self.augment = fingerprint(path), augment
+        self.fingerprint, self.augment = (
+            fingerprint(*([path / one for one in CIFAR] if path.is_dir() else [path])),
+            augment,
+        )
         # From counts of the 256 levels: exact whatever the size, and without a copy as float.
         levels = np.arange(256)
         counts = np.stack([np.bincount(self.train[..., c].ravel(), minlength=256) for c in range(3)])
@@ -79,8 +83,10 @@ def augmented(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray
 
 
 def read_images(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file of images, by their names in KEYS."""
+    """The arrays of an .npz file of images, or of the binary files of CIFAR-100, by their names in KEYS."""
     what = f"Cannot read the images {path}"
+    if (path / CIFAR[0]).is_file():
+        return dict(read_cifar100(path))
     if not path.is_file():
         raise CannotRead(f"{what}: there is no such file." if not path.exists() else f"{what}: it is a folder.")
     try:

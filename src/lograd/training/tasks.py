@@ -10,6 +10,7 @@ from typing import Literal, final
 from torch import nn
 
 from ..models import CharTransformer, CifarResNet, ResNet18, SentenceClassifier, Vgg
+from ..models.full_size import WIDTH, cifar_model, imagenet_model
 
 Kind = Literal["images", "text", "sentences"]
 
@@ -25,6 +26,7 @@ class Task:
         width: channels of the first convolution, or the width of a transformer.
         multiple: widths must be multiples of it; a transformer's is its number of heads.
         smallest: the fewest pixels on a side of an image.
+        pixels: on a side of the squares that images of a folder are cut to.
     """
 
     kind: Kind
@@ -36,6 +38,12 @@ class Task:
     epochs: int = 30
     multiple: int = 1
     smallest: int = 8
+    pixels: int = 32
+
+
+def _imagenet(name: str, lr: float = 0.1) -> Task:
+    """Return a model of torchvision at its full size, for a folder of images."""
+    return Task("images", partial(imagenet_model, name), WIDTH, lr=lr, batch=256, epochs=90, smallest=64, pixels=224)
 
 
 TASKS = {
@@ -45,4 +53,8 @@ TASKS = {
     "vgg": Task("images", Vgg, 64, lr=0.05, smallest=32),
     "charlm": Task("text", CharTransformer, 128, "adamw", 1e-3, 32, 5, multiple=4),
     "bert-mini": Task("sentences", SentenceClassifier, 256, "adamw", 3e-4, 32, 3, multiple=4),
+    "resnet101": Task("images", partial(cifar_model, "resnet101"), WIDTH, epochs=200),
+    "imagenet-resnet18": _imagenet("resnet18"),
+    "imagenet-resnet50": _imagenet("resnet50"),
+    "imagenet-squeezenet": _imagenet("squeezenet1_1", 0.02),
 }

@@ -19,6 +19,7 @@ from .. import Handle, InvalidValue, Plan, attach, low_precision_weights
 from ..weights import WeightsHandle
 from .config import Config
 from .data import Batch, Dataset
+from .image_folders import ImageFolder
 from .images import Images
 from .measuring import Metric, correct_in, evaluate, loss_of, metric_of
 from .ranks import ALONE, Ranks
@@ -204,7 +205,9 @@ def load_data(config: Config) -> Dataset:
     """The data of a built-in model's run; what is wrong with a file is said in one sentence."""
     path, batch, seed = Path(config.settled("data")), config.settled("batch"), config.seed
     data: Dataset
-    if config.task.kind == "images":
+    if config.task.kind == "images" and (path / "train").is_dir():
+        data = ImageFolder(path, batch, seed, config.settled("augment"), config.task.pixels)
+    elif config.task.kind == "images":
         data = Images(path, batch, seed, config.settled("augment"), config.task.smallest)
     elif config.task.kind == "text":
         data = Text(path, batch, seed)
