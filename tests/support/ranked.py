@@ -7,10 +7,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import training_files
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lograd.training", "lograd.cli"])
@@ -44,6 +47,44 @@ def ended(processes: list[BaseProcess]) -> list[int | None]:
 def printed(folder: Path, rank: int) -> str:
     """Return what a rank has printed, on both streams."""
     return (folder / f"out{rank}").read_text() + (folder / f"err{rank}").read_text()
+
+
+@contextmanager
+def folder_with(folder: Path, module: str, text: str) -> Iterator[Path]:
+    """Work in a folder with a module of a user's, and with a text; leave both at the end."""
+    before = os.getcwd()
+    (folder / f"{module}.py").write_text(text)
+    training_files.text(folder / "text.txt")
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    yield folder
+    os.chdir(before)
+    sys.path.remove(str(folder))
+    sys.modules.pop(module, None)
+
+
+def train_in(folder: str, settings: dict[str, Any]) -> None:
+    """Train as a rank."""
+    from lograd.training import Config, train
+
+    train(Config(**settings), folder)
+
+
+def resume_in(folder: str) -> None:
+    """Go on with a run as a rank."""
+    from lograd.training import resume
+
+    resume(folder)
+
+
+def trained(size: int, folder: Path, settings: dict[str, Any]) -> Any:
+    """Return a run that so many ranks have trained, into this folder."""
+    from lograd.training import Run
+
+    says = folder.with_name(f"{folder.name}-says")
+    codes = ended(started(size, says, train_in, str(folder), settings))
+    assert codes == [0] * size, "".join(printed(says, rank) for rank in range(size))
+    return Run.load(folder)
 
 
 def command(*arguments: Any) -> None:

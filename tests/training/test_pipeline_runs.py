@@ -95,33 +95,15 @@ def falls():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The current folder, with a module of a user's and a text."""
-    folder, before = tmp_path_factory.mktemp("stages"), os.getcwd()
-    (folder / "staged.py").write_text(MINE)
-    files.text(folder / "text.txt")
-    files.sentences(folder / "sentences")
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    sys.modules.pop("staged", None)
-
-
-def _train(settings, folder):
-    train(Config(**settings), folder)
-
-
-def _resume(folder):
-    resume(folder)
+    """The current folder, with a module of a user's and data."""
+    with ranked.folder_with(tmp_path_factory.mktemp("stages"), "staged", MINE) as folder:
+        files.sentences(folder / "sentences")
+        yield folder
 
 
 def run_on(size, place, name, **settings):
     """Train on so many stages, into the folder of that name."""
-    says, settings = place / f"{name}-says", COMMON | {"pipeline": "1f1b"} | settings
-    codes = ranked.ended(ranked.started(size, says, _train, settings, str(place / name)))
-    assert codes == [0] * size, "".join(ranked.printed(says, rank) for rank in range(size))
-    return Run.load(place / name)
+    return ranked.trained(size, place / name, COMMON | {"pipeline": "1f1b"} | settings)
 
 
 def command(size, place, *arguments):
@@ -188,7 +170,7 @@ def test_a_killed_rank_ends_the_other_and_the_run_is_resumed_to_the_same_bits(re
     assert sorted(path.name for path in target.iterdir() if path.name != "plan.json") == [
         "checkpoint.pt", "config.json", "metrics.jsonl",
     ]  # fmt: skip
-    assert ranked.ended(ranked.started(2, place / "says", _resume, str(target))) == [0, 0]
+    assert ranked.ended(ranked.started(2, place / "says", ranked.resume_in, str(target))) == [0, 0]
     assert_same_run(place / f"kill-{recipe}-whole", target)
     whole, resumed = (
         {name: {key: edge[key] for key in ("bytes", "ratio")} for name, edge in Run.load(path).summary["edges"].items()}

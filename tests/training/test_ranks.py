@@ -91,33 +91,15 @@ def dies():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The current folder, with a module of a user's and a text."""
-    folder, before = tmp_path_factory.mktemp("ranks"), os.getcwd()
-    (folder / "shared.py").write_text(MINE)
-    files.text(folder / "text.txt")
-    files.images(folder / "images.npz")
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    sys.modules.pop("shared", None)
-
-
-def _train(settings, folder):
-    train(Config(**settings), folder)
-
-
-def _resume(folder):
-    resume(folder)
+    """The current folder, with a module of a user's and data."""
+    with ranked.folder_with(tmp_path_factory.mktemp("ranks"), "shared", MINE) as folder:
+        files.images(folder / "images.npz")
+        yield folder
 
 
 def run_on(size, place, name, **settings):
     """Train on so many ranks, into the folder of that name."""
-    settings = COMMON | settings
-    codes = ranked.ended(ranked.started(size, place / f"{name}-says", _train, settings, str(place / name)))
-    assert codes == [0] * size, ranked.printed(place / f"{name}-says", 0)
-    return Run.load(place / name)
+    return ranked.trained(size, place / name, COMMON | settings)
 
 
 def close(one, other):
@@ -215,7 +197,7 @@ def test_a_killed_rank_ends_the_other_and_the_run_is_resumed_to_the_same_bits(re
     assert sorted(path.name for path in (place / name).iterdir() if path.name != "plan.json") == [
         "checkpoint.pt", "config.json", "metrics.jsonl",
     ]  # fmt: skip
-    assert ranked.ended(ranked.started(2, place / "says", _resume, str(place / name))) == [0, 0]
+    assert ranked.ended(ranked.started(2, place / "says", ranked.resume_in, str(place / name))) == [0, 0]
     assert_same_run(place / f"{name}-whole", place / name)
 
 

@@ -1,6 +1,6 @@
 """How noise in one layer's gradient reaches other layers, measured on a model.
 
-The forward of a batch runs once.  Its backward runs once without noise, then with the gradient of one layer pruned.
+The forward runs once.  The backward runs once without noise, then several times with the gradient of one layer pruned.
 The difference is the noise that has arrived.  A backward is linear in its gradients, so factors that were measured for
 one layer at a time hold for all of them together (`theory.Propagation`).  What is not linear is pruning itself: in the
 last passes all layers are pruned, and the gradients with noise in them are counted (`noisy`).
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
-from itertools import islice
 from operator import add
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ from ..errors import InvalidValue
 from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..theory import Propagation, threshold
-from .contributions import Contributions, mean_of
+from .contributions import Contributions
 from .gradients import learned_parameters
 from .layers import countable, is_layer, named_modules, on_gradient, weight_of
 from .measured import Values
@@ -132,7 +130,7 @@ def check_plain(model: nn.Module, what: str = "noise is") -> None:
 def measure(
     model: nn.Module,
     profiles: dict[str, LayerProfile],
-    losses: Sequence[Callable[[], Tensor]],
+    loss: Callable[[], Tensor],
     repeats: int,
     progress: Callable[[Iterable[str], int], Iterator[str]],
 ) -> Contributions | None:
@@ -141,47 +139,16 @@ def measure(
     Args:
         model: a plain model, without an attached plan.
         profiles: the observed layers; those with a law take part.
-        losses: each runs the forward of a batch and returns its loss, the last observed batch at the end.
-        repeats: backward passes for each layer, spread over these batches.
+        loss: runs the forward and returns the loss.
+        repeats: backward passes for each layer.
         progress: takes the names of layers and their number, and yields the names while it shows progress.
     """
     modules = dict(named_modules(model))
-    names = [name for name, one in profiles.items() if one.law is not None and is_layer(modules[name])]
-    each = -(-repeats // len(losses))
-    shown = progress(names * len(losses), len(names) * len(losses))
-    found = []
-    for place, loss in enumerate(losses):
-        layers = {
-            name: _ProbedLayer(modules[name], float(threshold(law, PROBE)), number)
-            for number, name in enumerate(names)
-            if (law := profiles[name].law) is not None
-        }
-        noisy = repeats if place == len(losses) - 1 else 0
-        found.append(_measured_on(model, layers, profiles, loss, _Passes(each, noisy, place * each), shown))
-    known = [one for one in found if one is not None]
-    return mean_of(known) if known else None
-
-
-class _Passes(NamedTuple):
-    """Backward passes of one batch."""
-
-    each: int
-    """In which one layer is pruned, for each layer."""
-    everywhere: int
-    """In which all are, for each strength."""
-    first: int
-    """The number of the first of them, for random numbers."""
-
-
-def _measured_on(
-    model: nn.Module,
-    layers: dict[str, _ProbedLayer],
-    profiles: Mapping[str, LayerProfile],
-    loss: Callable[[], Tensor],
-    passes: _Passes,
-    shown: Iterator[str],
-) -> Contributions | None:
-    """Measure on one batch; None if no layer has a weight that learns."""
+    layers = {
+        name: _ProbedLayer(modules[name], float(threshold(profile.law, PROBE)), number)
+        for number, (name, profile) in enumerate(profiles.items())
+        if profile.law is not None and is_layer(modules[name])
+    }
     backward = _Backward(layers)
     hooks = [layer.module.register_forward_hook(partial(backward.layer_ran, layer)) for layer in layers.values()]
     stance = torch.compiler.set_stance("force_eager")  # compiled code would not call the hooks
@@ -198,12 +165,11 @@ def _measured_on(
         places = {name: [order[id(weight)] for weight in several] for name, several in owned.items()}
         own = {name: _places_of(layer.module, order) for name, layer in layers.items()}
         factors = _Factors(layers, places, own, clean, len(weights))
-        for name in islice(shown, len(layers)):
-            for repeat in range(passes.each):
-                backward.disturbed, backward.seed = layers[name], (passes.first + repeat) << 32
+        for name in progress(layers, len(layers)):
+            for repeat in range(repeats):
+                backward.disturbed, backward.seed = layers[name], repeat << 32
                 factors.add(name, backward.run(value, learned))
-        if passes.everywhere:
-            _count_noisy(backward, profiles, partial(backward.run, value, learned), passes.everywhere)
+        _count_noisy(backward, profiles, partial(backward.run, value, learned), repeats)
     finally:
         stance.__exit__(None, None, None)
         for hook in hooks:

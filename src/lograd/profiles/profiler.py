@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -60,11 +59,10 @@ def profile(
         steps: batches to run.
         every: observe one of so many steps.
         filter_fn, weight_gradients, sample: as for `lograd.observe`.
-        noise: backward passes for each layer, in which that layer alone is pruned, to measure how far all weight
-            gradients move: one on each of the last batches, more where there are fewer batches.  2 are enough for
-            `Profile.plan(allocation="noise")`.  It takes the memory of all layers' gradients at once.  No plan may be
-            attached.  From 3 batches on, the variance of the gradient over them is estimated too
-            (`Profile.minibatch`), in the memory of one gradient in float64.
+        noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
+            all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
+            layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
+            them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
         times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`).  It
             takes as long as 7 steps for each method, and 2 for each layer up to 50.  The model must be on the CPU.
@@ -83,11 +81,10 @@ def profile(
     observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
-        last = _run(model, _taken(batches, steps), loss_fn, observer, minibatches, max(noise, 1))
-    _check_observed(last, result)
+        batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
+    _check_observed(batch, result)
     with shown(progress):
-        losses = [partial(loss_of, model, batch, loss_fn) for batch in last]
-        problems = _measure_more(model, result, losses, noise, minibatches, names)
+        problems = _measure_more(model, result, partial(loss_of, model, batch, loss_fn), noise, minibatches, names)
     for problem in filter(None, [result.broken, *problems]):
         warnings.warn(problem, LogradWarning, stacklevel=2)
     return result
@@ -105,9 +102,9 @@ def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
         raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
 
 
-def _check_observed(last: Sequence[object], result: Profile) -> None:
+def _check_observed(batch: object, result: Profile) -> None:
     """Refuse batches of which nothing was observed."""
-    if not last:
+    if batch is None:
         raise InvalidValue("batches must hold at least one batch; it was empty.")
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
@@ -117,25 +114,20 @@ def _check_observed(last: Sequence[object], result: Profile) -> None:
 def _measure_more(
     model: nn.Module,
     result: Profile,
-    losses: Sequence[Callable[[], Tensor]],
+    loss: Callable[[], Tensor],
     noise: int,
     minibatches: Minibatches | None,
     methods: tuple[str, ...],
 ) -> list[str]:
-    """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured.
-
-    Args:
-        losses: run the last batches; times are those of the last one.
-        model, result, noise, minibatches, methods: as in `profile`.
-    """
+    """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured."""
     problems = []
     if minibatches is not None:
         with restored(model), torch.enable_grad():
-            if problem := _measure_noise(model, result, losses, noise, minibatches):
+            if problem := _measure_noise(model, result, loss, noise, minibatches):
                 problems.append(f"noise was not measured{problem}.")
     if methods:
         with restored(model), torch.enable_grad():
-            if problem := _measure_times(model, result, losses[-1], methods):
+            if problem := _measure_times(model, result, loss, methods):
                 problems.append(f"times were not measured{problem}.")
     return problems
 
@@ -150,17 +142,13 @@ def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _measure_noise(
-    model: nn.Module,
-    result: Profile,
-    losses: Sequence[Callable[[], Tensor]],
-    repeats: int,
-    minibatches: Minibatches,
+    model: nn.Module, result: Profile, loss: Callable[[], Tensor], repeats: int, minibatches: Minibatches
 ) -> str:
     """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
     if nonfinite_layers(result.layers):
         return ", since not all gradients are finite"
     show = partial(tracked, what="measuring noise", unit="measurement")
-    result.noise = measure(model, result.layers, losses, repeats, show)
+    result.noise = measure(model, result.layers, loss, repeats, show)
     if result.noise is None:
         return ": no layer has a weight that learns"
     if minibatches.count >= LEAST_BATCHES and minibatches.finite:
@@ -196,14 +184,12 @@ def _run(
     loss_fn: LossFunction | None,
     observer: Observer,
     minibatches: Minibatches | None,
-    kept: int,
-) -> list[Any]:
-    """Run forward and backward of each batch; return the last ones, at most `kept`."""
+) -> Any:
+    """Run forward and backward of each batch; return the last batch, None without any."""
     parameters = list(model.parameters())
     learned = list(learned_parameters(model).values())
-    last: deque[Any] = deque(maxlen=kept)
+    batch = None
     for step, batch in enumerate(batches):
-        last.append(batch)
         for parameter in parameters:
             parameter.grad = None
         with nullcontext() if step else observer.work:  # the first step is counted
@@ -212,7 +198,7 @@ def _run(
         observer.result.loss = after_step(observer.result.loss, step, float(loss.detach()))
         if minibatches is not None:
             minibatches.add([gradient_of(parameter) for parameter in learned])
-    return list(last)
+    return batch
 
 
 @contextmanager
