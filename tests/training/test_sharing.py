@@ -1,6 +1,7 @@
 """The share of a rank in a batch: every example once, weights of losses that make a mean, refusals in one sentence."""
 
 from collections import UserDict, namedtuple
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lograd import InvalidValue
 from lograd.training import LostRank, Ranks
-from lograd.training.ranks import VARIABLES, launched
+from lograd.training.ranks import TIMEOUT, VARIABLES, launched, patience
 from lograd.training.sharing import is_apart, share_of
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
@@ -92,3 +93,14 @@ def test_only_the_loss_of_a_rank_becomes_one():
         raise RuntimeError("shapes do not fit")
     with pytest.raises(ValueError, match="alone"), Ranks().together():
         raise ValueError("alone")
+
+
+def test_the_time_out_of_a_group_is_read_from_the_environment(monkeypatch):
+    monkeypatch.delenv(TIMEOUT, raising=False)
+    assert patience() is None
+    monkeypatch.setenv(TIMEOUT, "2.5")
+    assert patience() == timedelta(seconds=2.5)
+    for text in ("0", "-1", "nan", "inf", "soon", ""):
+        monkeypatch.setenv(TIMEOUT, text)
+        with pytest.raises(InvalidValue, match=f"must be seconds, such as 60; got {text!r}"):
+            patience()

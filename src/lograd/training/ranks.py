@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar, final
 
 import torch
@@ -22,6 +23,9 @@ Value = TypeVar("Value")
 SETTLING = 0.2
 """Seconds before a process leaves its group.  A thread of gloo lets go of the last message's tensors, which takes the
 lock of the interpreter; where the group ends at that moment, with the lock held, both would wait for ever."""
+TIMEOUT = "LOGRAD_TIMEOUT"
+"""The variable with the seconds that ranks wait for each other."""
+LONGEST_TIMEOUT = 10 * 86400.0
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of the environment by which torchrun tells a process its place."""
 
@@ -168,6 +172,20 @@ def launched() -> Ranks:
     return Ranks(rank, size)
 
 
+def patience() -> timedelta | None:
+    """Return how long a rank waits for the others, from LOGRAD_TIMEOUT in the environment; None for torch's own."""
+    text = os.environ.get(TIMEOUT)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise InvalidValue(f"{TIMEOUT} in the environment must be seconds, such as 60; got {text!r}.")
+    return timedelta(seconds=seconds)
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Join the processes that torchrun has started, over gloo, and leave them at the end; a group that exists stays."""
@@ -179,8 +197,9 @@ def joined() -> Iterator[Ranks]:
             raise InvalidValue(f"a run of several processes needs a process group over gloo; this one is {backend}.")
         yield ranks
     else:
+        timeout = patience()
         try:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=timeout)
         except (RuntimeError, ValueError) as error:  # torch's own errors of stores and networks among them
             reason = str(error).split("\n")[0][:200]
             raise LostRank(f"rank {ranks.rank} cannot join the {ranks.size} processes of torchrun: {reason}") from error
