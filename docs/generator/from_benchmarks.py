@@ -20,5 +20,6 @@ BLOCKS: dict[str, Maker] = {
     "codec": written("codec"),
     "codec-bits": written("codec", 1),
     "wire": written("wire"),
+    "plan-noise": written("predictions"),
 }
 """A function for each name of a block."""
