@@ -48,6 +48,10 @@ class Encoding(Experiment):
 
     words: ClassVar[str] = "bits per element of pruned gradients over sparsity: the code of the paper, and packets"
     claim: ClassVar[str] = "The paper claims 4 bits an element at 80 % zeros and 2 bits at 90 %."
+    verdict: ClassVar[str] = (
+        "The claim holds for a lognormal law of sigma 2 with 32-bit values; a wider law takes more. Gradients of the "
+        "ResNet-8 take fewer bits than claimed, and packets fewer than the paper's code."
+    )
     presets: ClassVar = {"smoke": {"steps": 1, "width": 4, "batch": 8}, "cpu": {}}
     core_hours: ClassVar = 0.02
 
