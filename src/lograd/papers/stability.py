@@ -53,8 +53,8 @@ class Stability(Experiment):
     )
     verdict: ClassVar[str] = (
         "It holds on average: with statistics once an epoch the zeros of a layer are about a point from the target, "
-        "little more than with statistics six times as often. Single layers are off by some ten points, and the lognormal law "
-        "misses more than the wait does."
+        "little more than with statistics six times as often. Single layers are off by some ten points, and the "
+        "lognormal law misses more than the wait does."
     )
     presets: ClassVar = {"smoke": {"steps": 6, "looks": 3, "width": 4, "batch": 8}, "cpu": {}}
     core_hours: ClassVar = 0.15
