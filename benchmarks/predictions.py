@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,19 @@ def images(count: int, size: int, generator: torch.Generator) -> Batch:
     return grown.repeat(1, 3, 1, 1), torch.where(wrong, torch.randint(10, (count,), generator=generator), labels)
 
 
+@lru_cache
+def tokens() -> Tensor:
+    """The text as numbers of characters."""
+    written = shakespeare()
+    numbers = {one: number for number, one in enumerate(sorted(set(written)))}
+    return torch.tensor([numbers[one] for one in written])
+
+
 def text(count: int, length: int, generator: torch.Generator) -> Batch:
     """Windows of a text, and the same one character later."""
-    written = shakespeare()
-    known = sorted(set(written))
-    ids = torch.tensor([known.index(one) for one in written])
-    starts = torch.randint(len(ids) - length - 1, (count,), generator=generator).tolist()
-    return (
-        torch.stack([ids[start : start + length] for start in starts]),
-        torch.stack([ids[start + 1 : start + length + 1] for start in starts]),
-    )
+    starts = torch.randint(len(tokens()) - length - 1, (count,), generator=generator)
+    places = starts[:, None] + torch.arange(length)
+    return tokens()[places], tokens()[places + 1]
 
 
 def vectors(count: int, length: int, width: int, generator: torch.Generator) -> Batch:

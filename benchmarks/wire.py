@@ -200,8 +200,9 @@ def table(rows: list[dict[str, Any]], schedule: str, microbatches: int) -> str:
     cells = []
     for row in rows:
         base, alike = plain.get((row["rate"], row["width"]), row), free.get((row["case"], row["width"]))
-        known = row["rate"] != "none" and alike is not None
-        expected = simulated(row, alike, schedule, microbatches) if known and alike is not None else None
+        if row["rate"] == "none":
+            alike = None
+        expected = None if alike is None else simulated(row, alike, schedule, microbatches)
         tail = row["losses"][-max(len(row["losses"]) // 10, 1) :]
         cells.append(
             {

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from lograd import Guard
-from lograd.data import digits, shakespeare
+from lograd.data import digits
 from lograd.models import CharTransformer, CifarResNet, MobileNetV2
 
-from ..predictions import Batch, characters
+from ..predictions import Batch, characters, text
 
 BATCH = 16
 """Images of a batch."""
@@ -33,20 +33,6 @@ def images(count: int, size: int, generator: torch.Generator) -> Batch:
     enlarged, labels = _digits(size)
     places = torch.randint(len(labels), (count,), generator=generator)
     return enlarged[places], labels[places]
-
-
-@lru_cache
-def _tokens() -> Tensor:
-    written = shakespeare()
-    places = {one: place for place, one in enumerate(sorted(set(written)))}
-    return torch.tensor([places[one] for one in written])
-
-
-def text(count: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows of a text, and the same one character later."""
-    starts = torch.randint(len(_tokens()) - length - 1, (count, 1), generator=generator)
-    places = starts + torch.arange(length)
-    return _tokens()[places], _tokens()[places + 1]
 
 
 def _sentences(size: int, generator: torch.Generator) -> Batch:

@@ -21,7 +21,7 @@ SCALE = 1e6
 
 
 class Run(NamedTuple):
-    """What one training run has shown."""
+    """Losses and warnings of one training run, its guard, and the layers that waited."""
 
     losses: list[float]
     guard: Watch | None

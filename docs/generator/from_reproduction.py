@@ -24,7 +24,7 @@ COMPUTED = {
     "fig4": "Thresholds give the sparsity that was asked for; Eq. 8 holds with sqrt(2) sigma in place of the printed "
     "sqrt(2 sigma).",
 }
-"""What holds of the entries that are computed from theory, which tests/papers/test_theory_tables.py checks."""
+"""Sentences on entries that are computed from theory; tests/papers/test_theory_tables.py checks that they hold."""
 MOST_ROWS = 40
 """Rows of a table on the page; its file has all of them."""
 

@@ -19,8 +19,8 @@ from lograd.profiles.noisy import (
     ratio_of,
     ratio_over,
     rise_of,
-    share_over,
     statistics_of,
+    steps_over_last,
     unpacked_noisy,
     unpacked_range,
 )
@@ -86,7 +86,7 @@ def test_a_measured_ratio_scales_the_rise(layer):
 
 @pytest.mark.parametrize("treatment", [Prune(0.9), Integers(4, rounding="stochastic"), StatQuant(6)])
 def test_noise_over_batches_of_different_energy_is_summed_before_it_is_compared(gradient, treatment):
-    """Of a batch with a tenth of the energy, a threshold from the batch before it leaves little but noise."""
+    """A threshold of the batch before is too large for a batch with a tenth of the energy, and leaves mostly noise."""
     batches = [gradient * factor for factor in (1.0, 3.0, 0.3)]
     records = [Record(step, Empirical.fit(g), 0) for step, g in enumerate(batches)]
     layer = LayerProfile("layer", "Linear", records=records, range=range_of(batches[-1]))
@@ -100,14 +100,14 @@ def test_noise_over_batches_of_different_energy_is_summed_before_it_is_compared(
     # 2 % by the bins of histograms, 1 % by chance.
     assert ratio_over((treatment,), layer) == pytest.approx(noise / signal, rel=0.05)
     alone = ratio_of((treatment,), statistics_of(layer))
-    assert share_over((treatment,), layer) == pytest.approx(noise / signal / alone, rel=0.07)
+    assert steps_over_last((treatment,), layer) == pytest.approx(noise / signal / alone, rel=0.07)
 
 
 def test_one_batch_or_a_law_that_does_not_tell_has_no_share(layer):
     assert ratio_over((Prune(0.9),), layer) == ratio_of((Prune(0.9),), statistics_of(layer))
-    assert share_over((Prune(0.9),), layer) == 1.0
-    assert share_over((StatQuant(4, "psq"),), layer) == 1.0
-    assert share_over((), layer) == share_over((Prune(0.9),), None) == 1.0
+    assert steps_over_last((Prune(0.9),), layer) == 1.0
+    assert steps_over_last((StatQuant(4, "psq"),), layer) == 1.0
+    assert steps_over_last((), layer) == steps_over_last((Prune(0.9),), None) == 1.0
     silent = LayerProfile("layer", "Linear", records=[Record(0, None, 10)])
     assert ratio_over((Prune(0.9),), silent) is None
 

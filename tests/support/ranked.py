@@ -19,6 +19,21 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lograd.training", "lograd.cli"])
 PATIENCE = 300.0
 """Seconds: far more than any test takes, also on a machine that is busy."""
+DATA = """
+import os, signal
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+INPUTS = torch.randn(44, 8, generator=torch.Generator().manual_seed(1))
+DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(1))
+
+
+def accuracy(model):
+    return (model(INPUTS).argmax(1) == DATA.tensors[1]).float().mean()
+"""
+"""How a user's module begins: imports, a set of examples, and a judge of models."""
 
 
 def started(size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
@@ -51,9 +66,9 @@ def printed(folder: Path, rank: int) -> str:
 
 @contextmanager
 def folder_with(folder: Path, module: str, text: str) -> Iterator[Path]:
-    """Work in a folder with a module of a user's, and with a text; leave both at the end."""
+    """Work in a folder with a module of a user's, which begins with `DATA`, and with a text; leave both at the end."""
     before = os.getcwd()
-    (folder / f"{module}.py").write_text(text)
+    (folder / f"{module}.py").write_text(f"{DATA}\n\n{text}")
     training_files.text(folder / "text.txt")
     os.chdir(folder)
     sys.path.insert(0, str(folder))

@@ -20,20 +20,6 @@ pytestmark = pytest.mark.slow  # processes that wait for each other
 COMMON = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "evaluate_every": 3, "threads": 1}
 
 MINE = """
-import os, signal
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-INPUTS = torch.randn(44, 8, generator=torch.Generator().manual_seed(1))
-DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(1))
-
-
-def accuracy(model):
-    return (model(INPUTS).argmax(1) == DATA.tensors[1]).float().mean()
-
-
 def network(*inside):
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *inside, nn.Linear(16, 3))
 

@@ -88,7 +88,6 @@ class Encoding(Experiment):
             rows.append(
                 [f"{target:.0%}", PAPER.get(target), *(None if one is None else f"{one:.2f}" for one in numbers)]
             )
-        source = "the digits inside the package" if self.data is None else self.data.name
         names = [f"sigma {sigma:g}, {payload}-bit values" for sigma in SIGMAS for payload in PAYLOADS if theory]
         columns = [
             "zeros",
@@ -101,8 +100,8 @@ class Encoding(Experiment):
         claim = (
             f"{self.claim} Bits per element: the four-symbol code for lognormal gradients of a sigma (natural log), "
             f"and for all gradients of one step of a ResNet-8 of {self.width} channels after {self.steps} steps on "
-            f"{source}, beside the packets of lograd.codec with the values as they are and in bfloat16. "
-            f"`lograd reproduce encoding{' --data FILE' if self.data else ''}` makes this table."
+            f"{self.source}, beside the packets of lograd.codec with the values as they are and in bfloat16. "
+            f"`{self.command('steps', 'width', 'batch')}` makes this table."
         )
         return [Result("encoding", "Bits of a pruned gradient", claim, columns, rows, [_chart(theory, real)])]
 

@@ -56,6 +56,11 @@ class Experiment(ABC):
         return type(self).__name__.lower()
 
     @property
+    def source(self) -> str:
+        """The images in words: the name of their file, or those inside the package."""
+        return "the digits inside the package" if self.data is None else self.data.name
+
+    @property
     def data_kind(self) -> Kind | None:
         """The kind of data that is looked for where a folder of several sets is given; None takes the folder."""
         return "images"

@@ -78,11 +78,10 @@ class Fig2(Experiment):
              *(f"{found[side][name]['sigma']:.2f}" for side in ("neural", "weight"))]
             for name in found["neural"]
         ]  # fmt: skip
-        source = "the digits inside the package" if self.data is None else self.data.name
         claim = (
-            f"{self.claim} Here: a ResNet-8 of {self.width} channels on {source} after {self.steps} steps, batch "
+            f"{self.claim} Here: a ResNet-8 of {self.width} channels on {self.source} after {self.steps} steps, batch "
             f"{self.batch}; KS distances of the magnitudes to fitted laws, and sigma of ln |g|. "
-            f"`lograd reproduce fig2{' --data FILE' if self.data else ''}` makes this figure."
+            f"`{self.command('steps', 'width', 'batch')}` makes this figure."
         )
         columns = ["layer", "neural, lognormal", "neural, normal", "weight, lognormal", "weight, normal",
                    "sigma, neural", "sigma, weight"]  # fmt: skip

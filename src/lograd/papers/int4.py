@@ -39,9 +39,9 @@ class Int4(WaysToTrain):
     )
     base: ClassVar[str] = "minmax"
     verdict: ClassVar[str] = (
-        "The error on large gradients is smaller in the paper's interval, as claimed. The accuracy of 6 epochs of "
-        "ResNet-8 and the loss of 200 steps differ by less than the spread over seeds, so the claim about training is "
-        "undecided."
+        "The error on large gradients is smaller in the paper's interval, as claimed, and a character transformer "
+        "loses 0.25 bits per character with it against 0.37 with min-max, several times the spread. The accuracy of 6"
+        " epochs of ResNet-8 and the loss of 200 steps differ by less than the spread over seeds."
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "minmax,interval", "before": 4},
@@ -49,6 +49,7 @@ class Int4(WaysToTrain):
         "paper": {"network": "cifar-resnet20", "seeds": 3},
     }
     committed: ClassVar = {
+        "bits-charlm": ("float32", "INT4, learned clips"),
         "bits-resnet8": ("float32", "INT4, learned clips"),
         "intervals": ("float32", "largest magnitude", "bound on large gradients"),
     }

@@ -232,9 +232,8 @@ class Intervals(Experiment):
         return [f"Diverged, and in no mean or pair: {', '.join(diverged)}."] if diverged else []
 
     def _claim(self) -> str:
-        source = "the digits inside the package" if self.data is None else self.data.name
         return (
-            f"ResNet-8, {self.width} channels, {source}, batch {self.batch}, gradients at {self.bits} bits, "
+            f"ResNet-8, {self.width} channels, {self.source}, batch {self.batch}, gradients at {self.bits} bits, "
             f"stochastic rounding; the first and the last layer are trained in full precision, as in the paper. "
             "The interval ends at gamma times the largest magnitude; errors are means of "
             f"|Q(g) - g| on all elements and on the largest {ALPHA:.1%}, relative to those of the whole range, medians "

@@ -21,7 +21,6 @@ from .cells import Cell, CellFolder, Measured
 from .experiment import Experiment
 from .random_networks import RANDOM, measured, random_table
 from .result import Result
-from .sources import Kind
 
 Layer = dict[str, Any]
 
@@ -67,10 +66,6 @@ class Lognormal(Experiment):
             given = {**network._asdict(), "draws": self.draws}
             yield Measured(network.cell, given, partial(measured, network, self.draws))
 
-    @property
-    def data_kind(self) -> Kind | None:
-        return "images"
-
     def _cases(self) -> list[Case]:
         return [case for case in CASES if self.only in case.name]
 
@@ -87,14 +82,13 @@ class Lognormal(Experiment):
         return [*drawn, _grouped("before", "by what comes behind the layer", looks, _by_follower), random_table(folder)]
 
     def _networks(self, looks: Sequence[tuple[Case, int, list[Layer]]]) -> Result:
-        source = "the digits inside the package" if self.data is None else self.data.name
         claim = (
-            f"The law of |g| in the layers of small networks, batch {self.batch}; images are {source}, text is the "
-            "play in the package. Sigma (natural log; a normal law has 1.11) and the KS distances to a fitted "
+            f"The law of |g| in the layers of small networks, batch {self.batch}; images are {self.source}, text is "
+            "the play in the package. Sigma (natural log; a normal law has 1.11) and the KS distances to a fitted "
             f"lognormal and a fitted half-normal law are medians over the layers. Miss: {TARGET:.0%} zeros asked of "
             "each layer with the threshold that a law gives from one step, counted on the gradient of the next step; "
-            "the median and the largest difference in points over the layers. `lograd reproduce "
-            f"lognormal{' --data FILE' if self.data else ''}` makes these tables."
+            "the median and the largest difference in points over the layers. "
+            f"`{self.command('steps', 'batch', 'draws')}` makes these tables."
         )
         columns = ["network", "normalisation", "activation", "steps", *NUMBERS]
         columns += [f"miss, {name}" for name in ("empirical", *SOLVED)]

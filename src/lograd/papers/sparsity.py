@@ -86,9 +86,8 @@ class Sparsity(Experiment):
         return drawn
 
     def _claim(self) -> str:
-        source = "the digits inside the package" if self.data is None else self.data.name
         return (
-            f"ResNet-{self.depth}, 16 channels, {source}, batch {self.batch}, {self.steps} steps; all layers are "
+            f"ResNet-{self.depth}, 16 channels, {self.source}, batch {self.batch}, {self.steps} steps; all layers are "
             f"treated. The share of zeros handed to the products of each layer, over the steps from {SKIPPED} on, with "
             "statistics every 10 steps. `lograd reproduce sparsity --data FILE` makes these tables."
         )

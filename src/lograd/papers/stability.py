@@ -129,12 +129,11 @@ class Stability(Experiment):
             "after the first epoch, mean",
             "largest, after it",
         ]
-        source = "the digits inside the package" if self.data is None else self.data.name
         claim = (
-            f"{self.claim} Here: ResNet-8, {self.width} channels, {source}, batch {self.batch}, {self.target:.0%} "
+            f"{self.claim} Here: ResNet-8, {self.width} channels, {self.source}, batch {self.batch}, {self.target:.0%} "
             "zeros asked of each layer, no gradient pruned. Missed: the distance of the share of zeros from the "
             "target, in points, over all layers and all looks until the next statistics. "
-            f"`lograd reproduce stability{' --data FILE' if self.data else ''}` makes this table."
+            f"`{self.command('epochs', 'looks', 'width', 'batch', 'target', 'steps')}` makes this table."
         )
         charts = [_chart(found, "mu", "mean of ln |g|"), _chart(found, "sigma", "standard deviation of ln |g|")]
         return [Result("stability", "Stability of the laws over training", claim, columns, rows, charts)]

@@ -43,8 +43,9 @@ class Statquant(WaysToTrain):
     )
     base: ClassVar[str] = "qat8"
     verdict: ClassVar[str] = (
-        "In 6 epochs of ResNet-8 no method loses more than about the spread over seeds from 8 down to 4 bits, so "
-        "these runs neither confirm nor refute the order of the methods."
+        "On a character transformer the claim holds, out of the noise: per tensor, 5 and 4 bits lose 0.02 and 0.08 "
+        "bits per character; per sample and with block Householder nothing is lost, and 5-bit BHQ is level with 8-bit"
+        " PTQ. In 6 epochs of ResNet-8 all methods are within the spread over seeds."
     )
     presets: ClassVar = {
         "smoke": {
@@ -58,7 +59,7 @@ class Statquant(WaysToTrain):
         "cpu": {},
         "paper": {"network": "imagenet-resnet50", "seeds": 1, "before": 1000},
     }
-    committed: ClassVar = {"bits-resnet8": ("float32", "forward of 8 bits", "StatQuant")}
+    committed: ClassVar = dict.fromkeys(("bits-charlm", "bits-resnet8"), ("float32", "forward of 8 bits", "StatQuant"))
     more_columns: ClassVar = ("rho",)
     notes: ClassVar = (
         "rho: the variance that the quantizers add to all weight gradients, over that of minibatches, with its "

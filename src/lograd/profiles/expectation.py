@@ -17,7 +17,7 @@ from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of
 from .contributions import Contributions
 from .minibatch import Minibatch
-from .noisy import MOST_NOISE, rise_of, share_over, statistics_of
+from .noisy import MOST_NOISE, rise_of, statistics_of, steps_over_last
 from .records import LayerProfile
 
 MOST_RHO = 1e300
@@ -66,7 +66,7 @@ def _ratio(layer: LayerPlan, product: str, profile: LayerProfile | None) -> floa
     found, treatments = layer.prediction(product), layer.site(product, "gradient")
     if not treatments or found is None:
         return 0.0
-    return min(noise_of(found.cosine) * share_over(treatments, profile), MOST_NOISE)
+    return min(noise_of(found.cosine) * steps_over_last(treatments, profile), MOST_NOISE)
 
 
 def _unknown(name: str, layer: LayerPlan, noise: Contributions) -> str:

@@ -25,6 +25,8 @@ MOST_NOISE = 1e6
 """The largest noise-to-signal ratio of one layer; that of a format which rounds all to zero would be infinite."""
 LEAST_LEVEL = 1e-3
 """Noise that is weaker tells little: differences of two histograms would be divided by it."""
+MOST_STEPS = 12
+"""The most steps over which noise is summed; a dozen tell how batches differ."""
 
 
 def statistics_of(layer: LayerProfile) -> Statistics | None:
@@ -44,7 +46,7 @@ def ratio_over(treatments: Sentence, layer: LayerProfile) -> float | None:
     Batches differ in energy, and a threshold is that of an earlier one.  So noise and gradients are summed over the
     steps before they are compared, and numbers follow from the step before each.
     """
-    known = [record.law for record in thinned(layer.records) if record.law is not None]
+    known = [record.law for record in thinned(layer.records, MOST_STEPS) if record.law is not None]
     signal = noise = 0.0
     for before, law in zip(known[:1] + known, known, strict=False):
         numbers = numbers_of(treatments, _with_range(layer, before))
@@ -64,8 +66,8 @@ def _with_range(layer: LayerProfile, law: Empirical) -> Statistics:
     return Statistics(law, round(layer.masked or 0.0, 6), range=range_)
 
 
-def share_over(treatments: Sentence, layer: LayerProfile | None) -> float:
-    """Return the ratio of `ratio_over` to that of the last step alone; 1 where theory tells none."""
+def steps_over_last(treatments: Sentence, layer: LayerProfile | None) -> float:
+    """Return the factor from the noise-to-signal ratio of the last step to `ratio_over`; 1 where theory tells none."""
     last = None if layer is None else statistics_of(layer)
     if layer is None or last is None or not treatments:
         return 1.0

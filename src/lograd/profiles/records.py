@@ -108,11 +108,11 @@ def sum_of(records: Sequence[Record]) -> Record:
     return result
 
 
-def thinned(records: Sequence[Record]) -> list[Record]:
-    """Return at most `MOST_SHOWN` records, evenly spaced, with the first and the last."""
-    if len(records) <= MOST_SHOWN:
+def thinned(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Record]:
+    """Return at most so many records, evenly spaced, with the first and the last."""
+    if len(records) <= most:
         return list(records)
-    return [records[index] for index in np.linspace(0, len(records) - 1, MOST_SHOWN).round().astype(int)]
+    return [records[index] for index in np.linspace(0, len(records) - 1, most).round().astype(int)]
 
 
 def mean_over(records: Sequence[Record], value: Callable[[Record], float | None]) -> float:

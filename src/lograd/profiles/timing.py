@@ -30,7 +30,7 @@ from . import penalties
 from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at, settling
 from .menus import Candidate, Menus
 from .methods import DENSE, Method, method
-from .noisy import MOST_NOISE, ratio_over, share_over
+from .noisy import MOST_NOISE, ratio_over, steps_over_last
 from .penalties import Penalties, SamePasses, attached
 from .records import LayerProfile
 
@@ -216,7 +216,7 @@ class _Noise(NamedTuple):
         """Return what rounding adds over all observed steps: that of the last one, which was measured, scaled."""
         plan, profile = self.method.plan, self.profiles[name]
         return {
-            product: ratio * share_over(plan.site(product, "gradient"), profile)
+            product: ratio * steps_over_last(plan.site(product, "gradient"), profile)
             for product, ratio in self._measured(name, handle).items()
         }
 
