@@ -5,7 +5,6 @@ Numbers come from the committed results (docs/results) and from nothing else; an
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from lograd.papers import EXPERIMENTS, THEORY, experiment_of
@@ -112,10 +111,10 @@ def _table(rows: list[Row], lines: list[list[Any]]) -> str:
 def _committed(label: str, first: tuple[str, ...]) -> str:
     """Return what another experiment has measured of the claim: the rows whose first cell begins so, or all."""
     name = label.partition("-")[0]
-    words = f"By `lograd reproduce {'lognormal' if name == 'laws' else name}` ([numbers](results/{label}.json))"
+    words = f"By `lograd reproduce {name}` ([numbers](results/{label}.json))"
     if label in OLDER and not first:
         return f"{words}:\n\n{OLDER[label]()}"
-    rows = _laws_rows() if label == "laws" else from_results.experiment(label)["tables"][0]["rows"]
+    rows = from_results.experiment(label)["tables"][0]["rows"]
     chosen = [row for row in rows if str(next(iter(row.values()))).startswith(first)]
     return f"{words}{_setting(label)}:\n\n{_table(chosen, [list(row.values()) for row in chosen])}"
 
@@ -126,17 +125,7 @@ def _setting(label: str) -> str:
     return f", {found['tables'][0]['claim'].split('. ')[0]}" if "tables" in found else ""
 
 
-def _laws_rows() -> list[Row]:
-    columns = ("network", "normalisation", "when", "layers", "nearer to lognormal")
-    numbers = ("sigma", "KS lognormal", "KS normal")
-    return [
-        {column: row[column] for column in columns} | {column: f"{row[column]:.3f}" for column in numbers}
-        for row in json.loads((from_results.EXPERIMENTS / "laws.json").read_text())["rows"]
-    ]
-
-
 OLDER: dict[str, Maker] = {
-    "laws": from_results.laws,
     "sparsity": from_results.sparsity,
     "learning-resnet18": from_results.learning_resnet18,
     "learning-resnet20": from_results.learning_resnet20,

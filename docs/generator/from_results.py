@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from .blocks import Maker, table
@@ -244,23 +244,9 @@ def costly_layers() -> str:
 
 
 def laws() -> str:
-    """How often lognormal is nearer than normal, by the kind of normalisation."""
-    rows = experiment("laws")["rows"]
-    lines = []
-    for group in dict.fromkeys(map(_group, rows)):
-        for when in dict.fromkeys(row["when"] for row in rows):
-            same = [row for row in rows if (_group(row), row["when"]) == (group, when)]
-            layers = [one for row in same for one in row["by layer"]]
-            near = f"{sum(row['nearer to lognormal'] for row in same)} of {sum(row['layers'] for row in same)}"
-            distances = [median(one["ks"][law] for one in layers) for law in ("lognormal", "normal")]
-            numbers = [median(one["sigma"] for one in layers), *distances]
-            lines.append([group, when, len(same), near, *(f"{number:.2f}" for number in numbers)])
-    columns = ["normalisation", "when", "networks", "nearer to lognormal", "sigma", "KS lognormal", "KS normal"]
-    return table(columns, lines, words=2)
-
-
-def _group(row: Row) -> str:
-    return "BatchNorm or GroupNorm" if row["normalisation"] in ("BatchNorm", "GroupNorm") else str(row["normalisation"])
+    """How often lognormal is nearer than normal, by normalisation and activation."""
+    rows = next(one["rows"] for one in experiment("lognormal")["tables"] if one["name"] == "lognormal-norm")
+    return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def sparsity() -> str:

@@ -88,7 +88,7 @@ class Table1(Experiment):
         "cpu": {},
         "paper": {"steps": 20_000, "batch": 256, "size": "full"},
     }
-    committed: ClassVar = {"laws": ("ResNet-18", "VGG-16", "BERT")}
+    committed: ClassVar = {"lognormal": ("ResNet-18", "VGG-16", "BERT")}
     core_hours: ClassVar = 0.3
 
     steps: int = 200
