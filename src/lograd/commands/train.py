@@ -55,6 +55,7 @@ Width = Annotated[int | None, typer.Option(help="Channels or width.", show_defau
 Augment = Annotated[
     bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
 ]
+Pixels = Annotated[int | None, typer.Option(help="Average images down to such sides.", show_default="as they are")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")]
 Backend = Annotated[
     str | None,
@@ -129,7 +130,7 @@ def train(
     weights: Weights = None,
     state_bits: StateBits = None,
     common_statistics: CommonStatistics = None, pipeline: Pipeline = None, microbatches: Microbatches = None,
-    edges: Edges = None, activations: Activations = None,
+    edges: Edges = None, activations: Activations = None, pixels: Pixels = None,
     resume: Resume = False, overwrite: Overwrite = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
@@ -153,7 +154,7 @@ def train(
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
         "weights": weights, "state_bits": state_bits, "fast": fast, "guard": guard,
         "common_statistics": common_statistics, "pipeline": pipeline, "microbatches": microbatches, "edges": edges,
-        "activations": activations,
+        "activations": activations, "pixels": pixels,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     _show(_run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json), as_json)

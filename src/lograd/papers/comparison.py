@@ -73,7 +73,7 @@ class WaysToTrain(Experiment):
         data: what the network is trained on, or a folder of several sets.
         only: names of ways, with commas between them; empty for all.
         network: by its name in `trainings`.
-        epochs, steps, batch, width, lr: None takes those of the network.
+        epochs, steps, batch, width, lr, pixels: None takes those of the network.
         seeds: how many; 0, 1, ...
     """
 
@@ -90,6 +90,7 @@ class WaysToTrain(Experiment):
     batch: int | None = None
     width: int | None = None
     lr: float | None = None
+    pixels: int | None = None
     seeds: int = 3
 
     def __post_init__(self) -> None:
@@ -146,7 +147,7 @@ class WaysToTrain(Experiment):
 
     def usual(self) -> Config:
         """Return the settings that all runs share."""
-        changes = {name: getattr(self, name) for name in ("epochs", "steps", "batch", "width", "lr")}
+        changes = {name: getattr(self, name) for name in ("epochs", "steps", "batch", "width", "lr", "pixels")}
         return self.training.config(self._data(), **changes)
 
     # -- the table --
@@ -191,7 +192,7 @@ class WaysToTrain(Experiment):
         )
         changed = f", but {' and '.join(length)}" if length else ""
         threads = ", one thread" * (config.get("threads") == 1)
-        names = ("network", "epochs", "steps", "batch", "width", "lr", "seeds")
+        names = ("network", "epochs", "steps", "batch", "width", "lr", "pixels", "seeds")
         base = self.ways()[self.base].title
         return (
             f"{self.claim} Here: {self.training.words}{changed}{threads}. Differences are those to {base}, of runs of "

@@ -2,11 +2,11 @@
 
     lograd reproduce speed --data cifar100_20k.npz --set model=resnet18 --set width=32 --set steps=1800
 
-Dense and fast runs (`lograd train --fast`) have the same seeds and schedule; a fast one may make more steps.  What they
-reach depends on their steps alone, and is taken from ordinary runs, which may share the machine.  The seconds of a step
+Dense and fast runs have the same seeds and schedule; a fast one may make more steps.  All fast runs train with one
+plan, which `lograd train --fast` finds for the first seed on one thread; where it finds none, a fast run is a dense
+one, to the bit.  What runs reach depends on their steps alone, so they may share the machine.  The seconds of a step
 are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts, of which the faster
-counts, and with the plan of the first fast run, whatever the number of threads.  The seconds of finding a plan with
-that number of threads are counted.
+counts, and with the plan.  The seconds of finding a plan with that number of threads are counted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 
-from ..errors import plural
+from .. import InvalidValue
+from ..errors import nearest_name, plural
 from ..report import Chart, Line
 from ..training import Config, Run, Session, load_data
 from ..training.fast import find_plan
-from ..training.folder import RunFolder
+from ..training.folder import make_folder
 from ..training.measuring import Metric, metric_of
 from ..training.tasks import TASKS
 from ..training.work import BuiltIn
@@ -34,6 +36,9 @@ from .runs import finished, seconds_in_turns
 from .sources import Kind
 
 DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
+PLAN, TIMES = "plan", "times"
+PARTS = (DENSE, FAST, TIMES)
+"""The cells that `only` chooses from; those of FAST begin with the search for a plan."""
 
 
 class Point(NamedTuple):
@@ -60,8 +65,11 @@ class Speed(Experiment):
 
     Args:
         data: images, text or sentences, as the model wants.
+        only: some of dense, fast and times, with commas between them; empty for all.
         model: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.
-        width, batch: None takes the usual ones of the model.
+        width, batch, lr: None takes the usual ones of the model.
+        pixels: sides that images are averaged down to; None leaves them as they are.
+        warmup: steps over which the learning rate rises.
         steps: length of a dense run.
         stretch: length of a fast run over that of a dense one.
         points: evaluations of a run.
@@ -79,6 +87,9 @@ class Speed(Experiment):
     model: str = "resnet18"
     width: int | None = None
     batch: int | None = None
+    lr: float | None = None
+    pixels: int | None = None
+    warmup: int = 0
     steps: int = 1500
     stretch: float = 1.1
     points: int = 20
@@ -94,72 +105,107 @@ class Speed(Experiment):
         return TASKS[self.model].kind if self.model in TASKS else None
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
-        for seed in range(self.seeds):
-            for way in (DENSE, FAST):
-                yield Trained(f"{way}-{seed}", replace(self._config(way), seed=seed))
-        for threads in (1, 2) if self.turns else ():
-            given = {"model": self.model, "width": self.width, "batch": self.batch, "turns": self.turns}
-            work = partial(self._time, folder, threads)
-            yield Measured(f"times-{threads}", given | {"threads": threads}, work, threads)
+        parts = self._parts()
+        sizes = {"model": self.model, "width": self.width, "batch": self.batch, "pixels": self.pixels}
+        if DENSE in parts:
+            for seed in range(self.seeds):
+                yield Trained(f"{DENSE}-{seed}", replace(self._config(), seed=seed))
+        if FAST in parts:
+            yield Measured(PLAN, sizes, partial(self._find_plan, folder), 1)
+            fast = self._fast_config(folder)
+            for seed in range(self.seeds) if fast.plan is not None else ():
+                yield Trained(f"{FAST}-{seed}", replace(fast, seed=seed))
+        for threads in (1, 2) if self.turns and TIMES in parts else ():
+            given = sizes | {"turns": self.turns, "threads": threads}
+            yield Measured(f"{TIMES}-{threads}", given, partial(self._time, folder, threads), threads)
 
-    def _config(self, way: str) -> Config:
-        steps = self.steps if way == DENSE else max(round(self.stretch * self.steps), 1)
+    def _parts(self) -> list[str]:
+        names = [name.strip() for name in self.only.split(",")] if self.only else list(PARTS)
+        for name in names:
+            if name not in PARTS:
+                raise InvalidValue(f"{name!r} is not one of {', '.join(PARTS)}.{nearest_name(name, PARTS)}")
+        return names
+
+    def _config(self) -> Config:
+        """Return the settings of a dense run."""
         return Config(
-            self.model, str(self._data()), width=self.width, batch=self.batch, steps=steps, threads=1,
-            evaluate_every=max(self.steps // self.points, 1), checkpoint_every=200, fast=way == FAST,
+            self.model, str(self._data()), width=self.width, batch=self.batch, lr=self.lr, pixels=self.pixels,
+            warmup=self.warmup, steps=self.steps, threads=1, evaluate_every=max(self.steps // self.points, 1),
+            checkpoint_every=200,
         )  # fmt: skip
 
-    def _time(self, folder: CellFolder, threads: int) -> Found:
-        """Seconds of single steps, and of finding the plan.
+    def _fast_config(self, folder: CellFolder) -> Config:
+        """Return the settings of a run with the plan, if there is one."""
+        found = folder.found(PLAN)
+        plan = None if found is None or found["plan"] is None else str(_plan_file(folder))
+        return replace(self._config(), steps=self._fast_steps, plan=plan, guard=plan is not None)
 
-        Steps are timed with the plan that a fast run was trained with: another search may choose otherwise.
+    @property
+    def _fast_steps(self) -> int:
+        return max(round(self.stretch * self.steps), 1)
+
+    def _find_plan(self, folder: CellFolder) -> Found:
+        """Find the plan of the fast runs, and leave it in a file."""
+        config = replace(self._config(), steps=self._fast_steps, fast=True)
+        found = find_plan(BuiltIn(config, load_data(config)))
+        if found.plan is not None:
+            make_folder(folder.path)
+            found.plan.save(_plan_file(folder))
+        return {"plan": None if found.plan is None else found.plan.to_json(), "words": found.words}
+
+    def _time(self, folder: CellFolder, threads: int) -> Found:
+        """Seconds of single steps, and of finding a plan.
+
+        Steps are timed with the plan that the fast runs were trained with: another search may choose otherwise.
         """
-        dense, fast = (replace(self._config(way), threads=threads) for way in (DENSE, FAST))
+        dense, fast = (replace(one, threads=threads) for one in (self._config(), self._fast_config(folder)))
         data = load_data(dense)
-        run = RunFolder(folder.path / f"{FAST}-0")
-        record = run.read_config()
-        planning = find_plan(BuiltIn(fast, data)).seconds
+        planning = find_plan(BuiltIn(replace(fast, plan=None, guard=False, fast=True), data)).seconds
         sessions = {
             DENSE: Session(BuiltIn(dense, data), None),
             CHANNELS_LAST: Session(BuiltIn(dense, data), None),
-            FAST: Session(BuiltIn(fast, data), run.load_plan(record)),
         }
+        if fast.plan is not None:
+            sessions[FAST] = Session(BuiltIn(fast, data), fast.load_plan())
         sessions[CHANNELS_LAST].model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        taken = seconds_in_turns(sessions, self.turns)
-        return {"steps": taken, "planning": planning, "plan": record["planning"]["words"]}
+        return {"steps": seconds_in_turns(sessions, self.turns), "planning": planning}
 
     # -- drawing --
 
     def draw(self, folder: CellFolder) -> list[Result]:
-        config = self._config(DENSE)
+        config = self._config()
         metric = metric_of(config.task.kind)
         pairs = list(self._reached(folder, metric))
         columns = [
             "threads", "step, dense", "step, fast", "finding the plan", "seeds", f"{metric.words}, dense",
             f"{metric.words}, fast at its end", "seconds, dense", "seconds, fast", "times sooner", "spread over seeds",
         ]  # fmt: skip
-        command = self.command("model", "width", "batch", "steps", "stretch", "points", "seeds")
+        command = self.command(
+            "model", "width", "batch", "lr", "pixels", "warmup", "steps", "stretch", "points", "seeds"
+        )
         claim = (
             f"{self.model} of width {config.width}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule: dense runs of {self.steps} steps, and fast ones of "
-            f"{self._config(FAST).steps}. Seconds are those of training, without evaluations, until the final value of "
+            f"{self._fast_steps}. Seconds are those of training, without evaluations, until the final value of "
             f"the dense run of the same seed is reached; those of a fast run count finding its plan. "
             f"`{command}` makes this table."
         )
-        rows, charts, notes = [], [], []
+        rows, charts = [], []
+        plan = folder.found(PLAN)
+        notes = [] if plan is None else [f"On 1 thread, {plan['words']}"]
         for threads in (1, 2):
             if (found := folder.found(f"times-{threads}")) is None:
                 continue
             rows.append(self._row(threads, found, pairs, metric))
             charts.append(self._chart(folder, threads, found, metric))
-            notes.append(f"{plural(threads, 'thread')}: {found['plan']}")
         return [Result(self.label, f"Time to accuracy: {self.model}", claim, columns, rows, charts, notes)]
 
     def _reached(self, folder: CellFolder, metric: Metric) -> Iterator[Reached]:
         for seed in range(self.seeds):
-            if finished(folder, f"{DENSE}-{seed}") is None or finished(folder, f"{FAST}-{seed}") is None:
+            runs = [_run(folder, way, seed) for way in (DENSE, FAST)]
+            if any(finished(folder, run) is None for run in runs):
                 continue
-            dense, fast = (_points(folder, f"{way}-{seed}", metric) for way in (DENSE, FAST))
+            dense, fast = (_points(folder, run, metric) for run in runs)
             target = dense[-1].value
             first = _first(dense, target, metric)
             assert first is not None, "the last evaluation is one of them"
@@ -190,8 +236,8 @@ class Speed(Experiment):
         ways = ((DENSE, dense, 0.0), (FAST, fast, found["planning"]))
         for color, (way, seconds, before) in enumerate(ways):
             for seed in range(self.seeds):
-                if finished(folder, f"{way}-{seed}") is not None:
-                    points = _points(folder, f"{way}-{seed}", metric)
+                if finished(folder, run := _run(folder, way, seed)) is not None:
+                    points = _points(folder, run, metric)
                     places = [before + one.step * seconds for one in points]
                     values = [factor * one.value for one in points]
                     lines.append(Line(places, values, way if not seed else "", color))
@@ -200,10 +246,21 @@ class Speed(Experiment):
         return Chart(title, "seconds", f"test {metric.words}{unit}", lines)
 
 
+def _plan_file(folder: CellFolder) -> Path:
+    return folder.path / "fast.json"
+
+
+def _run(folder: CellFolder, way: str, seed: int) -> str:
+    """Return the name of a run; without a plan a fast run is a dense one."""
+    found = folder.found(PLAN)
+    return f"{DENSE if found is not None and found['plan'] is None else way}-{seed}"
+
+
 def _seconds(found: Found) -> tuple[float, float]:
-    """Return the seconds of a dense step in its better layout, and of a fast one: medians."""
+    """Return the seconds of a dense step in its better layout, and of a fast one, which may be dense too: medians."""
     taken: dict[str, Any] = found["steps"]
-    return min(median(taken[DENSE]), median(taken[CHANNELS_LAST])), median(taken[FAST])
+    dense = min(median(taken[DENSE]), median(taken[CHANNELS_LAST]))
+    return dense, median(taken[FAST]) if FAST in taken else dense
 
 
 def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:

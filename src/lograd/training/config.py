@@ -32,7 +32,7 @@ PLAIN = "none"
 OF_PIPELINES: dict[str, Any] = {"microbatches": 4, "edges": "prune90", "activations": PLAIN}
 """Settings of a pipeline, with their usual values."""
 ONLY_IF_GIVEN = (
-    "weights", "state_bits", "fast", "guard", "ranks", "common_statistics", "pipeline", *OF_PIPELINES,
+    "weights", "state_bits", "fast", "guard", "ranks", "common_statistics", "pixels", "pipeline", *OF_PIPELINES,
 )  # fmt: skip
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the
 checksums that they had."""
@@ -59,6 +59,8 @@ class Config:
         warmup: first steps over which the learning rate rises linearly.
         width: channels of the first convolution, or the width of a transformer.
         augment: random crops, by up to 4 pixels, and flips; images only.
+        pixels: sides that images are averaged down to, after crops and flips; images of a folder are cut to this size.
+            None leaves the size that the images have, and takes the usual one of the model for a folder.
         threads: of torch; None leaves its own number.
         backend: of the products, "dense", "sparse", "integer" or "auto" as in `attach`.  With "auto" a layer
             takes what is faster when it is timed, so that the last bits of two runs may differ.
@@ -116,6 +118,7 @@ class Config:
     microbatches: int | None = None
     edges: str | None = None
     activations: str | None = None
+    pixels: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -135,7 +138,7 @@ class Config:
             self._fill()
         for name in ("log_every", "checkpoint_every"):
             self._whole(name, 1)
-        for name in ("batch", "width", "epochs", "steps", "threads", "evaluate_every"):
+        for name in ("batch", "width", "epochs", "steps", "threads", "evaluate_every", "pixels"):
             if getattr(self, name) is not None:
                 self._whole(name, 1, MOST_THREADS if name == "threads" else 2**31)
         self._whole("warmup", 0)
@@ -158,7 +161,7 @@ class Config:
     def _check_own(self) -> None:
         """Refuse settings that belong to built-in models; a run of no given length is one epoch."""
         check_target(self.model)
-        for name in ("data", "batch", "width", "augment"):
+        for name in ("data", "batch", "width", "augment", "pixels"):
             if getattr(self, name) is not None:
                 raise InvalidValue(
                     f"{name} belongs to the built-in models; {self.model} brings its own model and batches."
@@ -220,6 +223,10 @@ class Config:
             return
         if self.augment and self.task.kind != "images":
             raise InvalidValue(f"augment is for images, and {self.model} is trained on {self.task.kind}.")
+        if self.pixels is not None and self.task.kind != "images":
+            raise InvalidValue(f"pixels is for images, and {self.model} is trained on {self.task.kind}.")
+        if self.pixels is not None and self.pixels < self.task.smallest:
+            raise InvalidValue(sentence(f"pixels of {self.model}", self.pixels, f"{self.task.smallest} or more"))
         if self.settled("width") % self.task.multiple:
             raise InvalidValue(sentence(f"width of {self.model}", self.width, f"a multiple of {self.task.multiple}"))
 

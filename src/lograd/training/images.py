@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import avg_pool2d
 
 from .. import InvalidValue
 from ..files.archives import read_arrays
@@ -24,13 +25,20 @@ SHIFT = 4
 
 
 class Images(Dataset):
-    """Channels are normalised by mean and standard deviation of the training part."""
+    """Channels are normalised by mean and standard deviation of the training part.
 
-    def __init__(self, path: Path, batch: int, seed: int, augment: bool, smallest: int) -> None:
+    Args:
+        pixels: sides that images are averaged down to after augmentation; None leaves their size.
+    """
+
+    def __init__(
+        self, path: Path, batch: int, seed: int, augment: bool, smallest: int, pixels: int | None = None
+    ) -> None:
         super().__init__(batch, seed)
         arrays = read_images(path)
         for part in ("train", "test"):
             _check(path, part, arrays, smallest)
+        self.block = _block(path, arrays["train_images"].shape[1:3], pixels)
         self.train, self.test = arrays["train_images"], arrays["test_images"]
         self.train_labels, self.test_labels = (arrays[key].astype(np.int64) for key in ("train_labels", "test_labels"))
         if self.train.shape[1:] != self.test.shape[1:]:
@@ -67,7 +75,21 @@ class Images(Dataset):
 
     def _normalised(self, images: NDArray[np.uint8]) -> torch.Tensor:
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
-        return pixels.sub_(self.mean).div_(self.spread).contiguous()
+        pixels = pixels.sub_(self.mean).div_(self.spread).contiguous()
+        return pixels if self.block == 1 else avg_pool2d(pixels, self.block)
+
+
+def _block(path: Path, sides: tuple[int, ...], pixels: int | None) -> int:
+    """Return the sides of the squares that are averaged."""
+    height, width = sides
+    if pixels is None:
+        return 1
+    if height != width or height % pixels:
+        raise InvalidValue(
+            f"pixels must divide the sides of square images; got {pixels} for images of {height} x {width} pixels in "
+            f"{path}."
+        )
+    return height // pixels
 
 
 def augmented(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:

@@ -52,6 +52,7 @@ TASKS = {
     "resnet18": Task("images", ResNet18, 64),
     "vgg": Task("images", Vgg, 64, lr=0.05, smallest=32),
     "charlm": Task("text", CharTransformer, 128, "adamw", 1e-3, 32, 5, multiple=4),
+    "charlm6": Task("text", partial(CharTransformer, depth=6), 384, "adamw", 1e-3, 32, 5, multiple=4),
     "bert-mini": Task("sentences", SentenceClassifier, 256, "adamw", 3e-4, 32, 3, multiple=4),
     "resnet101": Task("images", partial(cifar_model, "resnet101"), WIDTH, epochs=200),
     "imagenet-resnet18": _imagenet("resnet18"),

@@ -206,9 +206,9 @@ def load_data(config: Config) -> Dataset:
     path, batch, seed = Path(config.settled("data")), config.settled("batch"), config.seed
     data: Dataset
     if config.task.kind == "images" and (path / "train").is_dir():
-        data = ImageFolder(path, batch, seed, config.settled("augment"), config.task.pixels)
+        data = ImageFolder(path, batch, seed, config.settled("augment"), config.pixels or config.task.pixels)
     elif config.task.kind == "images":
-        data = Images(path, batch, seed, config.settled("augment"), config.task.smallest)
+        data = Images(path, batch, seed, config.settled("augment"), config.task.smallest, config.pixels)
     elif config.task.kind == "text":
         data = Text(path, batch, seed)
     else:
