@@ -3,12 +3,12 @@
 import pytest
 import training_files as files
 
-from lograd import Plan
+from lograd import InvalidValue, Plan
 from lograd.papers import experiment_of, speed
 from lograd.papers.cells import CellFolder
 from lograd.papers.experiment import carry_out
 from lograd.papers.speed import DENSE, FAST, Point, Reached, Speed, _first
-from lograd.training import loop
+from lograd.training import Run
 from lograd.training.fast import Found
 from lograd.training.measuring import metric_of
 
@@ -20,16 +20,17 @@ def searched(monkeypatch):
     def find(work):
         return Found(Plan.uniform("int8-full"), "faster.", 2.0)
 
-    monkeypatch.setattr(loop, "find_plan", find)
     monkeypatch.setattr(speed, "find_plan", find)
 
 
-def test_the_first_evaluation_that_is_as_good_counts():
+def test_the_first_crossing_of_the_target_counts():
     rising = [Point(10, 0.1), Point(20, 0.3), Point(30, 0.25), Point(40, 0.3)]
     assert _first(rising, 0.3, ACCURACY) == 20
+    assert _first(rising, 0.2, ACCURACY) == pytest.approx(15)
+    assert _first(rising, 0.05, ACCURACY) == 10
     assert _first(rising, 0.31, ACCURACY) is None
     falling = [Point(10, 3.0), Point(20, 2.0), Point(30, 2.5)]
-    assert _first(falling, 2.5, LOSS) == 20
+    assert _first(falling, 2.25, LOSS) == pytest.approx(17.5)
     assert _first(falling, 1.9, LOSS) is None
 
 
@@ -53,32 +54,59 @@ def test_a_small_run(tmp_path, searched):
     chosen = experiment_of("speed").make({"data": data}, "smoke")
     cells = CellFolder(tmp_path / "cells")
     carry_out(chosen, cells)
-    assert cells.names == ["dense-0", "fast-0", "times-1", "times-2"]
+    assert cells.names == ["dense-0", "fast-0", "plan", "times-1", "times-2"]
     assert cells.found("dense-0")["steps"] == 6
     assert cells.found("fast-0")["steps"] == 7  # stretched by a tenth
     (table,) = chosen.draw(cells)
     assert table.name == "speed-resnet8-8"
     assert [row[0] for row in table.rows] == [1, 2]
-    assert table.notes == ["1 thread: faster.", "2 threads: faster."]
+    assert table.notes == ["On 1 thread, faster."]
     assert "--set model=resnet8 --set width=8 --set batch=16 --set steps=6 --set points=2 --set seeds=1" in table.claim
     assert all("<svg" in chart.svg() for chart in table.charts)
     assert len(table.charts) == 2
 
 
-def test_steps_are_timed_with_the_plan_of_the_run(tmp_path, searched, monkeypatch):
+def test_steps_are_timed_with_the_plan_of_the_runs(tmp_path, monkeypatch):
     chosen = experiment_of("speed").make({"data": files.images(tmp_path / "images.npz")}, "smoke")
-    monkeypatch.setattr(speed, "find_plan", lambda work: Found(Plan.uniform("fp6"), "another.", 2.0))
+    searches = iter(["int8-full", "fp6", "fp6"])
+    monkeypatch.setattr(speed, "find_plan", lambda work: Found(Plan.uniform(next(searches)), "faster.", 2.0))
     plans = []
     session = speed.Session
     monkeypatch.setattr(speed, "Session", lambda work, plan: (plans.append(plan), session(work, plan))[1])
-    carry_out(chosen, CellFolder(tmp_path / "cells"))
+    cells = CellFolder(tmp_path / "cells")
+    carry_out(chosen, cells)
     assert plans == 2 * [None, None, Plan.uniform("int8-full")]
+    assert Run.load(cells.path / "fast-0").config.load_plan() == Plan.uniform("int8-full")
+
+
+def test_where_nothing_is_gained_a_fast_run_is_the_dense_one_and_the_search(tmp_path, monkeypatch):
+    chosen = experiment_of("speed").make({"data": files.images(tmp_path / "images.npz")}, "smoke")
+    monkeypatch.setattr(speed, "find_plan", lambda work: Found(None, "the step stays as it is.", 2.0))
+    cells = CellFolder(tmp_path / "cells")
+    carry_out(chosen, cells)
+    assert cells.names == ["dense-0", "plan", "times-1", "times-2"]
+    (table,) = chosen.draw(cells)
+    for row in table.rows:
+        assert row[1:3] == [row[1]] * 2  # the step
+        assert row[5] == row[6]  # accuracy
+        assert float(row[9]) <= 1
+    assert table.notes == ["On 1 thread, the step stays as it is."]
+
+
+def test_parts_can_be_made_apart(tmp_path, searched):
+    given = {"data": files.images(tmp_path / "images.npz")}
+    cells = CellFolder(tmp_path / "cells")
+    for only, names in (("dense", ["dense-0"]), ("fast", ["dense-0", "fast-0", "plan"])):
+        carry_out(experiment_of("speed").make(given | {"only": only}, "smoke"), cells)
+        assert cells.names == names
+    with pytest.raises(InvalidValue, match="'dens' is not one of dense, fast, times"):
+        carry_out(experiment_of("speed").make(given | {"only": "dens"}, "smoke"), cells)
 
 
 def test_without_times_there_are_runs_alone(tmp_path, searched):
     data = files.images(tmp_path / "images.npz")
     chosen = experiment_of("speed").make({"data": data, "turns": "0", "steps": "2"}, "smoke")
-    names = [cell.name for cell in chosen.cells(CellFolder(tmp_path))]
-    assert names == ["dense-0", "fast-0"]
+    carry_out(chosen, CellFolder(tmp_path))
+    assert CellFolder(tmp_path).names == ["dense-0", "fast-0", "plan"]
     (table,) = chosen.draw(CellFolder(tmp_path))
     assert table.rows == []

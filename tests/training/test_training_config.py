@@ -37,6 +37,7 @@ def configs(draw):
         warmup=draw(st.integers(0, 1000)),
         width=draw(st.none() | st.integers(1, 1000).map(lambda width: width * multiple)),
         augment=draw(st.sampled_from([None, False] + [True] * (TASKS[model].kind == "images"))),
+        pixels=draw(st.none() | st.integers(64, 999)) if TASKS[model].kind == "images" else None,
         threads=draw(st.none() | st.integers(1, 4096)),
         log_every=draw(counts),
         evaluate_every=draw(maybe),
@@ -56,9 +57,9 @@ def test_json_is_an_exact_inverse(config):
 def test_what_is_not_given_is_settled_at_once(model):
     config = Config(model, "x")
     open_fields = {"plan", "recipe", "steps", "threads", "evaluate_every", "weights", "state_bits", "ranks"}
-    open_fields |= {"pipeline", "microbatches", "edges", "activations"}
+    open_fields |= {"pipeline", "microbatches", "edges", "activations", "pixels"}
     assert {field.name for field in fields(config) if getattr(config, field.name) is None} == open_fields
-    transformer = model in ("charlm", "bert-mini")
+    transformer = model in ("charlm", "charlm6", "bert-mini")
     assert config.optimizer == ("adamw" if transformer else "sgd")
     assert config.weight_decay == (0.01 if transformer else 1e-4)
     assert config.augment is not transformer
@@ -90,6 +91,9 @@ def test_what_is_not_given_is_settled_at_once(model):
         ({"model": "charlm", "width": 30}, "width of charlm must be a multiple of 4; got 30"),
         ({"model": "charlm", "augment": True}, "augment is for images, and charlm is trained on text"),
         ({"augment": "yes"}, "augment must be true or false"),
+        ({"model": "charlm", "pixels": 16}, "pixels is for images, and charlm is trained on text"),
+        ({"model": "vgg", "pixels": 16}, "pixels of vgg must be 32 or more"),
+        ({"pixels": 0}, "pixels must be a whole number from 1"),
         ({"log_every": 0}, "log_every must be"),
         ({"weights": "int88"}, "weights must be int8, e4m3fn, e5m2, another .*, or bfloat16; got 'int88'"),
         ({"weights": "float16"}, "signed format of at most 8 bits, or bfloat16; got 'float16'"),

@@ -51,6 +51,28 @@ def test_an_epoch_shows_each_example_once(made):
         assert len(set(seen)) == 60
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_images_are_averaged_down_after_augmentation(augment, tmp_path):
+    path = files.images(tmp_path / "images.npz", side=16)
+    whole, small = (load_data(Config("resnet8", path, batch=8, augment=augment, pixels=pixels)) for pixels in (None, 8))
+    for one, other in (
+        (whole.batch(1, 2), small.batch(1, 2)),
+        (next(whole.test_batches()), next(small.test_batches())),
+    ):
+        means = one[0].unflatten(2, (8, 2)).unflatten(4, (8, 2)).mean((3, 5))
+        assert other[0].shape[2:] == (8, 8)
+        assert torch.allclose(other[0], means, atol=1e-6)
+        assert torch.equal(one[1], other[1])
+
+
+def test_sides_that_pixels_do_not_divide_are_refused(tmp_path):
+    path = files.images(tmp_path / "images.npz", side=16)
+    with pytest.raises(
+        lograd.InvalidValue, match="pixels must divide the sides of square images; got 12 for images of 16 x 16"
+    ):
+        load_data(Config("resnet8", path, pixels=12))
+
+
 def test_images_are_normalised_by_the_training_part(made):
     data = load_data(Config("resnet8", made["resnet8"], batch=64, augment=False))
     pixels, _ = data.batch(0, 0)

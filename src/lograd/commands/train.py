@@ -26,11 +26,11 @@ Make = Annotated[
     typer.Argument(metavar="[MODULE:FUNCTION]", help="A function that returns (model, batches, loss) and more."),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Built in instead: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.")
+    str | None, typer.Option(help="Built in instead: resnet8, resnet20, resnet18, vgg, charlm, charlm6 or bert-mini.")
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Images: an .npz; charlm: a text file; bert-mini: a folder with train.tsv and dev.tsv."),
+    typer.Option(help="Images: an .npz; charlm and charlm6: a text file; bert-mini: a folder with train.tsv and dev.tsv."),
 ]
 PlanFile = Annotated[Path | None, typer.Option(help="A plan from lograd plan.")]
 Recipe = Annotated[

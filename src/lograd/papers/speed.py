@@ -52,8 +52,8 @@ class Reached(NamedTuple):
     """The steps after which a dense run had its final value, and after which the fast one had it; None for never."""
 
     target: float
-    dense: int
-    fast: int | None
+    dense: float
+    fast: float | None
     final: float
     """The value of the fast run at its end."""
 
@@ -187,7 +187,8 @@ class Speed(Experiment):
             f"{self.model} of width {config.width}, batch {config.batch}, {config.optimizer}, learning rate "
             f"{config.lr:g} with a {config.schedule} schedule: dense runs of {self.steps} steps, and fast ones of "
             f"{self._fast_steps}. Seconds are those of training, without evaluations, until the final value of "
-            f"the dense run of the same seed is reached; those of a fast run count finding its plan. "
+            f"the dense run of the same seed is reached, by straight lines between evaluations; those of a fast run "
+            f"count finding its plan. "
             f"`{command}` makes this table."
         )
         rows, charts = [], []
@@ -269,7 +270,11 @@ def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:
     return [Point(line["step"], line[metric.name]) for line in run.lines if line["kind"] == "test"]
 
 
-def _first(points: list[Point], target: float, metric: Metric) -> int | None:
-    """Return the step of the first evaluation that is as good as the target; None if there is none."""
+def _first(points: list[Point], target: float, metric: Metric) -> float | None:
+    """Return the step at which the line through the evaluations first reaches the target; None if it never does."""
     sign = 1 if metric.higher_is_better else -1
-    return next((one.step for one in points if sign * one.value >= sign * target), None)
+    place = next((place for place, one in enumerate(points) if sign * one.value >= sign * target), None)
+    if not place:
+        return None if place is None else float(points[0].step)
+    before, after = points[place - 1], points[place]
+    return before.step + (after.step - before.step) * (target - before.value) / (after.value - before.value)
