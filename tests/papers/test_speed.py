@@ -2,8 +2,10 @@
 
 import pytest
 import training_files as files
+from typer.testing import CliRunner
 
 from lograd import InvalidValue, Plan
+from lograd.cli import app
 from lograd.papers import experiment_of, speed
 from lograd.papers.cells import CellFolder
 from lograd.papers.experiment import carry_out
@@ -110,3 +112,12 @@ def test_without_times_there_are_runs_alone(tmp_path, searched):
     assert CellFolder(tmp_path).names == ["dense-0", "fast-0", "plan"]
     (table,) = chosen.draw(CellFolder(tmp_path))
     assert table.rows == []
+
+
+def test_charts_are_written_beside_the_tables(tmp_path, searched):
+    data = files.images(tmp_path / "images.npz")
+    arguments = ["--preset", "smoke", "--data", data, "--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    result = CliRunner().invoke(app, ["reproduce", "speed", "--json", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    written = {path.name for path in (tmp_path / "results").iterdir()}
+    assert written == {f"speed-resnet8-8{end}" for end in (".json", ".md", "-1.svg", "-2.svg")}

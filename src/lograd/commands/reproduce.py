@@ -228,7 +228,7 @@ def _tell(cell: Cell, finished: bool) -> None:
 
 
 def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> list[Result]:
-    """The tables of an experiment, written as Markdown and JSON where that is asked for."""
+    """The tables of an experiment, written as Markdown and JSON where that is asked for, and some charts as SVG."""
     from ..files.atomic import replace_file
 
     drawn = experiment.draw(folder)
@@ -240,6 +240,9 @@ def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> 
         replace_file(
             results / f"{experiment.label}.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
         )
+        charts = [chart for result in drawn for chart in result.charts] if experiment.keeps_charts else []
+        for number, chart in enumerate(charts, 1):
+            replace_file(results / f"{experiment.label}-{number}.svg", chart.svg().encode())
     return drawn
 
 

@@ -44,6 +44,8 @@ class Experiment(ABC):
     """A sentence on what agrees with the claim and what does not, shown beside committed results."""
     committed: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Committed files of other experiments that measure the claim too, with the beginnings of the rows that do so."""
+    keeps_charts: ClassVar[bool] = False
+    """True where `--results` writes the charts as well, as LABEL-1.svg and so on."""
     core_hours: ClassVar[float | None] = None
     """An estimate for the cpu preset."""
 

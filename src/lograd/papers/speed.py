@@ -78,6 +78,7 @@ class Speed(Experiment):
     """
 
     needs_data: ClassVar[bool] = True
+    keeps_charts: ClassVar[bool] = True
     words: ClassVar[str] = "seconds until a dense run's accuracy is reached, with the plan of lograd.accelerate"
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "steps": 6, "batch": 16, "seeds": 1, "points": 2, "turns": 3},
