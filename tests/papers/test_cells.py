@@ -16,6 +16,7 @@ import training_files as files
 
 from lograd.errors import InvalidValue
 from lograd.files.atomic import CannotRead
+from lograd.papers import cells
 from lograd.papers.cells import Cell, CellFolder, Measured, Trained
 from lograd.papers.experiment import Experiment, carry_out
 from lograd.papers.result import Result
@@ -192,3 +193,16 @@ def test_options_are_read_by_their_types_and_refused_by_name():
     ):
         with pytest.raises(InvalidValue, match=words):
             Twice.make(options, preset)
+
+
+def test_a_shared_cell_takes_the_result_of_one_like_it_from_a_folder_beside_it(tmp_path, config, monkeypatch):
+    first = CellFolder(tmp_path / "runs" / "one")
+    found = first.finish(Trained("way-0", config, 1.5))
+    other = CellFolder(tmp_path / "runs" / "other")
+    monkeypatch.setattr(cells, "train", None)  # nothing is trained again
+    assert other.finish(Trained("same-0", config, 2.5, shared=True)) == found
+    record = other.record("same-0")
+    assert (record["name"], record["paper"], record["commit"]) == ("same-0", 2.5, first.record("way-0")["commit"])
+    for cell in (Trained("own-0", config), Trained("seed-1", replace(config, seed=1), shared=True)):
+        with pytest.raises(TypeError, match="not callable"):
+            other.finish(cell)

@@ -30,9 +30,7 @@ Model = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        help="Images: an .npz; charlm, charlm6: a text; bert-mini: a folder with train.tsv and dev.tsv."
-    ),
+    typer.Option(help="Images: an .npz; charlm, charlm6: a text; bert-mini: a folder with train.tsv and dev.tsv."),
 ]
 PlanFile = Annotated[Path | None, typer.Option(help="A plan from lograd plan.")]
 Recipe = Annotated[

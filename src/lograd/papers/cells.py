@@ -38,10 +38,12 @@ class Cell(ABC):
     Attributes:
         name: of its file; no two cells of an experiment have the same.
         paper: the number that the paper prints for it, if it prints one.
+        shared: a finished cell of another experiment in the same folder of runs is as good, if it has these settings.
     """
 
     name: str
     paper: float | None
+    shared: bool = False
 
     @property
     @abstractmethod
@@ -67,11 +69,13 @@ class Trained(Cell):
         name: of the run folder, and of the cell's file.
         config: the settings of the run, with its seed.
         paper: the number that the paper prints.
+        shared: take the result of a cell like this one of another experiment; its run stays there.
     """
 
     name: str
     config: Config
     paper: float | None = None
+    shared: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -179,6 +183,9 @@ class CellFolder:
             _check_same(self.file(cell.name), record["settings"], _plain(cell.settings))
             found: Found = record["found"]
             return found
+        if cell.shared and (other := ranks.from_main(lambda: self._elsewhere(cell))) is not None:
+            self._write(cell, other, ranks)
+            return self.finish(cell, progress, ranks)
         make_folder(self.path)
         start = time.perf_counter()
         found = _plain(cell.work_out(self.path, progress, ranks))
@@ -186,11 +193,26 @@ class CellFolder:
             VERSION, cell.name, _plain(cell.settings), cell.paper, versions(), machine(), commit(),
             round(time.perf_counter() - start, 1), found,
         )  # fmt: skip
-        text = json.dumps(dict(zip(FIELDS, values, strict=True)), indent=1, ensure_ascii=False, allow_nan=False)
+        self._write(cell, dict(zip(FIELDS, values, strict=True)), ranks)
+        return found
+
+    def _write(self, cell: Cell, record: dict[str, Any], ranks: Ranks) -> None:
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
         if ranks.main:
+            make_folder(self.path)
             replace_file(self.file(cell.name), f"{text}\n".encode())
         ranks.wait()
-        return found
+
+    def _elsewhere(self, cell: Cell) -> dict[str, Any] | None:
+        """Return the record of a cell with the same settings from a folder beside this one, under the name of this."""
+        wanted = _plain(cell.settings)
+        for path in sorted(self.path.parent.glob("*/*.cell.json")):
+            if path.parent == self.path:
+                continue
+            record = CellFolder(path.parent).record(path.name.removesuffix(".cell.json"))
+            if record is not None and record["settings"] == wanted:
+                return record | {"name": cell.name, "paper": cell.paper}
+        return None
 
 
 def _check_same(path: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> None:

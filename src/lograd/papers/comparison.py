@@ -123,7 +123,8 @@ class WaysToTrain(Experiment):
         chosen = self.chosen()
         for seed in range(self.seeds):
             for name, way in chosen.items():
-                yield Trained(f"{name}-{seed}", self.config(folder, name, seed), way.paper)
+                config = self.config(folder, name, seed)
+                yield Trained(f"{name}-{seed}", config, way.paper, shared=config.plan is None)
 
     def chosen(self) -> dict[str, Way]:
         """Return the ways that `only` names, or all."""
