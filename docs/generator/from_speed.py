@@ -1,0 +1,51 @@
+"""Blocks about time to accuracy, from the committed results of `lograd reproduce speed`."""
+
+from __future__ import annotations
+
+import json
+
+from .blocks import Maker, table
+from .from_results import EXPERIMENTS, Row
+
+COLUMNS = {
+    "threads": "threads", "step, dense": "dense step", "step, fast": "fast step", "finding the plan": "search",
+    "seconds, dense": "seconds, dense", "seconds, fast": "seconds, fast", "times sooner": "times sooner",
+    "spread over seeds": "spread",
+}  # fmt: skip
+"""Columns of a result, and what they are called here."""
+
+
+def found() -> dict[str, Row]:
+    """The results by the names of their files."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(EXPERIMENTS.glob("speed-*.json"))}
+
+
+def time_to_accuracy() -> str:
+    """A line for each network and number of threads."""
+    lines = []
+    for result in found().values():
+        for row in result["tables"][0]["rows"]:
+            metric, fast = list(row)[5:7]
+            shown = [row[column] if row[column] is not None else "" for column in COLUMNS]
+            lines.append([_network(result), f"{metric.removesuffix(', dense')} {row[metric]}", row[fast], *shown])
+    return table(["network", "dense reaches", "fast at its end", *COLUMNS.values()], lines)
+
+
+def curves() -> str:
+    """The charts of all networks, one thread and two."""
+    lines = []
+    for name, result in found().items():
+        words = f"{_network(result)}: dense and fast over seconds"
+        lines += [f"![{words}](results/{path.name})" for path in sorted(EXPERIMENTS.glob(f"{name}-*.svg"))]
+        lines += ["", *result["tables"][0]["notes"], ""]
+    return "\n".join(lines)
+
+
+def _network(result: Row) -> str:
+    settings = next(cell["settings"] for cell in result["cells"] if cell["name"] == "dense-0")
+    pixels = f", {settings['pixels']} x {settings['pixels']} pixels" if settings.get("pixels") else ""
+    return f"{settings['model']}, width {settings['width']}{pixels}, batch {settings['batch']}"
+
+
+BLOCKS: dict[str, Maker] = {"time-to-accuracy": time_to_accuracy, "accuracy-over-seconds": curves}
+"""A function for each name of a block."""
