@@ -75,6 +75,10 @@ def test_code_in_prose_and_numbers_in_tables() -> None:
     assert by_rule == page.replace("<p>call <code>f(&lt;x&gt;)</code> now</p>\n", "")
 
 
+def test_a_table_may_have_no_rows_yet() -> None:
+    assert "<th" in Page("title").table(["one", "two"], []).html()
+
+
 def test_a_table_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="2 cells"):
         Page("t").table(["a", "b"], [[1]])
