@@ -29,7 +29,7 @@ from .profiles.noise import check_plain
 from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
 from .profiles.planner import keep_patterns
 from .profiles.profiler import check_kinds, profile_timed, restored
-from .profiles.screening import Screened, screen
+from .profiles.screening import WORTH, WORTH_NOISE, Screened, screen
 from .profiles.timing import Timed, check_device, compared, treatable
 from .report.progress import shown, tracked
 
@@ -45,6 +45,9 @@ MOST_NAMED = 3
 """Methods that are named in what is said of a plan."""
 LEAST_GAIN = 0.03
 """A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
+LEAST_BOUND = 0.06
+"""The search ends where the fastest plan of all saves a smaller share: one with little noise saves less, and the search
+itself takes the time of 70 steps."""
 COMPARED = 2
 """Steps that are timed before, with and after the plan."""
 
@@ -134,8 +137,9 @@ def fastest_plan(
         if not treatable(model):
             return _none("the step stays as it is: it has no layer that lograd can treat.")
         with restored(model):
-            first = screen(model, partial(loss_of, model, taken[-1], loss_fn), names, kept, LEAST_GAIN)
-        if first is not None and first.gain < LEAST_GAIN:
+            pruned = WORTH_NOISE if noise is None and methods is None else WORTH
+            first = screen(model, partial(loss_of, model, taken[-1], loss_fn), names, kept, LEAST_GAIN, pruned)
+        if first is not None and first.gain < LEAST_BOUND:
             return _none(f"the step stays as it is: {_no_gain(first)}")
         _warm_up(model, taken, loss_fn, warm_up)
         return _measured_plan(model, taken, loss_fn, goal, kept, None if first is None else first.timed)

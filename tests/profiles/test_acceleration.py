@@ -143,14 +143,14 @@ def test_where_nothing_is_faster_little_is_run(planted):
 
 
 def test_where_the_fastest_plan_gains_nothing_no_noise_is_measured(planted, capsys):
-    seen = planted({"dense": 1.0, "int8": 0.2}, fastest=0.98)
+    seen = planted({"dense": 1.0, "int8": 0.2}, fastest=0.95)
     loss = Counted()
     with lograd.accelerate(make_model(), batches_of(), loss) as handle:
         assert not handle.layers
     assert not seen
     said = capsys.readouterr().err
     assert (
-        "the step stays as it is: with the fastest method in each layer, whatever noise it adds, it takes 2940" in said
+        "the step stays as it is: with the fastest method in each layer, whatever noise it adds, it takes 2850" in said
     )
     assert loss.calls == 15 + 3 + 3  # the fastest plan, then with faster normalization
     assert "3000.0 ms (3 layers," in said

@@ -30,8 +30,11 @@ WHOLE = 2
 """Steps of the fastest plan that are timed as a whole."""
 GENTLE = "int8"
 """A method that adds next to no noise: another one counts for what it saves beyond this one."""
-WORTH = 0.02
+WORTH = 0.03
 """A family that saves a smaller share of the step than this is not looked at further."""
+WORTH_NOISE = 0.2
+"""The share that pruned gradients must save where progress counts: with 70 % zeros in all layers they were measured to
+add 0.2 to 8 of the minibatch's variance to young networks, and that slows progress by as much."""
 FASTEST = "the fastest of each layer"
 """The name under which the fastest plan is timed."""
 
@@ -59,8 +62,9 @@ class Screened:
 
 
 def screen(
-    model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...], least: float
-) -> Screened | None:
+    model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...], least: float,
+    pruned: float = WORTH,
+) -> Screened | None:  # fmt: skip
     """Time the methods that may be worth it; None where no gradient is there to be treated, or one is not finite.
 
     With the five methods of `accelerate` it takes 15 steps where nothing is faster layer by layer, and up to 29.
@@ -70,7 +74,8 @@ def screen(
         loss: runs the forward and returns the loss.
         names: of methods, "dense" first.
         keep: layers that are left alone, as for `Profile.plan`.
-        least: the share of the step that must be saved for a gain.
+        least: the share of the step that layers must save for whole steps to be timed.
+        pruned: the share that pruned gradients must save to be looked at further.
     """
     methods = [method(name) for name in names if name != DENSE]
     with progress("timing methods", _most_steps(methods), "step") as advance, torch.compiler.set_stance("force_eager"):
@@ -79,7 +84,7 @@ def screen(
         if not modules or not _finite(model):
             return None
         kept = matching_layers(list(modules), keep)
-        look = _Look(Timer(model, loss, modules, advance), [name for name in modules if name not in kept])
+        look = _Look(Timer(model, loss, modules, advance), [name for name in modules if name not in kept], pruned)
         return look.at(methods, least)
 
 
@@ -113,8 +118,8 @@ def _finite(model: nn.Module) -> bool:
 class _Look:
     """Methods are timed one after the other; what they save is summed over the layers that may be treated."""
 
-    def __init__(self, timer: Timer, layers: Sequence[str]) -> None:
-        self.timer, self.layers = timer, layers
+    def __init__(self, timer: Timer, layers: Sequence[str], pruned: float) -> None:
+        self.timer, self.layers, self.pruned = timer, layers, pruned
 
     def at(self, methods: Sequence[Method], least: float) -> Screened:
         """Return what the first look at some methods finds."""
@@ -124,10 +129,14 @@ class _Look:
         for one in first:
             self._time(one)
         self.timer.plain()
-        names = [one.name for one in first]
+        base = [one.name for one in first if one.name == GENTLE]
+        counts = [family for family in families if self._saves(family[0], base)]
+        names = [*base, *(family[0].name for family in counts)]
         if self._saved(names) < least * self._step:
             return self._found(names)
-        names = [one.name for one in self._worth(families, first)]
+        for one in (one for family in counts for one in family):
+            self._time(one)
+        names = list(dict.fromkeys([*base, *(one.name for family in counts for one in family)]))
         self._time_fastest(names)
         return self._found(names)
 
@@ -141,22 +150,10 @@ class _Look:
             with self.timer.time(one.name, plan, warm_up(one), WATCHED, whole=0):
                 pass
 
-    def _worth(self, families: Sequence[Sequence[Method]], first: Sequence[Method]) -> list[Method]:
-        """Return the methods of families that save something beyond the gentle one, and that one; time them.
-
-        Args:
-            first: the methods that were timed.
-        """
-        base = [one.name for one in first if one.name == GENTLE]
-        counts = [family for family in families if self._saves([*base, family[0].name], base)]
-        for one in (one for family in counts for one in family):
-            self._time(one)
-        gentle = [one for one in first if one.name in base and self._saves(base)]
-        found = [*gentle, *(one for family in counts for one in family if one not in gentle)]
-        return found or list(first)  # each saves less than is worth a look; together they do
-
-    def _saves(self, names: Sequence[str], base: Sequence[str] = ()) -> bool:
-        return self._saved(names) - self._saved(base) >= WORTH * self._step
+    def _saves(self, one: Method, base: Sequence[str]) -> bool:
+        """Return True if a method saves enough beyond others."""
+        saved = self._saved([*base, one.name]) - self._saved(base)
+        return saved >= (WORTH if one.sparsity is None else self.pruned) * self._step
 
     def _saved(self, names: Sequence[str]) -> float:
         """Return the seconds that the fastest of some methods and dense products save, summed over layers."""
