@@ -248,8 +248,8 @@ def _no_gain(first: Screened) -> str:
     if not first.timed.treated:
         return f"no method is faster than dense float32 in any layer that may be treated {size}"
     return (
-        f"with the fastest method in each layer, whatever noise it adds, it takes {1e3 * first.fastest:.1f} ms, and "
-        f"dense float32 {1e3 * first.step:.1f} ms {size}"
+        f"with the fastest method that may be worth its noise in each layer, it takes {1e3 * first.fastest:.1f} ms, "
+        f"and dense float32 {1e3 * first.step:.1f} ms {size}"
     )
 
 

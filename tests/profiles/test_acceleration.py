@@ -142,6 +142,19 @@ def test_where_nothing_is_faster_little_is_run(planted):
     assert loss.calls == 1 + 4 + 3 + 3 + 4
 
 
+@pytest.mark.filterwarnings("ignore:noise of this plan is predicted to multiply")
+def test_pruned_gradients_count_where_they_save_much_or_were_asked_for(planted, capsys):
+    planted({"dense": 1.0, "prune85": 0.9, "prune95": 0.85})
+    loss = Counted()
+    lograd.accelerate(make_model(), batches_of(), loss).remove()
+    assert loss.calls == 15
+    assert "that may be worth its noise in each layer, it takes 3000.0 ms, and dense float32 3000.0" in (
+        capsys.readouterr().err
+    )
+    with lograd.accelerate(make_model(), batches_of(), loss, noise=1e9, quiet=True) as handle:
+        assert handle.layers
+
+
 def test_where_the_fastest_plan_gains_nothing_no_noise_is_measured(planted, capsys):
     seen = planted({"dense": 1.0, "int8": 0.2}, fastest=0.95)
     loss = Counted()
@@ -150,7 +163,8 @@ def test_where_the_fastest_plan_gains_nothing_no_noise_is_measured(planted, caps
     assert not seen
     said = capsys.readouterr().err
     assert (
-        "the step stays as it is: with the fastest method in each layer, whatever noise it adds, it takes 2850" in said
+        "the step stays as it is: with the fastest method that may be worth its noise in each layer, it takes 2850"
+        in said
     )
     assert loss.calls == 15 + 3 + 3  # the fastest plan, then with faster normalization
     assert "3000.0 ms (3 layers," in said

@@ -133,12 +133,12 @@ class _Look:
         counts = [family for family in families if self._saves(family[0], base)]
         names = [*base, *(family[0].name for family in counts)]
         if self._saved(names) < least * self._step:
-            return self._found(names)
+            return self._found(names, [one.name for one in first])
         for one in (one for family in counts for one in family):
             self._time(one)
         names = list(dict.fromkeys([*base, *(one.name for family in counts for one in family)]))
         self._time_fastest(names)
-        return self._found(names)
+        return self._found(names, names)
 
     @property
     def _step(self) -> float:
@@ -180,7 +180,13 @@ class _Look:
         with self.timer.time(FASTEST, plan, max(map(warm_up, methods.values())), 0, WHOLE):
             pass
 
-    def _found(self, names: Sequence[str]) -> Screened:
+    def _found(self, names: Sequence[str], told: Sequence[str]) -> Screened:
+        """Return what was found.
+
+        Args:
+            names: the methods that count.
+            told: those whose times are told.
+        """
         extras = {}
         fastest = max(self._step - self._saved(names), 0.0)
         if FASTEST in self.timer.times:
@@ -189,7 +195,7 @@ class _Look:
                 saved = self.timer.saved_by_normalization(FASTEST, 0, WHOLE)
                 extras, fastest = {"normalization": saved}, fastest - saved
         times = self.timer.times
-        layers = {DENSE: times[DENSE].layers} | {name: self._open(name, names) for name in names if name in times}
+        layers = {DENSE: times[DENSE].layers} | {name: self._open(name, told) for name in told if name in times}
         return Screened(Timed(layers, {DENSE: self._step}, extras), self._step, fastest)
 
     def _open(self, name: str, names: Sequence[str]) -> Mapping[str, LayerSeconds]:
