@@ -1,6 +1,6 @@
 """`lograd.accelerate`: what it leaves alone, what it says, and what it attaches; times are planted, never measured."""
 
-from dataclasses import replace
+import math
 from itertools import count
 
 import pytest
@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lograd
 from lograd import InvalidType, InvalidValue, acceleration
+from lograd.engine.stopwatch import LayerSeconds
 from lograd.profiles.methods import method
-from lograd.profiles.timing import Compared
+from lograd.profiles.timing import Compared, Timer, Times
 
 
 def make_model(width=32):
@@ -47,26 +48,42 @@ def trained(model, handle, steps=6):
 @pytest.fixture
 def planted(monkeypatch):
     """A function that plants the seconds of methods in each layer, and those of plain and planned steps."""
-    real = acceleration.profile
 
-    def plant(seconds, plain=1.0, planned=0.4):
+    def plant(seconds, plain=1.0, planned=0.4, fastest=None):
         seen = []
+        real = acceleration.profile_timed
 
-        def profile(model, *arguments, **options):
+        def profile(model, *arguments):
             seen.append([parameter.detach().clone() for parameter in model.parameters()])
-            found = real(model, *arguments, **options)
-            layers = {
-                layer: {name: replace(one, forward=0.0, backward=seconds.get(name, 9.0)) for name, one in menu.items()}
-                for layer, menu in found.menus.layers.items()
-            }
-            found.menus = replace(found.menus, layers=layers, step=len(layers) * seconds["dense"], extras={})
-            return found
+            return real(model, *arguments)
 
-        monkeypatch.setattr(acceleration, "profile", profile)
+        def keep(timer, name, times):
+            each = seconds.get(name, 9.0)
+            if times.layers:
+                timer.times[name] = Times(math.inf, dict.fromkeys(times.layers, LayerSeconds(0.0, each)))
+            else:
+                each = seconds["dense"] if name == "dense" else min(seconds.values()) if fastest is None else fastest
+                timer.times[name] = Times(3 * each, timer.times[name].layers if name in timer.times else {})
+            if name == "dense":
+                timer.times[name] = Times(3 * seconds["dense"], timer.times[name].layers)
+
+        monkeypatch.setattr(Timer, "_keep", keep)
+        monkeypatch.setattr(acceleration, "profile_timed", profile)
         monkeypatch.setattr(acceleration, "compared", lambda *arguments: Compared(plain, planned))
         return seen
 
     return plant
+
+
+class Counted:
+    """A loss function that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, output, target):
+        self.calls += 1
+        return cross_entropy(output, target)
 
 
 def test_a_faster_plan_is_attached_with_a_guard(planted, capsys):
@@ -115,6 +132,71 @@ def test_where_nothing_is_faster_it_says_so(planted, capsys, seconds):
         plain = make_model()
         with lograd.attach(plain, lograd.Plan()) as other:
             assert trained(model, handle) == trained(plain, other)
+
+
+def test_where_nothing_is_faster_little_is_run(planted):
+    planted({"dense": 1.0})
+    loss = Counted()
+    lograd.accelerate(make_model(), batches_of(), loss, quiet=True).remove()
+    # A step to see what runs, 4 plain ones, 3 for int8 and int4 each, and 4 for prune95, which settles.
+    assert loss.calls == 1 + 4 + 3 + 3 + 4
+
+
+@pytest.mark.filterwarnings("ignore:noise of this plan is predicted to multiply")
+def test_pruned_gradients_count_where_they_save_much_or_were_asked_for(planted, capsys):
+    planted({"dense": 1.0, "prune85": 0.9, "prune95": 0.85})
+    loss = Counted()
+    lograd.accelerate(make_model(), batches_of(), loss).remove()
+    assert loss.calls == 15
+    assert "that may be worth its noise in each layer, it takes 3000.0 ms, and dense float32 3000.0" in (
+        capsys.readouterr().err
+    )
+    with lograd.accelerate(make_model(), batches_of(), loss, noise=1e9, quiet=True) as handle:
+        assert handle.layers
+
+
+def test_where_the_fastest_plan_gains_nothing_no_noise_is_measured(planted, capsys):
+    seen = planted({"dense": 1.0, "int8": 0.2}, fastest=0.95)
+    loss = Counted()
+    with lograd.accelerate(make_model(), batches_of(), loss) as handle:
+        assert not handle.layers
+    assert not seen
+    said = capsys.readouterr().err
+    assert (
+        "the step stays as it is: with the fastest method that may be worth its noise in each layer, it takes 2850"
+        in said
+    )
+    assert loss.calls == 15 + 3 + 3  # the fastest plan, then with faster normalization
+    assert "3000.0 ms (3 layers," in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timed", "bits"),
+    [
+        ({"int8": 0.2}, 0, 1),  # int4 and prune95 save nothing beyond it
+        ({"int8": 0.2, "int6": 0.2, "int4": 0.19}, 0, 1),  # too little to look at
+        ({"int8": 0.8, "int6": 0.5, "int4": 0.3}, 3, 3),  # int6 is timed too
+        ({"int4": 0.3, "int6": 0.5}, 3, 3),
+    ],
+)
+def test_passes_of_a_search_are_few(planted, seconds, timed, bits):
+    planted({"dense": 1.0, **seconds})
+    loss = Counted()
+    with lograd.accelerate(make_model(), batches_of(), loss, quiet=True) as handle:
+        assert handle.layers
+    screened, noise = 15 + timed + 3 + 3, 1
+    penalties = bits + 3 * min(bits, 2)  # all layers at each precision, and each of three at the outer ones
+    assert loss.calls == screened + acceleration.WARM_UP + 4 + noise + 2 + penalties
+
+
+def test_layers_that_gain_nothing_have_no_choice(planted, monkeypatch):
+    planted({"dense": 1.0, "int8": 0.2})
+    found = []
+    real = acceleration.profile_timed
+    monkeypatch.setattr(acceleration, "profile_timed", lambda *given: found.append(real(*given)) or found[-1])
+    lograd.accelerate(make_model(), batches_of(), cross_entropy, keep="first", quiet=True).remove()
+    assert [list(menu) for menu in found[0].menus.layers.values()] == [["dense"], ["dense", "int8"], ["dense", "int8"]]
+    assert (found[0].noise.energies.own > 0).tolist() == [False, True, True]
 
 
 def test_where_noise_is_not_worth_it_it_says_that_instead(planted, capsys):
@@ -179,7 +261,8 @@ def test_a_compiled_model_is_not_compiled_for_the_measurement():
     lograd.accelerate(model, batches_of(), cross_entropy, warm_up=2, methods=["int8"], quiet=True).remove()
 
 
-def test_an_endless_stream_of_batches_is_taken_from_sparingly(capsys):
+def test_an_endless_stream_of_batches_is_taken_from_sparingly(planted, capsys):
+    planted({"dense": 1.0, "int8": 0.2})
     taken = []
 
     def stream():

@@ -79,9 +79,9 @@ class Penalties(NamedTuple):
     """With all layers rounded."""
 
 
-def passes_needed(layers: int, bits: Sequence[int]) -> int:
+def passes_needed(layers: int, bits: Sequence[int], groups: int | None = None) -> int:
     """Return the passes that `measure` runs."""
-    return len(bits) + len(_ends(bits)) * min(layers, MOST_GROUPS)
+    return len(bits) + len(_ends(bits)) * min(layers, groups or MOST_GROUPS)
 
 
 def measure(
@@ -90,6 +90,7 @@ def measure(
     modules: Mapping[str, nn.Module],
     signals: Mapping[str, float],
     bits: Sequence[int],
+    groups: int | None = None,
 ) -> Penalties:
     """Measure the penalties of layers at several bits.
 
@@ -98,6 +99,7 @@ def measure(
         modules: the layers, in the order in which they run.
         signals: |G|^2 of each layer's gradient.
         bits: of the rounded operands, in any order.
+        groups: the most groups of neighbours, each of which takes a pass; None for `MOST_GROUPS`.
     """
     names = list(modules)
     together, shares = {}, {}
@@ -107,7 +109,7 @@ def measure(
                 together[width] = _moved(passes, clean)
             shares[width] = {name: error * signals[name] for name, error in errors.items()}
     ends = {
-        width: _by_layer(passes, clean, names, width, shares[width]) for width in _ends(bits)
+        width: _by_layer(passes, clean, names, width, shares[width], groups or MOST_GROUPS) for width in _ends(bits)
     }  # fmt: skip
     layers = {width: {name: _between(ends, name, width) for name in names} for width in bits}
     return Penalties(layers, together)
@@ -141,11 +143,12 @@ def _moved(passes: SamePasses, clean: tuple[float, list[Tensor]]) -> Moved:
 
 
 def _by_layer(
-    passes: SamePasses, clean: tuple[float, list[Tensor]], names: Sequence[str], width: int, shares: Mapping[str, float]
-) -> dict[str, float]:
+    passes: SamePasses, clean: tuple[float, list[Tensor]], names: Sequence[str], width: int,
+    shares: Mapping[str, float], groups: int,
+) -> dict[str, float]:  # fmt: skip
     """Return the penalty of each layer at some bits, measured alone or in groups."""
     found: dict[str, float] = {}
-    for places in np.array_split(np.arange(len(names)), min(len(names), MOST_GROUPS)):
+    for places in np.array_split(np.arange(len(names)), min(len(names), groups)):
         group = [names[place] for place in places]
         with attached(passes.model, _forward_plan(group, width), "dense"):
             penalty = _moved(passes, clean).penalty

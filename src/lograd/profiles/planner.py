@@ -233,8 +233,18 @@ def kept_layers(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> di
     """Return the layers that are left alone, in their order, with reasons."""
     broken = {one.layer for one in nonfinite_layers(layers)}
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
-    reasons = dict.fromkeys(zero, ZERO_GRADIENT)
-    ends = {"first": list(layers)[:1], "last": list(layers)[-1:]}
+    reasons = matching_layers(list(layers), keep) | dict.fromkeys(zero, ZERO_GRADIENT)
+    return {name: reasons[name] for name in layers if name in reasons}
+
+
+def matching_layers(layers: Sequence[str], keep: tuple[str, ...]) -> dict[str, str]:
+    """Return the layers that a user wants to leave alone, with reasons; refuse a pattern that matches none.
+
+    Args:
+        layers: names in the order in which they run.
+    """
+    reasons: dict[str, str] = {}
+    ends = {"first": layers[:1], "last": layers[-1:]}
     for pattern in keep:
         found = ends[pattern] if pattern in ends else [name for name in layers if fnmatchcase(name, pattern)]
         if not found:
@@ -244,7 +254,7 @@ def kept_layers(layers: Mapping[str, LayerProfile], keep: tuple[str, ...]) -> di
             )
         for name in found:
             reasons.setdefault(name, f"the {pattern} layer" if pattern in ends else f"it matches {pattern!r}")
-    return {name: reasons[name] for name in layers if name in reasons}
+    return reasons
 
 
 def keep_patterns(keep: str | Iterable[str]) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ several; other work on the machine only ever adds to one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,16 @@ def check_device(model: nn.Module) -> None:
             )
 
 
+def treatable(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of a model that methods can be put into, by name."""
+    return {name: module for name, module in candidates(model).items() if reason_not_supported(module) is None}
+
+
+def normalizes(model: nn.Module) -> bool:
+    """Return True if `Plan.normalization` may save time."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 def measure(
     model: nn.Module, profiles: Mapping[str, LayerProfile], loss: Callable[[], Tensor], names: Sequence[str]
 ) -> Menus | None:
@@ -67,32 +77,102 @@ def measure(
         loss: runs the forward and returns the loss.
         names: of methods, "dense" first.
     """
-    found = candidates(model)
-    modules = {name: found[name] for name in profiles if name in found and reason_not_supported(found[name]) is None}
+    found = treatable(model)
+    modules = {name: found[name] for name in profiles if name in found}
     if not modules:
         return None
     methods = [method(name) for name in names]
     bits = sorted({one.bits for one in methods if one.bits is not None})
-    normalizes = NORMALIZED in names and any(isinstance(module, _BatchNorm) for module in model.modules())
+    switched = NORMALIZED in names and normalizes(model)
     treated = [one for one in methods if one.name != DENSE]
-    total = 2 + 2 * _plain_steps(treated) + sum(_warm_up(one) + TIMED + WHOLE for one in treated)
-    total += (WARM_UP + TIMED + WHOLE) * normalizes + penalties.passes_needed(len(modules), bits)
+    total = 2 + 2 * _plain_steps(treated) + sum(warm_up(one) + TIMED + WHOLE for one in treated)
+    total += (WARM_UP + TIMED + WHOLE) * switched + penalties.passes_needed(len(modules), bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes = SamePasses(model, loss, advance)
         arrived = arriving(modules, passes.run)
         clean = passes.run()
-        timer = _Timer(model, loss, modules, advance)
+        timer = Timer(model, loss, modules, advance)
+        noises = {}
         for place, one in enumerate(treated):
             if place % 2 == 0:  # so that plain steps share what the machine does
                 timer.plain()
             noise = _Noise(one, modules, arrived, profiles)
-            timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), _warm_up(one), noise)
+            with timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), warm_up(one)) as handle:
+                noises[one.name] = noise.by_layer(handle)
         while timer.plain_steps < _plain_steps(treated):
             timer.plain()
-        extras = {"normalization": timer.saved_by_normalization()} if normalizes else {}
+        extras = {"normalization": timer.saved_by_normalization(NORMALIZED)} if switched else {}
         signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
         rounded = penalties.measure(passes, clean, modules, signals, bits)
-    return _menus(methods, modules, timer, extras, rounded)
+    times = {name: one.layers for name, one in timer.times.items()}
+    steps = {name: one.step for name, one in timer.times.items()}
+    return _menus(methods, modules, times, steps, noises, extras, rounded)
+
+
+def measure_timed(
+    model: nn.Module, profiles: Mapping[str, LayerProfile], loss: Callable[[], Tensor], known: Timed, groups: int
+) -> Menus | None:
+    """Measure the noise of methods that were timed already, where they may be chosen; None if no layer was timed.
+
+    It takes two passes, and those of penalties for each precision.  The layers' menus have what was timed for them.
+
+    Args:
+        model, profiles, loss: as for `measure`.
+        known: the times.
+        groups: the most groups of neighbours whose forwards are rounded together.
+    """
+    found = treatable(model)
+    menus = {name: known.menu(name) for name in profiles if name in found and name in known.layers[DENSE]}
+    modules = {name: found[name] for name in menus}
+    if not modules:
+        return None
+    methods = [method(name) for name in known.methods]
+    open_to = {one.name: [name for name, menu in menus.items() if one.name in menu] for one in methods}
+    rounding = [name for name in modules if any(method(one).bits is not None for one in menus[name])]
+    bits = sorted({one.bits for one in methods if one.bits is not None}) if rounding else []
+    total = 2 + penalties.passes_needed(len(rounding), bits, groups)
+    with progress("measuring methods", total, "pass") as advance, torch.compiler.set_stance("force_eager"):
+        passes = SamePasses(model, loss, advance)
+        arrived = arriving(modules, passes.run)
+        clean = passes.run()
+        noises = {}
+        for one in methods[1:]:
+            with attached(model, Plan(dict.fromkeys(open_to[one.name], one.plan))) as handle:
+                those = {name: modules[name] for name in open_to[one.name]}
+                noises[one.name] = _Noise(one, those, arrived, profiles).by_layer(handle)
+        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
+        rounded = penalties.measure(passes, clean, {name: modules[name] for name in rounding}, signals, bits, groups)
+    return _menus(methods, menus, known.layers, known.steps, noises, known.extras, rounded)
+
+
+@final
+@dataclass(frozen=True)
+class Timed:
+    """Times of methods that are measured before anything else.
+
+    Args:
+        layers: by method, "dense" first, and by layer; a method lacks the layers in which it is not to be chosen.
+        steps: seconds of whole steps by method; "dense" is there.
+        extras: seconds that switches of a whole plan save.
+    """
+
+    layers: Mapping[str, Mapping[str, LayerSeconds]]
+    steps: Mapping[str, float]
+    extras: Mapping[str, float]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods, "dense" first."""
+        return tuple(self.layers)
+
+    def menu(self, layer: str) -> tuple[str, ...]:
+        """Return the methods that a layer may choose from, "dense" first."""
+        return tuple(name for name, times in self.layers.items() if layer in times)
+
+    @property
+    def treated(self) -> tuple[str, ...]:
+        """The layers that have a choice."""
+        return tuple(name for name in self.layers[DENSE] if len(self.menu(name)) > 1)
 
 
 def _plain_steps(treated: Sequence[Method]) -> int:
@@ -100,18 +180,18 @@ def _plain_steps(treated: Sequence[Method]) -> int:
     return max((len(treated) + 1) // 2 + 1, TIMED)
 
 
-def _warm_up(one: Method) -> int:
+def warm_up(one: Method) -> int:
     """Return the steps of a method that are not timed."""
     return WARM_UP + (one.sparsity is not None)
 
 
-class _Times(NamedTuple):
+class Times(NamedTuple):
     """The least seconds of a step and of each layer; infinity, or no layers, where these were not timed."""
 
     step: float
     layers: dict[str, LayerSeconds]
 
-    def least(self, other: _Times | None) -> _Times:
+    def least(self, other: Times | None) -> Times:
         if other is None:
             return self
         pairs = ((name, one, other.layers.get(name, one)) for name, one in self.layers.items())
@@ -119,10 +199,11 @@ class _Times(NamedTuple):
             name: LayerSeconds(min(one.forward, two.forward), min(one.backward, two.backward))
             for name, one, two in pairs
         }
-        return _Times(min(self.step, other.step), layers or other.layers)
+        return Times(min(self.step, other.step), layers or other.layers)
 
 
-class _Timer:
+@final
+class Timer:
     """Steps of a model with one method after the other, and the least times of each."""
 
     def __init__(
@@ -131,9 +212,7 @@ class _Timer:
     ) -> None:  # fmt: skip
         self.model, self.loss, self.modules, self.advance = model, loss, modules, advance
         self.watch = Stopwatch(modules)
-        self.times: dict[str, _Times] = {}
-        self.noises: dict[str, dict[str, tuple[float, float]]] = {}
-        """By method and layer: the noise-to-signal ratios in dX and dW."""
+        self.times: dict[str, Times] = {}
         self.plain_steps = 0
         self._plans: dict[str, Plan] = {}
 
@@ -144,8 +223,15 @@ class _Timer:
         if self.modules:
             self._keep(DENSE, self._step(watched=True))
 
-    def time(self, name: str, plan: Plan, warm_up: int, noise: _Noise | None = None) -> None:
-        """Time steps under a plan after some others, and measure its noise."""
+    @contextmanager
+    def time(self, name: str, plan: Plan, warm_up: int, watched: int = TIMED, whole: int = WHOLE) -> Iterator[Handle]:
+        """Time steps under a plan after some others, and yield the handle while the plan is still attached.
+
+        Args:
+            warm_up: steps that are not timed.
+            watched: steps that are timed layer by layer.
+            whole: steps that are timed as a whole.
+        """
         self._plans[name] = plan
         with attached(self.model, plan) as handle:
             modules = candidates(self.model)
@@ -154,22 +240,21 @@ class _Timer:
                     self._step()
                 handle.step()
             _take_no_statistics(handle)
-            for watched in [True] * TIMED + [False] * WHOLE if self.modules else [False] * TIMED:
-                self._keep(name, self._step(watched))
+            for one in [True] * watched + [False] * whole:
+                self._keep(name, self._step(one))
                 release_workspace()  # as handle.step() does
-            if noise is not None:
-                self.noises[name] = noise.by_layer(handle)
+            yield handle
 
-    def saved_by_normalization(self) -> float:
-        """Return the seconds that `Plan.normalization` saves in a step with a method in every layer."""
-        name = f"{NORMALIZED} with normalization"
-        self.time(name, replace(self._plans[NORMALIZED], normalization=True), WARM_UP)
-        return max(self.times[NORMALIZED].step - self.times[name].step, 0.0)
+    def saved_by_normalization(self, base: str, watched: int = TIMED, whole: int = WHOLE) -> float:
+        """Return the seconds that `Plan.normalization` saves in a step of a plan that was timed."""
+        name = f"{base} with normalization"
+        with self.time(name, replace(self._plans[base], normalization=True), WARM_UP, watched, whole):
+            return max(self.times[base].step - self.times[name].step, 0.0)
 
-    def _keep(self, name: str, times: _Times) -> None:
+    def _keep(self, name: str, times: Times) -> None:
         self.times[name] = times.least(self.times.get(name))
 
-    def _step(self, watched: bool = False) -> _Times:
+    def _step(self, watched: bool = False) -> Times:
         for parameter in self.model.parameters():
             parameter.grad = None
         with self.watch.running() if watched else nullcontext():
@@ -177,7 +262,7 @@ class _Timer:
             self.loss().backward()  # type: ignore[no-untyped-call]
             taken = seconds() - start
         self.advance(1)
-        return _Times(math.inf, self.watch.read()) if watched else _Times(taken, {})
+        return Times(math.inf, self.watch.read()) if watched else Times(taken, {})
 
 
 def _take_no_statistics(handle: Handle) -> None:
@@ -236,19 +321,25 @@ class _Noise(NamedTuple):
 
 
 def _menus(
-    methods: Sequence[Method], layers: Mapping[str, object], timer: _Timer, extras: dict[str, float], rounded: Penalties
+    methods: Sequence[Method],
+    layers: Iterable[str],
+    times: Mapping[str, Mapping[str, LayerSeconds]],
+    steps: Mapping[str, float],
+    noises: Mapping[str, Mapping[str, tuple[float, float]]],
+    extras: Mapping[str, float],
+    rounded: Penalties,
 ) -> Menus:
     def candidate(layer: str, one: Method) -> Candidate:
-        times = timer.times[one.name].layers[layer]
-        noises = timer.noises.get(one.name, {}).get(layer, (0.0, 0.0))
+        spent = times[one.name][layer]
+        noise = noises.get(one.name, {}).get(layer, (0.0, 0.0))
         penalty = 0.0 if one.bits is None else rounded.layers[one.bits][layer]
-        return Candidate(one.name, times.forward, times.backward, *noises, penalty)
+        return Candidate(one.name, spent.forward, spent.backward, *noise, penalty)
 
-    moved = {one.name: rounded.together[one.bits] for one in methods if one.bits is not None}
+    moved = {one.name: rounded.together[one.bits] for one in methods if one.bits in rounded.together}
     return Menus(
-        {layer: {one.name: candidate(layer, one) for one in methods} for layer in layers},
-        timer.times[DENSE].step,
-        {one.name: timer.times[one.name].step for one in methods if one.name != DENSE},
+        {layer: {one.name: candidate(layer, one) for one in methods if layer in times[one.name]} for layer in layers},
+        steps[DENSE],
+        {one.name: steps[one.name] for one in methods if one.name != DENSE and one.name in steps},
         extras,
         torch.get_num_threads(),
         {name: one.loss for name, one in moved.items()},
@@ -263,19 +354,21 @@ class Compared(NamedTuple):
     planned: float
 
 
-def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan) -> Compared:
+def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan, steps: int = TIMED) -> Compared:
     """Time a plan against the plain model: forward and backward, before, with and after it.
 
     Args:
         model: a plain model; its state must be restored by the caller.
         loss: runs the forward and returns the loss.
+        steps: that are timed before, with and after it.
     """
-    total = 2 * TIMED + WARM_UP + 1 + TIMED
+    total = 2 * steps + WARM_UP + 1 + steps
     with progress("timing the plan", total, "step") as advance, torch.compiler.set_stance("force_eager"):
-        timer = _Timer(model, loss, {}, advance)
-        for _ in range(TIMED):
+        timer = Timer(model, loss, {}, advance)
+        for _ in range(steps):
             timer.plain()
-        timer.time("plan", plan, WARM_UP + 1)
-        for _ in range(TIMED):
+        with timer.time("plan", plan, WARM_UP + 1, watched=0, whole=steps):
+            pass
+        for _ in range(steps):
             timer.plain()
     return Compared(timer.times[DENSE].step, timer.times["plan"].step)
