@@ -11,6 +11,9 @@ from ..laws.law import Values
 from .place import FARTHEST, Place
 from .travel import Travel
 
+UNREACHED = 0.05
+"""Layers whose predicted growth is below this show by how much the loss itself has changed the energies."""
+
 
 @final
 class Estimate:
@@ -49,6 +52,24 @@ class Estimate:
     def growth(self, inside: Values) -> Values:
         """Return the growth, as a logarithm, that is predicted at each layer if noise travels with a factor of 1."""
         return self._travel.growth(self.ratios(inside)[0])
+
+    def growths(self, step: int, most: int) -> tuple[list[int], Values, Values]:
+        """Return the layers with statistics of this step, the predicted and the measured growth of each.
+
+        Args:
+            most: the most steps since the reference.
+        """
+        which = [
+            index for index, place in enumerate(self._places)
+            if place.statistics.step == step and place.clean_step >= 0 and step - place.clean_step <= most
+        ]  # fmt: skip
+        predicted = self.growth(self.inside)[which]
+        found = np.array([self._places[index].log_energy - self._places[index].clean for index in which])
+        if which:
+            # A loss that grows is no noise: it is in all layers, also in those that no noise reaches.
+            reached = predicted <= max(UNREACHED, float(predicted.min()))
+            found = found - np.median(found[reached])
+        return which, predicted, found
 
     def shares(self, inside: Values, travel: Values, pessimistic: bool = False) -> Values:
         """Return the noise of each layer: predicted growth times its travel, or the growth that nobody expected."""

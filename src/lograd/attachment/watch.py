@@ -14,7 +14,6 @@ import numpy as np
 
 from ..errors import LogradWarning, plural
 from ..files.checks import MAX_FLOAT
-from ..laws.law import Values
 from ..plan import Plan
 from .estimate import Estimate
 from .guard import Change, Guard
@@ -32,6 +31,8 @@ FREELY = 0.25
 
 Beyond it one layer is let in, then two, then four, as long as the noise that is found agrees with what was predicted.
 """
+AGREES = 1.25
+"""The most noise that agrees with a prediction, as a factor of it: even the whole of INSIDE stays below the budget."""
 SURPRISE = float(np.log(4.0))
 """A growth of energy, as a logarithm, that counts at once, unless batches differ so much from each other."""
 SURE, CAREFUL = 2.0, 1.0
@@ -40,8 +41,6 @@ SPREAD = 0.3**2
 """The variance, in logarithms, of the energy of a layer from batch to batch, until it is known."""
 MEDIAN_SQUARE = 0.455
 """The median of the square of a standard normal number."""
-UNREACHED = 0.05
-"""Layers whose predicted growth is below this show by how much the loss itself has changed the energies."""
 SOON, LATER, SETTLED, COMPLETE = 4, 10, 50, 200
 """Steps from one reference to the next: at the beginning, after a change, and at most, while layers wait or not."""
 BEGINNING = 50
@@ -216,24 +215,6 @@ class Watch:
 
     # -- growth --
 
-    def _growths(self, step: int, most: int, estimate: Estimate) -> tuple[list[int], Values, Values]:
-        """Return the layers with statistics of this step, the predicted and the measured growth of each.
-
-        Args:
-            most: the most steps since the reference.
-        """
-        which = [
-            index for index, place in enumerate(self._all)
-            if place.statistics.step == step and place.clean_step >= 0 and step - place.clean_step <= most
-        ]  # fmt: skip
-        predicted = estimate.growth(estimate.inside)[which]
-        found = np.array([self._all[index].log_energy - self._all[index].clean for index in which])
-        if which:
-            # A loss that grows is no noise: it is in all layers, also in those that no noise reaches.
-            reached = predicted <= max(UNREACHED, float(predicted.min()))
-            found = found - np.median(found[reached])
-        return which, predicted, found
-
     def _count(self) -> None:
         self._measured += 1
         for place in self._all:
@@ -242,7 +223,7 @@ class Watch:
     def _compare(self, step: int) -> None:
         self._count()
         estimate = self._estimate()
-        which, predicted, found = self._growths(step, 1, estimate)
+        which, predicted, found = estimate.growths(step, 1)
         unexpected = found - estimate.travels()[which] * predicted
         for index, expected, measured in zip(which, predicted.tolist(), found.tolist(), strict=True):
             self._all[index].compare(expected, measured, self._surprise)
@@ -259,7 +240,7 @@ class Watch:
 
     def _verify(self, step: int, estimate: Estimate) -> None:
         """Take a reference at once where energies are far from those of the last one."""
-        which, predicted, found = self._growths(step, COMPLETE + 1, estimate)
+        which, predicted, found = estimate.growths(step, COMPLETE + 1)
         if which and float(np.max(found - estimate.travels()[which] * predicted)) > self._surprise:
             self._next = min(self._next, step + 1)
 
@@ -273,7 +254,7 @@ class Watch:
             place.statistics.watched = watched
         checked = self._expected > 0
         if checked:
-            agrees = estimate.noise <= max(self._expected, FREELY * self.budget)
+            agrees = estimate.noise <= max(AGREES * self._expected, FREELY * self.budget)
             self._allowed = min(2 * self._allowed, len(self._all)) if agrees else 1
             self._expected = 0.0
         if self._exceeds(estimate):
@@ -290,7 +271,7 @@ class Watch:
         """Let layers in, those with least noise first, as far as the noise of all stays inside the budget."""
         estimate, admitted = self._estimate(), 0
         most = max(float(np.log1p(self.budget)), 2 * self._reach) if watched else np.inf
-        travel = estimate.travels(CAREFUL)
+        travel = estimate.travels(CAREFUL if watched else 0.0)  # unwatched, it fits even without loss on the way
         for index in sorted(range(len(self._all)), key=lambda index: (self._all[index].noise, index)):
             place, before = self._all[index], self._all[index].status
             returns = place.level > 0 or not place.statistics.treats
@@ -315,7 +296,7 @@ class Watch:
             estimate.update(index)
         if admitted:
             self._expected = estimate.total(estimate.inside, travel, pessimistic=True)
-            self._look = step + 1
+            self._allowed, self._look = admitted, step + 1
 
     def _fit_alone(self, place: Place, index: int, loss_scale: float, estimate: Estimate) -> None:
         """Choose the most zeros with which the layer alone would stay inside the budget; not fewer than it has now."""
