@@ -5,11 +5,12 @@ Parts:
 - planted: dense runs of several seeds give a band of losses; runs with a plan, without a guard, with one that warns and
   with one that falls back, are held against it: when the loss leaves the band, and when the guard spoke of which layer;
 - quiet: a plan and a learning rate that are healthy; what the guard does after it has let the layers in;
-- cost: steps with and without a guard, in turns;
+- cost: steps with and without a guard, in turns, the first of a run and settled ones;
 - noise: the guard's own figure beside `lograd.variance` at the same weights.
 
-A finished part of a case is kept in a folder and not measured again.  Writes benchmarks/results/guard.json and
-guard.md, of all parts that are finished.
+A finished part of a case is kept in a folder and not measured again, so that processes side by side, each with its own
+`--only` network, share the work and a stopped one goes on.  Writes benchmarks/results/guard.json and guard.md, of all parts that
+are finished.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main(
     only: str = typer.Option("", help="Networks whose name contains this."),
     case: str = typer.Option("", help="Planted cases whose name contains this."),
     steps: int = typer.Option(150, min=RELEASED + TURN, help="Steps of a run."),
-    size: int = typer.Option(32, min=8, max=64, help="Pixels of the side of an enlarged digit."),
+    size: int = typer.Option(16, min=8, max=64, help="Pixels of the side of an image: a multiple of 8 for digits."),
+    data: str = typer.Option("", help="A .npz of images (train_images, train_labels) in place of digits."),
     seeds: int = typer.Option(5, min=3, help="Dense runs of each planted case."),
     treated: int = typer.Option(3, min=1, help="Runs with a plan of each planted case and mode."),
     threads: int = typer.Option(1, min=1, max=256, help="Threads."),
@@ -56,7 +58,7 @@ def main(
     if unknown := set(parts.split(",")) - set(PARTS):
         raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
     torch.set_num_threads(threads)
-    settings = Settings(steps, size, seeds, treated)
+    settings = Settings(steps, size, seeds, treated, data)
     folder.mkdir(parents=True, exist_ok=True)
     for part in [part for part in PARTS if part in parts.split(",")]:
         cases, measure = MEASURES[part]

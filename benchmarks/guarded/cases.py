@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,23 +20,32 @@ from ..predictions import Batch, characters, text
 
 BATCH = 16
 """Images of a batch."""
+FROM_FILE = 10000
+"""The most images that are taken from a file."""
 
 
 @lru_cache
-def _digits(size: int) -> Batch:
-    data = digits()
-    grown = F.interpolate(data.train_images, scale_factor=size // 8)
-    return grown.repeat(1, 3, 1, 1), data.train_labels
+def _images(size: int, data: str) -> Batch:
+    """Return all images and labels: the digits of the package, enlarged, or those of a file, averaged down."""
+    if not data:
+        found = digits()
+        grown = F.interpolate(found.train_images, scale_factor=size // 8)
+        return grown.repeat(1, 3, 1, 1), found.train_labels
+    arrays = np.load(data)
+    pixels = torch.tensor(arrays["train_images"][:FROM_FILE]).float().div(255).sub(0.5)
+    channels_first = pixels.movedim(-1, 1) if pixels.shape[-1] == 3 else pixels
+    small = F.adaptive_avg_pool2d(channels_first, size)
+    return small, torch.tensor(arrays["train_labels"][:FROM_FILE]).long()
 
 
-def images(count: int, size: int, generator: torch.Generator) -> Batch:
-    """Handwritten digits, enlarged and in three channels."""
-    enlarged, labels = _digits(size)
+def images(count: int, settings: Settings, generator: torch.Generator) -> Batch:
+    """Handwritten digits, enlarged and in three channels, or images of a file."""
+    all_images, labels = _images(settings.size, settings.data)
     places = torch.randint(len(labels), (count,), generator=generator)
-    return enlarged[places], labels[places]
+    return all_images[places], labels[places]
 
 
-def _sentences(size: int, generator: torch.Generator) -> Batch:
+def _sentences(settings: Settings, generator: torch.Generator) -> Batch:
     return text(8, 48, generator)
 
 
@@ -44,33 +54,33 @@ class Network:
     """A network with its data and a healthy way to train it."""
 
     name: str
-    build: Callable[[], nn.Module]
-    batch: Callable[[int, torch.Generator], Batch]
-    """Called with the pixels of an image's side."""
+    build: Callable[[int], nn.Module]
+    """Called with the number of classes."""
+    batch: Callable[[Settings, torch.Generator], Batch]
     optimizer: Callable[..., torch.optim.Optimizer]
     lr: float
     scaled: str
     """The layer that is scaled in the middle of a run."""
 
-    def made(self, seed: int, lr: float) -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
+    def made(self, seed: int, lr: float, classes: int) -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
         """Return a new model, its optimizer, and the random numbers of its batches."""
         torch.manual_seed(seed)
-        model = self.build()
+        model = self.build(classes)
         return model, self.optimizer(model.parameters(), lr=lr), torch.Generator().manual_seed(100 + seed)
 
 
 SGD = partial(torch.optim.SGD, momentum=0.9)
 NETWORKS = {
     "mobilenet": Network(
-        "MobileNet-v2 of width 0.25", lambda: MobileNetV2(10, 0.25), partial(images, BATCH), SGD, 0.01,
+        "MobileNet-v2 of width 0.25", lambda classes: MobileNetV2(classes, 0.25), partial(images, BATCH), SGD, 0.01,
         "blocks.8.expand.0",
     ),
     "resnet": Network(
-        "ResNet-20 of width 8", lambda: CifarResNet(20, 10, 8), partial(images, BATCH), SGD, 0.05,
+        "ResNet-20 of width 8", lambda classes: CifarResNet(20, classes, 8), partial(images, BATCH), SGD, 0.05,
         "blocks.4.conv1",
     ),
     "transformer": Network(
-        "character transformer of width 64", lambda: CharTransformer(characters(), 64, 3, 4, 64), _sentences,
+        "character transformer of width 64", lambda classes: CharTransformer(characters(), 64, 3, 4, 64), _sentences,
         torch.optim.Adam, 2e-3, "layers.1.down",
     ),
 }  # fmt: skip
@@ -110,6 +120,13 @@ class Settings:
     """Dense runs of a planted case."""
     treated: int
     """Runs with a plan of a planted case, in each mode."""
+    data: str = ""
+    """A .npz of images with up to 100 classes; the digits of the package if empty."""
+
+    @property
+    def classes(self) -> int:
+        """The outputs of networks on images."""
+        return 100 if self.data else 10
 
 
 SCALED: dict[str, Any] = {"scaled_at": 0.5, "options": {"refresh": "epoch"}, "budget": 10.0}

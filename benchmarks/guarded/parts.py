@@ -24,6 +24,8 @@ RELEASED = 40
 """The step from which on a quiet run is not to be touched."""
 TURN = 10
 """Steps of each handle before it is the other's turn."""
+SETTLED, SETTLED_STEPS = 200, 100
+"""The step from which on statistics are taken in every tenth step only, and the steps that are timed then."""
 ENOUGH = 1e9
 """A budget that no plan exceeds."""
 
@@ -92,26 +94,38 @@ def _copied(state: Any) -> Any:
 
 
 def cost(case: Case, settings: Settings) -> dict[str, Any]:
-    """Seconds of steps with a guard and without one, in turns; all layers are treated in both."""
+    """Seconds of steps with a guard and without one, in turns; all layers are treated in both.
+
+    Statistics are taken often in the first steps of a run and seldom in later ones, so both are timed.
+    """
     runs = {name: Training(case, settings, 0, guard) for name, guard in (("without", False), ("with", Guard(ENOUGH)))}
-    for run in runs.values():
-        run.run(RELEASED)
+    found: dict[str, Any] = {}
+    for phase, steps in (("first", settings.steps), ("settled", SETTLED_STEPS)):
+        for run in runs.values():
+            run.run(max(SETTLED - run.steps, 0) if phase == "settled" else 0)
+        found[phase] = _compared(runs, steps)
+        _say(case, {"phase": phase} | {key: value for key, value in found[phase].items() if key != "ratios"})
+    return found
+
+
+def _compared(runs: dict[str, Training], steps: int) -> dict[str, Any]:
+    """Return the times of steps of two runs in turns, and how many of the steps took statistics."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(settings.steps // TURN):
+    handles = {name: run.handle for name, run in runs.items() if run.handle is not None}
+    before = {name: handle.cost.steps for name, handle in handles.items()}
+    first = min(run.steps for run in runs.values())
+    for _ in range(steps // TURN):
         for name, run in runs.items():
             times[name] += _timed(run)
     turns = [slice(start, start + TURN) for start in range(0, len(times["with"]), TURN)]
-    ratios = [sum(times["with"][turn]) / sum(times["without"][turn]) for turn in turns]
-    handles = {name: run.handle for name, run in runs.items() if run.handle is not None}
-    found = {
+    return {
+        "steps": [first, first + len(times["with"])],
         "milliseconds": {name: 1e3 * median(values) for name, values in times.items()},
         "mean milliseconds": {name: 1e3 * mean(values) for name, values in times.items()},
         "least milliseconds": {name: 1e3 * min(values) for name, values in times.items()},
-        "ratios": ratios, "steps": len(times["with"]),
-        "statistics": {name: [one.cost.steps, one.cost.refreshes] for name, one in handles.items()},
-    }  # fmt: skip
-    _say(case, {key: value for key, value in found.items() if key != "ratios"})
-    return found
+        "ratios": [sum(times["with"][turn]) / sum(times["without"][turn]) for turn in turns],
+        "statistics": {name: handle.cost.steps - before[name] for name, handle in handles.items()},
+    }
 
 
 def _timed(run: Training) -> Iterator[float]:

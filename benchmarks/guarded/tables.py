@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 from statistics import mean, median, quantiles
 from typing import Any
 
@@ -25,8 +26,9 @@ def tables(rows: Sequence[Row]) -> str:
 
 def settings_in_words(row: Row) -> str:
     """Return how long and how large the runs of a row were."""
+    what = f"images of {PurePath(row['data']).name}" if row.get("data") else "digits"
     return (
-        f"{row['steps']} steps a run, digits of {row['size']} x {row['size']} pixels, in planted cases "
+        f"{row['steps']} steps a run, {what} of {row['size']} x {row['size']} pixels, in planted cases "
         f"{row['seeds']} dense runs and {row['treated']} of each mode"
     )
 
@@ -114,18 +116,20 @@ def quiet_cells(row: Row) -> list[Row]:
 
 
 def cost_cells(row: Row) -> list[Row]:
-    """Return the times of a step."""
-    low, _, high = quantiles(row["ratios"], n=4)
-    times, least, taken = row["milliseconds"], row["least milliseconds"], row["statistics"]
-    return [
-        {
-            "cost of a step": row["network"], "plan": row["recipe"],
-            "without, ms": f"{times['without']:.2f}", "with, ms": f"{times['with']:.2f}",
-            "with / without": f"{median(row['ratios']):.3f} ({low:.3f} to {high:.3f})",
-            "ratio of minima": f"{least['with'] / least['without']:.3f}",
-            "steps with statistics, without and with": f"{taken['without'][0]}, {taken['with'][0]}",
-        }
-    ]  # fmt: skip
+    """Return the times of a step, in the first steps and in settled ones."""
+    return [_cost_cells(row, row[phase]) for phase in ("first", "settled") if phase in row]
+
+
+def _cost_cells(row: Row, phase: Row) -> Row:
+    low, _, high = quantiles(phase["ratios"], n=4)
+    times, means, taken = phase["milliseconds"], phase["mean milliseconds"], phase["statistics"]
+    return {
+        "cost of a step": row["network"], "plan": row["recipe"], "steps": "{} to {}".format(*phase["steps"]),
+        "without, ms": f"{times['without']:.2f}", "with, ms": f"{times['with']:.2f}",
+        "with / without": f"{median(phase['ratios']):.3f} ({low:.3f} to {high:.3f})",
+        "ratio of means": f"{means['with'] / means['without']:.3f}",
+        "steps with statistics, without and with": f"{taken['without']}, {taken['with']}",
+    }  # fmt: skip
 
 
 def noise_cells(row: Row) -> list[Row]:

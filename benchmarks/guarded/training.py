@@ -39,8 +39,8 @@ class Training:
 
     def __init__(self, case: Case, settings: Settings, seed: int, guard: bool | Guard | None = None) -> None:
         network = NETWORKS[case.network]
-        self.model, self.optimizer, self.generator = network.made(seed, network.lr * case.faster)
-        self.draw = partial(network.batch, settings.size)
+        self.model, self.optimizer, self.generator = network.made(seed, network.lr * case.faster, settings.classes)
+        self.draw = partial(network.batch, settings)
         self.scaled = self.model.get_submodule(network.scaled)
         self.scaled_at = round(case.scaled_at * settings.steps) or -1
         self.handle: Handle | None = None

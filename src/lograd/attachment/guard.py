@@ -72,7 +72,7 @@ def check_watch(state: Any, layers: Container[str]) -> None:
     check_object(what, state, ("references", "made", "schedule", "measured", "changes", "layers"))
     for name in ("references", "made"):
         check_whole(f"{name} of {what}", state[name], 0, LONGEST)
-    for name, count in (("schedule", 5), ("measured", 3)):
+    for name, count in (("schedule", 7), ("measured", 4)):
         if not isinstance(state[name], list) or len(state[name]) != count:
             raise InvalidValue(sentence(f"{name} of {what}", state[name], f"{count} numbers"))
     for value in state["schedule"]:

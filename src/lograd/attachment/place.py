@@ -7,9 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from ..engine.limits import OUTSIDE
 from ..engine.site import Site
-from ..engine.slots import COUNTERS
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_whole
 from ..treatments import Integers, Prune, Statistics, predict
@@ -33,8 +31,8 @@ STEADY = 1.5
 A_WHILE = 5
 RECENT = 0.75
 """The weight of earlier statistics in the noise of a layer."""
-CLIPPED = 0.05
-"""The share of clipped elements in a step from which on a scale is out of date."""
+RECALL = 0.9
+"""What is left of the largest noise that was seen, from one statistics to the next."""
 
 
 @final
@@ -49,6 +47,8 @@ class Place:
         """The logarithm of the energy in the last step in which no gradient was treated, and that step."""
         self.last, self.weighed = (0.0, 0.0), [0.0, 0.0, 0.0]
         """The noise-to-signal ratios of the last prediction, and sums of them weighed by energy, and of energy."""
+        self.peak = 0.0
+        """The largest of these ratios of late; it fades."""
         self.known, self.age, self.energy = False, 0, 0.0
         self.sums = PRIOR
         """Decaying sums of (predicted growth) (measured growth) and (predicted growth)^2, in logarithms."""
@@ -60,7 +60,6 @@ class Place:
         """Gradients that passed through as their size was not that of the statistics."""
         self.said: list[str] = []
         """Causes of which users were warned."""
-        self._counted: dict[str, tuple[int, int, int]] = {}
         if statistics.operand.has_statistics:  # other treatments look at the tensor itself
             statistics.operand.set_limits(0.0, 0.0)
 
@@ -83,16 +82,25 @@ class Place:
 
     # -- noise --
 
-    def measure(self, loss_scale: float) -> None:
-        """Predict the noise of the treatments from the last statistics, unless these have hardly changed."""
+    def measure(self, loss_scale: float) -> bool:
+        """Predict the noise of the treatments from the last statistics, unless these have hardly changed.
+
+        Returns:
+            True if it was predicted anew.
+        """
         energy = self.statistics.energy
         changed = not 1 / STEADY < energy / (self.energy or math.inf) < STEADY
         self.age += 1
-        if not self.known or self.age >= A_WHILE or changed:
+        anew = not self.known or self.age >= A_WHILE or changed
+        if anew:
             self.known, self.age, self.energy = True, 0, energy
             self.last = self._predicted(loss_scale)
-        # Weighed by energy, as the noise of a small gradient is small, whatever its share.
-        self.weighed = [RECENT * old + energy * new for old, new in zip(self.weighed, (*self.last, 1.0), strict=True)]
+        self.peak = max(*self.last, RECALL * self.peak)
+        # Weighed by energy, as the noise of a small gradient is small, whatever its share; but one batch never counts
+        # more than all before it: a single large gradient would hide for long what the usual ones have.
+        weight = min(energy, self.weighed[2] or energy)
+        self.weighed = [RECENT * old + weight * new for old, new in zip(self.weighed, (*self.last, 1.0), strict=True)]
+        return anew
 
     def _predicted(self, loss_scale: float) -> tuple[float, float]:
         """Return the noise-to-signal ratios in dX and dW, by the law of the last gradient."""
@@ -113,6 +121,14 @@ class Place:
     def noise_weight(self) -> float:
         """The noise-to-signal ratio of the treatment in the product for dW."""
         return self.weighed[1] / self.weighed[2] if self.weighed[2] else 0.0
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """All that an estimate of noise needs: ratios now and at worst, sums of growth, its least, and known or not."""
+        noise, weight = self.noise, self.noise_weight
+        doubt = self.peak / max(self.last) if max(self.last) else 1.0
+        worst = max(noise, doubt * self.last[0]), max(weight, doubt * self.last[1])
+        return noise, weight, *worst, *self.sums, self.least, float(self.known)
 
     def compare(self, predicted: float, measured: float, surprise: float) -> None:
         """Learn from a growth of energy that was measured, and from the one that was predicted, in logarithms.
@@ -141,9 +157,11 @@ class Place:
         self.level = level
         self._limit_zeros()
         if self.statistics.table is not None:
+            doubt = self.peak / max(self.last) if max(self.last) else 1.0
             self.statistics.set_numbers(loss_scale)
             self.known, self.weighed = False, [0.0, 0.0, 0.0]
             self.measure(loss_scale)
+            self.peak = doubt * max(self.last)
 
     def _limit_zeros(self) -> None:
         self.statistics.most_zeros = self._most_zeros(self.level) if self.level else 1.0
@@ -162,37 +180,13 @@ class Place:
         self.statistics.treats = treats
         self.statistics.be_ready()
 
-    # -- what was counted --
-
-    def take_outside(self) -> int:
-        """Return the gradients of the last step that were outside of the limits; they are counted once."""
-        limits = self.statistics.operand.limits
-        found = 0 if limits is None else int(limits[OUTSIDE])
-        if limits is not None and found:
-            limits[OUTSIDE] = 0
-            self.outside += found
-        return found
-
-    def counted(self) -> tuple[bool, bool]:
-        """Return whether gradients of the last step became NaN, and whether a scale clipped too many of them."""
-        nan = clipped = False
-        for name, site in self.statistics.operand.sites.items():
-            values = dict(zip(COUNTERS, site.counters.tolist(), strict=True))
-            now = values["nan"], values["clipped"], values["elements"]
-            before = self._counted.get(name, now)
-            self._counted[name] = now
-            news = [a - b for a, b in zip(now, before, strict=True)]
-            nan |= news[0] > 0
-            clipped |= bool(site.names) and news[1] > CLIPPED * max(news[2], 1)
-        return nan, clipped
-
     # -- saving --
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as plain values."""
         return {
             "treats": int(self.statistics.treats), "level": self.level, "clean": [self.clean, self.clean_step],
-            "noise": [*self.last, int(self.known), self.age, self.energy], "weighed": list(self.weighed),
+            "noise": [*self.last, int(self.known), self.age, self.energy, self.peak], "weighed": list(self.weighed),
             "growth": [*self.sums, self.least], "falls": [self.falls, self.earliest], "outside": self.outside,
             "watched": int(self.statistics.watched), "said": list(self.said),
         }  # fmt: skip
@@ -202,12 +196,11 @@ class Place:
         self.level = state["level"]
         self._limit_zeros()
         self.clean, self.clean_step = state["clean"]
-        *last, known, self.age, self.energy = state["noise"]
+        *last, known, self.age, self.energy, self.peak = state["noise"]
         self.last, self.weighed = (last[0], last[1]), list(state["weighed"])
         self.known, self.sums, self.least = bool(known), (state["growth"][0], state["growth"][1]), state["growth"][2]
         self.falls, self.earliest = state["falls"]
         self.outside, self.said = state["outside"], list(state["said"])
-        self.counted()  # what comes is counted from here on
         self.statistics.watched = bool(state["watched"])
         self.let(bool(state["treats"]))
 
@@ -215,7 +208,7 @@ class Place:
 def check_place(name: str, state: Any) -> None:
     """Refuse what is no state of a layer under a guard, in one sentence."""
     what = f"the guard of layer {name!r}"
-    lists = {"clean": 2, "noise": 5, "weighed": 3, "growth": 3, "falls": 2}
+    lists = {"clean": 2, "noise": 6, "weighed": 3, "growth": 3, "falls": 2}
     check_object(what, state, ("treats", "level", *lists, "outside", "watched", "said"))
     for key, most in (("treats", 1), ("level", len(KEPT) - 1), ("outside", 2**62), ("watched", 1)):
         check_whole(f"{key} of {what}", state[key], 0, most)

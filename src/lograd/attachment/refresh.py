@@ -17,6 +17,7 @@ from torch import Tensor
 from ..engine.operand import Operand
 from ..engine.slots import CPU, STRIDE
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..laws import Empirical
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
@@ -143,6 +144,9 @@ class OperandStatistics:
         """True if a guard measures the energy of the operand, and so needs each histogram."""
         self.most_zeros = 1.0
         """The most sparsity that a guard allows."""
+        self._counted: Tensor | None = None
+        self._law: Empirical
+        """The law of the histogram `_counted`: several numbers are read from one."""
 
     @property
     def joint(self) -> dict[Treatment, float]:
@@ -176,8 +180,10 @@ class OperandStatistics:
     def statistics(self, loss_scale: float) -> Statistics:
         """Return the statistics of the last full histogram, as they would be under this loss scale."""
         assert self.table is not None
-        taken = Statistics(LogHistogram(self.table).law(), self.masked, self.allotted | self._fewer())
-        return taken.scaled(loss_scale / self.loss_scale)
+        if self._counted is not self.table:
+            self._counted, self._law = self.table, LogHistogram(self.table).law()
+        taken = Statistics(self._law, self.masked, self.allotted | self._fewer())
+        return taken if loss_scale == self.loss_scale else taken.scaled(loss_scale / self.loss_scale)
 
     @property
     def pruning(self) -> list[Prune]:

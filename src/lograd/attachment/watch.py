@@ -14,9 +14,10 @@ import numpy as np
 
 from ..errors import LogradWarning, plural
 from ..files.checks import MAX_FLOAT
-from ..laws.law import Values
 from ..plan import Plan
+from .estimate import Estimate
 from .guard import Change, Guard
+from .news import News
 from .place import FORGETTING, KEPT, Place
 from .refresh import OperandStatistics
 from .travel import budget_of, travel_of
@@ -25,6 +26,13 @@ USUAL_BUDGET = 1.0
 """A noise as large as the minibatch's own: more than that is not worth its step."""
 INSIDE, AIM = 0.7, 0.85
 """Shares of the budget up to which layers are let in, and to which they fall back."""
+FREELY = 0.25
+"""The share of the budget up to which any number of layers is let in at once: four times as much noise still fits.
+
+Beyond it one layer is let in, then two, then four, as long as the noise that is found agrees with what was predicted.
+"""
+AGREES = 1.25
+"""The most noise that agrees with a prediction, as a factor of it: even the whole of INSIDE stays below the budget."""
 SURPRISE = float(np.log(4.0))
 """A growth of energy, as a logarithm, that counts at once, unless batches differ so much from each other."""
 SURE, CAREFUL = 2.0, 1.0
@@ -33,8 +41,6 @@ SPREAD = 0.3**2
 """The variance, in logarithms, of the energy of a layer from batch to batch, until it is known."""
 MEDIAN_SQUARE = 0.455
 """The median of the square of a standard normal number."""
-UNREACHED = 0.05
-"""Layers whose predicted growth is below this show by how much the loss itself has changed the energies."""
 SOON, LATER, SETTLED, COMPLETE = 4, 10, 50, 200
 """Steps from one reference to the next: at the beginning, after a change, and at most, while layers wait or not."""
 BEGINNING = 50
@@ -70,6 +76,10 @@ class Watch:
         """The step of the next reference, and the steps to the one after it."""
         self._pair, self._measured = -1, 0
         """The step that is compared with the reference before it, and comparisons so far."""
+        self._look = -1
+        """The step that takes statistics of all layers, as some were let in just before."""
+        self._allowed, self._expected = 1, 0.0
+        """Layers that may be let in at once, and the noise predicted when some were; 0 once it was found."""
         self._untreated = True
         """True if no gradient is treated in the step that is running."""
         self._reach = 0.0
@@ -80,6 +90,7 @@ class Watch:
         """The noise of all layers together at that time, as a logarithm."""
         for place in self._all:
             place.let(False)
+        self._news = News(self._all)
 
     def __repr__(self) -> str:
         return f"Watch({self.summary()})"
@@ -89,7 +100,10 @@ class Watch:
     @property
     def noise(self) -> float:
         """The noise of the plan as it is in force, in units of the minibatch's own variance."""
-        return self._total(self._inside, self._travels())
+        return self._estimate().noise
+
+    def _estimate(self) -> Estimate:
+        return Estimate(self._travel, self._all, self._spread, self._loudness)
 
     @property
     def measures(self) -> bool:
@@ -120,38 +134,9 @@ class Watch:
             return ""
         return f"guard: {place.status}, own noise {max(place.noise, place.noise_weight):.2g} of its energy"
 
-    @property
-    def _inside(self) -> Values:
-        return np.array([place.statistics.treats for place in self._all], dtype=np.float64)
-
-    def _ratios(self, inside: Values) -> tuple[Values, Values]:
-        """Return the noise-to-signal ratios in dX and dW, where layers with 1 are treated and those with 0 are not."""
-        noise, weight = (np.array([getattr(place, name) for place in self._all]) for name in ("noise", "noise_weight"))
-        return noise * inside, weight * inside
-
-    def _travels(self, errors: float = 0.0) -> Values:
-        """Return the travel of noise to each layer, so many standard errors above what was measured."""
-        found = [place.travel + errors * (self._spread / place.sums[1]) ** 0.5 for place in self._all]
-        return np.maximum(found, 0.0)
-
-    def _total(self, inside: Values, travel: Values) -> float:
-        """Return the noise of the plan with these layers treated."""
-        noise, weight = self._ratios(inside)
-        return self._travel.total(self._shares(noise, weight, travel)) if self._all else 0.0
-
-    @property
-    def _exceeds(self) -> bool:
-        """True if there is surely more noise than the budget allows."""
-        return self._total(self._inside, self._travels(-SURE)) > self.budget
-
-    def _shares(self, noise: Values, weight: Values, travel: Values) -> Values:
-        """Return the noise of each layer: predicted growth times its travel, or the growth that nobody expected."""
-        growth = travel * self._travel.growth(noise)
-        if self._loudness:
-            unexpected = np.array([place.least for place in self._all]) / self._loudness
-            growth = np.maximum(growth, unexpected * np.log1p(noise).sum())
-        # None arrives where no gradient came by, as in front of all that is learned.
-        return np.where([place.known for place in self._all], self._travel.shares(growth, noise, weight), 0.0)
+    def _exceeds(self, estimate: Estimate) -> bool:
+        """Return True if there is surely more noise than the budget allows."""
+        return estimate.total(estimate.inside, estimate.travels(-SURE)) > self.budget
 
     # -- steps --
 
@@ -166,9 +151,7 @@ class Watch:
         Args:
             scaled: True under loss scaling, where NaN are expected.
         """
-        strange = [place for place in self._all if place.take_outside()]
-        counted = {place.name: place.counted() for place in self._all}
-        clipped = [place for place in self._all if counted[place.name][1] and place not in strange]
+        strange, clipped, broken = self._news.take()
         for place in (*strange, *clipped):
             place.statistics.be_ready()
             place.clean_step = -1
@@ -181,14 +164,12 @@ class Watch:
                   "passed through untreated, and statistics are taken anew")  # fmt: skip
         self._say(step, "clipped", clipped, "was clipped by a scale that is out of date; statistics are taken anew")
         if not scaled:
-            broken = [place for place in self._all if counted[place.name][0]]
             self._say(step, "nan", broken, "has NaN after its treatment")
 
     def judge(self, step: int, loss_scale: float) -> None:
         """Decide by the statistics that a step has delivered."""
         fresh = [place for place in self._all if place.statistics.step == step]
-        for place in fresh:
-            place.measure(loss_scale)
+        anew = [place.measure(loss_scale) for place in fresh]
         if self._untreated:
             for place in fresh:
                 place.clean, place.clean_step = place.log_energy, step
@@ -201,48 +182,38 @@ class Watch:
         elif step == self._pair:
             self._compare(step)
             self._decide(step, loss_scale)
-        elif not self.measures:
+        elif self.measures:
+            estimate = self._estimate()
+            self._verify(step, estimate)
+            if any(anew) and self._exceeds(estimate):
+                self._fall_back(step, loss_scale)
+        elif any(anew) or not self._settled:
             self._count()
             self._decide(step, loss_scale)
-        else:
-            self._verify(step)
-            if self._exceeds:
-                self._fall_back(step, loss_scale)
+
+    @property
+    def _settled(self) -> bool:
+        """True if all layers are treated as asked for, and as predicted."""
+        return not self._expected and all(place.statistics.treats and not place.level for place in self._all)
 
     def prepare(self, step: int) -> None:
         """Make the next step a reference, or let it take the statistics that are held against one, where due."""
-        was_untreated = self._untreated
-        reference = self.measures and step >= self._next and step != self._pair and bool(self._inside.any())
-        for place in self._all:
+        was_untreated, measures = self._untreated, self.measures
+        treats = any(place.statistics.treats for place in self._all)
+        reference = measures and step >= self._next and step != self._pair and treats
+        collects = reference or step == self._look or (measures and step == self._pair)
+        for place in self._all if collects or was_untreated else ():
             if reference:
                 place.statistics.operand.set_ready(False)
             elif was_untreated:
                 place.statistics.be_ready()
-            if reference or (self.measures and step == self._pair):
+            if collects:
                 place.statistics.collect()  # of all elements, also where a sample was asked for
         if reference:
             self._next = step + self._interval
         self._untreated = not any(place.statistics.operand.ready for place in self._all)
 
     # -- growth --
-
-    def _growths(self, step: int, most: int) -> tuple[list[int], Values, Values]:
-        """Return the layers with statistics of this step, the predicted and the measured growth of each.
-
-        Args:
-            most: the most steps since the reference.
-        """
-        which = [
-            index for index, place in enumerate(self._all)
-            if place.statistics.step == step and place.clean_step >= 0 and step - place.clean_step <= most
-        ]  # fmt: skip
-        predicted = self._travel.growth(self._ratios(self._inside)[0])[which]
-        found = np.array([self._all[index].log_energy - self._all[index].clean for index in which])
-        if which:
-            # A loss that grows is no noise: it is in all layers, also in those that no noise reaches.
-            reached = predicted <= max(UNREACHED, float(predicted.min()))
-            found = found - np.median(found[reached])
-        return which, predicted, found
 
     def _count(self) -> None:
         self._measured += 1
@@ -251,8 +222,9 @@ class Watch:
 
     def _compare(self, step: int) -> None:
         self._count()
-        which, predicted, found = self._growths(step, 1)
-        unexpected = found - self._travels()[which] * predicted
+        estimate = self._estimate()
+        which, predicted, found = estimate.growths(step, 1)
+        unexpected = found - estimate.travels()[which] * predicted
         for index, expected, measured in zip(which, predicted.tolist(), found.tolist(), strict=True):
             self._all[index].compare(expected, measured, self._surprise)
         if which:
@@ -260,80 +232,104 @@ class Watch:
             spread = min(float(np.median(unexpected**2)) / MEDIAN_SQUARE, SURPRISE**2)
             self._spread = FORGETTING * self._spread + (1 - FORGETTING) * spread
         self._reach = float(predicted.max(initial=0.0))
-        self._loudness = float(np.log1p(self._ratios(self._inside)[0]).sum())
+        self._loudness = float(np.log1p(estimate.ratios(estimate.inside)[0]).sum())
 
     @property
     def _surprise(self) -> float:
         return float(max(SURPRISE, 4 * self._spread**0.5))
 
-    def _verify(self, step: int) -> None:
+    def _verify(self, step: int, estimate: Estimate) -> None:
         """Take a reference at once where energies are far from those of the last one."""
-        which, predicted, found = self._growths(step, COMPLETE + 1)
-        if which and float(np.max(found - self._travels()[which] * predicted)) > self._surprise:
+        which, predicted, found = estimate.growths(step, COMPLETE + 1)
+        if which and float(np.max(found - estimate.travels()[which] * predicted)) > self._surprise:
             self._next = min(self._next, step + 1)
 
     # -- decisions --
 
     def _decide(self, step: int, loss_scale: float) -> None:
-        before = self.made
+        before, estimate = self.made, self._estimate()
         every = np.ones(len(self._all))
-        watched = self._total(every, every) > INSIDE * self.budget
+        watched = estimate.total(every, every) > INSIDE * self.budget
         for place in self._all:
             place.statistics.watched = watched
-        if self._exceeds:
+        checked = self._expected > 0
+        if checked:
+            agrees = estimate.noise <= max(AGREES * self._expected, FREELY * self.budget)
+            self._allowed = min(2 * self._allowed, len(self._all)) if agrees else 1
+            self._expected = 0.0
+        if self._exceeds(estimate):
             self._fall_back(step, loss_scale)
-        self._let_in(step, loss_scale, watched)
+        if not self._settled:
+            self._let_in(step, loss_scale, watched)
         if self.made > before:
             self._interval = SOON if step < BEGINNING else LATER
-        elif step == self._pair:
+        elif step == self._pair and not checked:
             self._interval = min(2 * self._interval, SETTLED if self.waiting else COMPLETE)
-        self._next = step + self._interval
+        self._next = step + (1 if self._expected else self._interval)
 
     def _let_in(self, step: int, loss_scale: float, watched: bool) -> None:
         """Let layers in, those with least noise first, as far as the noise of all stays inside the budget."""
-        inside = self._inside
+        estimate, admitted = self._estimate(), 0
         most = max(float(np.log1p(self.budget)), 2 * self._reach) if watched else np.inf
+        travel = estimate.travels(CAREFUL if watched else 0.0)  # unwatched, it fits even without loss on the way
         for index in sorted(range(len(self._all)), key=lambda index: (self._all[index].noise, index)):
             place, before = self._all[index], self._all[index].status
             returns = place.level > 0 or not place.statistics.treats
             if not place.known or not returns or self._measured < place.earliest:
                 continue
-            level, weighed = place.level, place.weighed
-            self._fit_alone(place, index, loss_scale)
+            inside = estimate.inside.copy()
             inside[index] = 1.0
-            reach = float(self._travel.growth(self._ratios(inside)[0]).max(initial=0.0))
-            if self._total(inside, self._travels(CAREFUL)) <= INSIDE * self.budget and reach <= most:
+            free = estimate.total(inside, np.maximum(travel, 1.0), pessimistic=True) <= FREELY * self.budget
+            if admitted >= self._allowed and (place.level or not free):
+                continue
+            level, kept = place.level, (place.weighed, place.peak)
+            self._fit_alone(place, index, loss_scale, estimate)
+            reach = float(estimate.growth(inside).max(initial=0.0))
+            if estimate.total(inside, travel, pessimistic=True) <= INSIDE * self.budget and reach <= most:
+                admitted += not free
                 place.let(True)
                 self._note(step, place, before, "fits")
-            elif not place.statistics.treats:
-                inside[index] = 0.0
-            elif place.level != level:
+            elif place.statistics.treats and place.level != level:
                 place.set_level(level, loss_scale)
             if place.statistics.treats and place.level == level:
-                place.weighed = weighed
+                place.weighed, place.peak = kept
+            estimate.update(index)
+        if admitted:
+            self._expected = estimate.total(estimate.inside, travel, pessimistic=True)
+            self._allowed, self._look = admitted, step + 1
 
-    def _fit_alone(self, place: Place, index: int, loss_scale: float) -> None:
+    def _fit_alone(self, place: Place, index: int, loss_scale: float, estimate: Estimate) -> None:
         """Choose the most zeros with which the layer alone would stay inside the budget; not fewer than it has now."""
         alone, quiet = np.zeros(len(self._all)), np.zeros(len(self._all))
         alone[index] = 1.0
         last = place.level if place.statistics.treats else len(KEPT)
         if place.level:
             place.set_level(0, loss_scale)
-        while self._total(alone, quiet) > INSIDE * self.budget and place.can_prune_less and place.level < last:
+            estimate.update(index)
+        while (
+            place.level < last
+            and place.can_prune_less
+            and estimate.total(alone, quiet, pessimistic=True) > INSIDE * self.budget
+        ):
             place.set_level(place.level + 1, loss_scale)
+            estimate.update(index)
 
     def _fall_back(self, step: int, loss_scale: float) -> None:
         """Take the noise out that matters most, until it is inside the budget again, and say so."""
-        noise, fallen = self.noise, list[Place]()
-        worst = self._worst()
-        while self.settings.fall_back and self.noise > AIM * self.budget and self._inside.any():
-            place = self._all[self._loudest()]
+        estimate, fallen = self._estimate(), list[Place]()
+        noise = estimate.noise
+        worst = self._all[int(np.argmax(estimate.shares(estimate.inside, estimate.travels())))]
+        self._allowed, self._expected = 1, 0.0
+        while self.settings.fall_back and estimate.noise > AIM * self.budget and estimate.inside.any():
+            index = estimate.loudest
+            place = self._all[index]
             before = place.status
             place.falls, place.earliest = place.falls + 1, self._measured + QUIET * 2 ** min(place.falls, 6)
             if place.can_prune_less and place not in fallen:
                 place.set_level(place.level + 1, loss_scale)
             else:
                 place.let(False)
+            estimate.update(index)
             fallen = [*fallen, place]
             self._note(step, place, before, "noise")
         names = ", ".join(dict.fromkeys(place.name for place in fallen))
@@ -342,20 +338,6 @@ class Watch:
             return  # while layers are being let in, a step back is no news
         self._say(step, "noise", [worst], f"gets noise of {noise:.2g} times the minibatch's own variance, above the "
                   f"budget of {self.budget:g}{done}")  # fmt: skip
-
-    def _worst(self) -> Place:
-        noise, weight = self._ratios(self._inside)
-        return self._all[int(np.argmax(self._shares(noise, weight, self._travels())))]
-
-    def _loudest(self) -> int:
-        """Return the treated layer without which there is least noise."""
-        inside = self._inside
-        found = {}
-        for index in np.flatnonzero(inside).tolist():
-            without = inside.copy()
-            without[index] = 0.0
-            found[index] = (self._total(without, self._travels()), -self._all[index].noise)
-        return min(found, key=found.__getitem__)
 
     def _note(self, step: int, place: Place, before: str, cause: str) -> None:
         if place.status != before:
@@ -379,8 +361,16 @@ class Watch:
         return {
             "references": self.references,
             "made": self.made,
-            "schedule": [self._next, self._interval, self._pair, self._measured, int(self._untreated)],
-            "measured": [self._reach, self._loudness, self._spread],
+            "schedule": [
+                self._next,
+                self._interval,
+                self._pair,
+                self._measured,
+                int(self._untreated),
+                self._look,
+                self._allowed,
+            ],
+            "measured": [self._reach, self._loudness, self._spread, self._expected],
             "changes": [list(change) for change in self.changes],
             "layers": {place.name: place.state() for place in self._all},
         }
@@ -388,9 +378,9 @@ class Watch:
     def load(self, state: dict[str, Any], loss_scale: float) -> None:
         """Go on from the `state` of another; layers that it does not have wait for their statistics."""
         self.references, self.made = state["references"], state["made"]
-        self._next, self._interval, self._pair, self._measured, untreated = state["schedule"]
+        self._next, self._interval, self._pair, self._measured, untreated, self._look, self._allowed = state["schedule"]
         self._untreated = bool(untreated)
-        self._reach, self._loudness, self._spread = state["measured"]
+        self._reach, self._loudness, self._spread, self._expected = state["measured"]
         self.changes = [Change(*change) for change in state["changes"]]
         for place in self._all:
             if place.name in state["layers"]:
@@ -398,3 +388,4 @@ class Watch:
             place.statistics.set_limits(loss_scale)
             if self._untreated:
                 place.statistics.operand.set_ready(False)
+        self._news.take()  # what comes is counted from here on
