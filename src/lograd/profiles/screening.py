@@ -192,7 +192,7 @@ class _Look:
         if FASTEST in self.timer.times:
             fastest = self.timer.times[FASTEST].step
             if normalizes(self.timer.model):
-                saved = self.timer.saved_by_normalization(FASTEST, 0, WHOLE)
+                saved = self.timer.saved_by_normalization(FASTEST, WHOLE)
                 extras, fastest = {"normalization": saved}, fastest - saved
         times = self.timer.times
         layers = {DENSE: times[DENSE].layers} | {name: self._open(name, told) for name in told if name in times}
