@@ -9,8 +9,8 @@ Parts:
 - noise: the guard's own figure beside `lograd.variance` at the same weights.
 
 A finished part of a case is kept in a folder and not measured again, so that processes side by side, each with its own
-`--only` network, share the work and a stopped one goes on.  Writes benchmarks/results/guard.json and guard.md, of all parts that
-are finished.
+`--only` network, share the work and a stopped one goes on.  Writes benchmarks/results/guard.json and guard.md, of all
+parts that are finished.
 """
 
 from __future__ import annotations

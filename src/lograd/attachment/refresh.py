@@ -209,7 +209,10 @@ class OperandStatistics:
     def set_limits(self, loss_scale: float, statistics: Statistics | None = None) -> None:
         """Write the limits of the operand's size, where a guard watches it and its numbers depend on that."""
         if self.operand.limits is not None and self.operand.has_statistics and self.table is not None:
-            size = (statistics or self.statistics(loss_scale)).moment(1)
+            taken = statistics or self.statistics(loss_scale)
+            edges = taken.law.edges
+            # E|g| by the middles of bins, in a sixth of the time that the exact moment takes: limits are wide.
+            size = (1 - taken.zero_share) * float(taken.law.shares @ (edges[1:] + edges[:-1])) / 2
             self.operand.set_limits(size / SIZE_LIMIT, size * SIZE_LIMIT)
 
     def be_ready(self) -> None:
