@@ -14,7 +14,7 @@ from torch import nn
 
 from lograd import Guard
 from lograd.data import digits
-from lograd.models import CharTransformer, CifarResNet, MobileNetV2
+from lograd.models import CharTransformer, CifarResNet, MobileNetV2, ResNet18
 
 from ..predictions import Batch, characters, text
 
@@ -83,7 +83,17 @@ NETWORKS = {
         "character transformer of width 64", lambda classes: CharTransformer(characters(), 64, 3, 4, 64), _sentences,
         torch.optim.Adam, 2e-3, "layers.1.down",
     ),
+    "wide resnet": Network(
+        "ResNet18 of width 32, batch 32", lambda classes: ResNet18(classes, 32), partial(images, 32), SGD, 0.05,
+        "blocks.4.conv1",
+    ),
+    "wide transformer": Network(
+        "character transformer of width 256, 8 x 64", lambda classes: CharTransformer(characters(), 256, 4, 4, 64),
+        lambda settings, generator: text(8, 64, generator), torch.optim.Adam, 1e-3, "layers.1.down",
+    ),
 }  # fmt: skip
+SMALL = ("mobilenet", "resnet", "transformer")
+"""The networks that are trained many times; of the others steps are timed."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,6 @@ PLANTED = (
     Case("a layer times 1e6", "resnet", "fp6", **SCALED | {"budget": None}),
     Case("a layer times 1e6", "transformer", "fp6", **SCALED | {"budget": None}),
 )
-QUIET = tuple(Case("quiet", network, recipe) for network in NETWORKS for recipe in ("int8-full", "fp6"))
+QUIET = tuple(Case("quiet", network, recipe) for network in SMALL for recipe in ("int8-full", "fp6"))
 COST = tuple(Case("cost", network, recipe) for network in NETWORKS for recipe in ("int8-full", "prune80"))
-NOISE = tuple(Case("noise", network, recipe) for network in NETWORKS for recipe in ("int4-ptq", "prune70"))
+NOISE = tuple(Case("noise", network, recipe) for network in SMALL for recipe in ("int4-ptq", "prune70"))
