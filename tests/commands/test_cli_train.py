@@ -325,6 +325,16 @@ def test_lines_for_logs_tell_rate_and_remaining_time(capsys):
     )
 
 
+def test_the_rate_of_a_run_after_another_is_its_own(capsys):
+    times = iter([0.0, 10.0, 20.0, 24.0])
+    show = Lines(lambda: next(times))
+    show(Status(7, 9, 1.0, 0.0))  # resumed
+    show(Status(9, 9, 1.0, 0.0))
+    show(Status(1, 9, 1.0, 0.0))
+    show(Status(5, 9, 1.0, 0.0, (line("test", 5, accuracy=0.25),)))
+    assert "1.0 steps/s, 0:00:04 left" in capsys.readouterr().err
+
+
 def test_the_bar_shows_the_newest_numbers(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with display("charlm", quiet=False) as bar:

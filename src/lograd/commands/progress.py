@@ -48,24 +48,30 @@ def saying(text: str, show: Show | None) -> Show:
     return show_and_say
 
 
+def begins(step: int, last: int | None) -> bool:
+    """Return True if a step is the first of a run: a resumed one does not start at 0, and others may follow it."""
+    return last is None or step < last
+
+
 class Bar:
     """Step, rate, remaining time, and the newest numbers."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self.progress = progress
         self.task = progress.add_task(title, total=None, numbers="")
-        self.started = False
+        self.last: int | None = None
         self.train = self.test = ""
 
     def __call__(self, status: Status) -> None:
-        if not self.started:  # a resumed run does not start at 0, and its rate is that of this process
-            self.started = True
+        if begins(status.step, self.last):
+            self.train = self.test = ""
             self.progress.reset(self.task, total=status.total, completed=status.step)
         for line in status.lines:
             if line["kind"] != "guard":
                 setattr(self, line["kind"], words(line, status.metric))
         numbers = "; ".join(part for part in (self.train or f"loss {status.loss:.3f}", self.test) if part)
         self.progress.update(self.task, completed=status.step, numbers=numbers)
+        self.last = status.step
 
 
 class _Rate(ProgressColumn):
@@ -78,12 +84,14 @@ class Lines:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.start: tuple[int, float] | None = None
+        self.start = 0, 0.0
+        self.last: int | None = None
 
     def __call__(self, status: Status) -> None:
         now = self.clock()
-        if self.start is None:
+        if begins(status.step, self.last):
             self.start = status.step, now
+        self.last = status.step
         for line in status.lines:
             if line["kind"] == status.metric.kind:
                 rate = (status.step - self.start[0]) / max(now - self.start[1], 1e-9)
