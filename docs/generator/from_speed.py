@@ -31,6 +31,23 @@ def time_to_accuracy() -> str:
     return table(["network", "dense reaches", "fast at its end", *COLUMNS.values()], lines)
 
 
+def times_sooner() -> str:
+    """A line for each network, the threads beside each other."""
+    lines = []
+    for result in found().values():
+        rows = {row["threads"]: row for row in result["tables"][0]["rows"]}
+        metric = list(rows[1])[5]
+        sooner = [_with_spread(rows[threads]) if threads in rows else "" for threads in (1, 2)]
+        lines.append([_network(result), f"{metric.removesuffix(', dense')} {rows[1][metric]}", *sooner])
+    return table(["network", "dense reaches", "times sooner, 1 thread", "2 threads"], lines, words=2)
+
+
+def _with_spread(row: Row) -> str:
+    if row["times sooner"] is None:
+        return "not reached"
+    return row["times sooner"] + (f" ± {row['spread over seeds']}" if row["spread over seeds"] is not None else "")
+
+
 def curves() -> str:
     """The charts of all networks, one thread and two."""
     lines = []
@@ -47,5 +64,7 @@ def _network(result: Row) -> str:
     return f"{settings['model']}, width {settings['width']}{pixels}, batch {settings['batch']}"
 
 
-BLOCKS: dict[str, Maker] = {"time-to-accuracy": time_to_accuracy, "accuracy-over-seconds": curves}
+BLOCKS: dict[str, Maker] = {
+    "time-to-accuracy": time_to_accuracy, "times-sooner": times_sooner, "accuracy-over-seconds": curves,
+}  # fmt: skip
 """A function for each name of a block."""
