@@ -55,6 +55,8 @@ STRENGTHS = (80, 85, 90, 95)
 """Sparsities of plans beside the frontier, in percent."""
 WRONG_LABELS = 0.3
 BATCHES = 12
+REPEATS = 4
+"""Draws for each batch."""
 TURNS = 3
 """Comparisons with the plain step, each of several steps."""
 
@@ -157,10 +159,10 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 class Network:
     """A network after some steps of training, its batches, its profile, and plans for it."""
 
-    def __init__(self, case: Case, steps: int, firsts: int, draws: int) -> None:
+    def __init__(self, case: Case, steps: int, firsts: int) -> None:
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(0)
-        self.case, self.model, self.firsts, self.draws = case, case.build(), firsts, draws
+        self.case, self.model, self.firsts = case, case.build(), firsts
         optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -231,7 +233,7 @@ class Network:
         """Measure rho and pi with thresholds of one batch."""
         batches = self.batches[first:] + self.batches[:first]
         found = lograd.variance(
-            self.model, batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=self.draws, contributions=False,
+            self.model, batches, plan, loss_fn, steps=BATCHES, treated=BATCHES, repeats=REPEATS, contributions=False,
             progress=False,
         ).total  # fmt: skip
         unit, moved = self.task.problem.unit, 0.0
@@ -353,7 +355,6 @@ def main(
     firsts: int = typer.Option(
         3, min=1, max=BATCHES, help="Batches that give thresholds, in turn, where variance is compared."
     ),
-    draws: int = typer.Option(4, min=1, help="Draws of random numbers for each batch."),
     threads: int = typer.Option(1, min=1, max=256, help="Threads."),
     folder: Path = typer.Option(Path("runs/predictions"), help="Where finished parts are kept."),
     save: bool = typer.Option(True, help="Write benchmarks/results/predictions.*."),
@@ -371,7 +372,7 @@ def main(
         path = folder / f"{case.name.replace(' ', '-').replace(',', '')}-{threads}.json"
         done = json.loads(path.read_text()) if path.exists() else {"name": case.name, "threads": threads}
         left = [part for part in wanted if part not in done]
-        network = Network(case, steps, firsts, draws) if left else None
+        network = Network(case, steps, firsts) if left else None
         for part in left:
             assert network is not None
             done[part] = MEASURES[part](network)
@@ -382,8 +383,8 @@ def main(
     print(text)
     what = (
         f"Mixed plans, predicted and measured, after {steps} steps of training. rho: added variance in units of the "
-        f"minibatch's, over draws of {BATCHES} batches with thresholds from one of them; mean and spread over "
-        "several such batches. pi: the squared change by a rounded forward. Times are minima of forward and "
+        f"minibatch's, over {REPEATS} draws of {BATCHES} batches with thresholds from one of them; mean and spread "
+        "over several such batches. pi: the squared change by a rounded forward. Times are minima of forward and "
         "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
