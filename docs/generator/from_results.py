@@ -154,40 +154,10 @@ def theory() -> str:
 
 # ------------------------------------------------------------------------------------------------------------- accuracy
 
-LEARNING = {"learning-resnet18": "ResNet18", "learning-resnet20": "ResNet-20"}
 
-
-def accuracy() -> str:
-    """Difference to the dense run, in points, for the plans with the least noise that begin late."""
-    lines = []
-    for file, network in LEARNING.items():
-        found = experiment(file)
-        settings, rows = found["settings"], found["rows"]
-        dense = next(row for row in rows if row["case"] == "dense")
-        words = f"{network}, width {settings['width']}, {_epochs(settings)}, dense {mean(dense['accuracy']):.1f} %"
-        for share in (80, 85, 90):
-            same = [row for row in rows if row["case"] == f"noise-late-{share}"]
-            steps, time = (
-                [row for row in same if row["compared at"] == kind] for kind in ("equal steps", "equal time")
-            )
-            gain = steps[0]["steps in the time of a dense one"]
-            asked = f"{share} % from step {settings['start']} on"
-            lines.append([words, asked, f"{gain:.2f}" if gain else "", _points(steps), _points(time)])
-            words = ""
-    columns = ["network", "asked", "step, times faster", "points at equal steps", "points at equal time"]
-    return table(columns, lines, words=2)
-
-
-def _epochs(settings: Row) -> str:
-    count: int = settings["epochs"]
-    return f"{count} epoch" + "s" * (count > 1)
-
-
-def _points(rows: list[Row]) -> str:
+def _points(row: Row) -> str:
     """Mean and spread over seeds of the difference to the dense run of the same seed."""
-    if not rows:
-        return ""
-    differences: list[float] = rows[0]["difference"]
+    differences: list[float] = row["difference"]
     spread = f" ± {stdev(differences):.1f}" if len(differences) > 1 else ""
     return f"{mean(differences):+.1f}{spread}"
 
@@ -199,7 +169,7 @@ def _learning(file: str) -> str:
         lines.append([
             row["title"], row["compared at"], row["steps"], len(row["seeds"]),
             f"{100 * row['sparsity']:.1f} %", f"{mean(row['accuracy']):.2f} %",
-            "" if row["case"] == "dense" else _points([row]),
+            "" if row["case"] == "dense" else _points(row),
             "" if gain is None else f"{gain:.2f}", "" if noise is None else f"{noise:.1f}",
         ])  # fmt: skip
     columns = [
@@ -321,7 +291,6 @@ BLOCKS: dict[str, Maker] = {
     "memory": memory,
     "operator-speed": operator_speed,
     "theory": theory,
-    "accuracy": accuracy,
     "learning-resnet18": learning_resnet18,
     "learning-resnet20": learning_resnet20,
     "noise": noise,

@@ -45,7 +45,8 @@ def times_sooner() -> str:
 def _with_spread(row: Row) -> str:
     if row["times sooner"] is None:
         return "not reached"
-    return row["times sooner"] + (f" ± {row['spread over seeds']}" if row["spread over seeds"] is not None else "")
+    spread = "" if row["spread over seeds"] is None else f" ± {row['spread over seeds']}"
+    return f"{row['times sooner']}{spread}"
 
 
 def curves() -> str:
