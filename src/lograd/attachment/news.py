@@ -47,7 +47,7 @@ class News:
         self._before: NDArray[np.int64] | None = None
 
     def take(self) -> Found:
-        """Return what is new since the last call; nothing is at the first."""
+        """Return what is new since the last call; the first call returns nothing."""
         strange = self._outside()
         if not self._sites:
             return Found(strange, [], [])

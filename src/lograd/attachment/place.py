@@ -47,8 +47,8 @@ class Place:
         """The logarithm of the energy in the last step in which no gradient was treated, and that step."""
         self.last, self.weighed = (0.0, 0.0), [0.0, 0.0, 0.0]
         """The noise-to-signal ratios of the last prediction, and sums of them weighed by energy, and of energy."""
-        self.peak = 0.0
-        """The largest of these ratios of late; it fades."""
+        self.peak = (0.0, 0.0)
+        """The largest of these ratios of late; they fade."""
         self.known, self.age, self.energy = False, 0, 0.0
         self.sums = PRIOR
         """Decaying sums of (predicted growth) (measured growth) and (predicted growth)^2, in logarithms."""
@@ -95,7 +95,7 @@ class Place:
         if anew:
             self.known, self.age, self.energy = True, 0, energy
             self.last = self._predicted(loss_scale)
-        self.peak = max(*self.last, RECALL * self.peak)
+        self.peak = _larger(self.last, self.peak, RECALL)
         # Weighed by energy, as the noise of a small gradient is small, whatever its share; but one batch never counts
         # more than all before it: a single large gradient would hide for long what the usual ones have.
         weight = min(energy, self.weighed[2] or energy)
@@ -125,10 +125,8 @@ class Place:
     @property
     def figures(self) -> tuple[float, ...]:
         """All that an estimate of noise needs: ratios now and at worst, sums of growth, its least, and known or not."""
-        noise, weight = self.noise, self.noise_weight
-        doubt = self.peak / max(self.last) if max(self.last) else 1.0
-        worst = max(noise, doubt * self.last[0]), max(weight, doubt * self.last[1])
-        return noise, weight, *worst, *self.sums, self.least, float(self.known)
+        now = self.noise, self.noise_weight
+        return *now, *_larger(now, self.peak), *self.sums, self.least, float(self.known)
 
     def compare(self, predicted: float, measured: float, surprise: float) -> None:
         """Learn from a growth of energy that was measured, and from the one that was predicted, in logarithms.
@@ -153,15 +151,23 @@ class Place:
     # -- what the guard lets it do --
 
     def set_level(self, level: int, loss_scale: float) -> None:
-        """Prune to the sparsity of a level, and predict the noise anew."""
+        """Prune to the sparsity of a level, and predict the noise anew.
+
+        Noise that was seen before changes as that of the last gradient does, and is no less than it; where the last
+        gradient had none, nothing is known.
+        """
+        counted = self.statistics.table is not None
+        before = max(self._predicted(loss_scale)) if counted else 0.0
         self.level = level
         self._limit_zeros()
-        if self.statistics.table is not None:
-            doubt = self.peak / max(self.last) if max(self.last) else 1.0
+        if counted:
             self.statistics.set_numbers(loss_scale)
-            self.known, self.weighed = False, [0.0, 0.0, 0.0]
-            self.measure(loss_scale)
-            self.peak = doubt * max(self.last)
+            self.last = self._predicted(loss_scale)
+            self.known, self.age, self.energy = True, 0, self.statistics.energy
+            factor = max(self.last) / before if 0 < before < math.inf else 1.0
+            noise = _larger(self.last, (self.noise, self.noise_weight), factor)
+            self.weighed = [noise[0] * self.weighed[2], noise[1] * self.weighed[2], self.weighed[2]]
+            self.peak = _larger(self.last, self.peak, factor)
 
     def _limit_zeros(self) -> None:
         self.statistics.most_zeros = self._most_zeros(self.level) if self.level else 1.0
@@ -186,7 +192,7 @@ class Place:
         """Return all that a resumed run needs, as plain values."""
         return {
             "treats": int(self.statistics.treats), "level": self.level, "clean": [self.clean, self.clean_step],
-            "noise": [*self.last, int(self.known), self.age, self.energy, self.peak], "weighed": list(self.weighed),
+            "noise": [*self.last, int(self.known), self.age, self.energy, *self.peak], "weighed": list(self.weighed),
             "growth": [*self.sums, self.least], "falls": [self.falls, self.earliest], "outside": self.outside,
             "watched": int(self.statistics.watched), "said": list(self.said),
         }  # fmt: skip
@@ -196,7 +202,8 @@ class Place:
         self.level = state["level"]
         self._limit_zeros()
         self.clean, self.clean_step = state["clean"]
-        *last, known, self.age, self.energy, self.peak = state["noise"]
+        *last, known, self.age, self.energy, peak, peak_weight = state["noise"]
+        self.peak = peak, peak_weight
         self.last, self.weighed = (last[0], last[1]), list(state["weighed"])
         self.known, self.sums, self.least = bool(known), (state["growth"][0], state["growth"][1]), state["growth"][2]
         self.falls, self.earliest = state["falls"]
@@ -205,10 +212,15 @@ class Place:
         self.let(bool(state["treats"]))
 
 
+def _larger(one: tuple[float, float], other: tuple[float, float], factor: float = 1.0) -> tuple[float, float]:
+    """Return the larger ratios of two pairs, of which the second is multiplied by a factor."""
+    return max(one[0], factor * other[0]), max(one[1], factor * other[1])
+
+
 def check_place(name: str, state: Any) -> None:
     """Refuse what is no state of a layer under a guard, in one sentence."""
     what = f"the guard of layer {name!r}"
-    lists = {"clean": 2, "noise": 6, "weighed": 3, "growth": 3, "falls": 2}
+    lists = {"clean": 2, "noise": 7, "weighed": 3, "growth": 3, "falls": 2}
     check_object(what, state, ("treats", "level", *lists, "outside", "watched", "said"))
     for key, most in (("treats", 1), ("level", len(KEPT) - 1), ("outside", 2**62), ("watched", 1)):
         check_whole(f"{key} of {what}", state[key], 0, most)

@@ -95,7 +95,7 @@ class Measured(Travel):
 def travel_of(plan: Plan, names: Sequence[str]) -> Travel:
     """Return how noise travels between the layers of these names: measured, where the plan knows all of them."""
     expected = plan.expected
-    if expected is None or expected.energies is None or not set(names) <= set(expected.layers):
+    if not names or expected is None or expected.energies is None or not set(names) <= set(expected.layers):
         return Bound()
     return Measured(expected.energies.among([expected.layers.index(name) for name in names]), expected.unit)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import LogradWarning, plural
 from ..files.checks import MAX_FLOAT
+from ..laws.law import Values
 from ..plan import Plan
 from .estimate import Estimate
 from .guard import Change, Guard
@@ -27,10 +28,7 @@ USUAL_BUDGET = 1.0
 INSIDE, AIM = 0.7, 0.85
 """Shares of the budget up to which layers are let in, and to which they fall back."""
 FREELY = 0.25
-"""The share of the budget up to which any number of layers is let in at once: four times as much noise still fits.
-
-Beyond it one layer is let in, then two, then four, as long as the noise that is found agrees with what was predicted.
-"""
+"""The share of the budget up to which any number of layers is let in at once: four times as much noise still fits."""
 AGREES = 1.25
 """The most noise that agrees with a prediction, as a factor of it: even the whole of INSIDE stays below the budget."""
 SURPRISE = float(np.log(4.0))
@@ -268,7 +266,11 @@ class Watch:
         self._next = step + (1 if self._expected else self._interval)
 
     def _let_in(self, step: int, loss_scale: float, watched: bool) -> None:
-        """Let layers in, those with least noise first, as far as the noise of all stays inside the budget."""
+        """Let layers in, those with least noise first, as far as the noise of all stays inside the budget.
+
+        Beyond a share of it one is let in, then two, then four, as long as the noise found agrees with what was
+        predicted.
+        """
         estimate, admitted = self._estimate(), 0
         most = max(float(np.log1p(self.budget)), 2 * self._reach) if watched else np.inf
         travel = estimate.travels(CAREFUL if watched else 0.0)  # unwatched, it fits even without loss on the way
@@ -279,24 +281,28 @@ class Watch:
                 continue
             inside = estimate.inside.copy()
             inside[index] = 1.0
-            free = estimate.total(inside, np.maximum(travel, 1.0), pessimistic=True) <= FREELY * self.budget
-            if admitted >= self._allowed and (place.level or not free):
+            full = admitted >= self._allowed
+            if full and (place.level or not self._is_free(estimate, inside, travel)):
                 continue
-            level, kept = place.level, (place.weighed, place.peak)
+            level = place.level
             self._fit_alone(place, index, loss_scale, estimate)
+            free = self._is_free(estimate, inside, travel)  # with the zeros that it would have
             reach = float(estimate.growth(inside).max(initial=0.0))
-            if estimate.total(inside, travel, pessimistic=True) <= INSIDE * self.budget and reach <= most:
+            fits = estimate.total(inside, travel, pessimistic=True) <= INSIDE * self.budget and reach <= most
+            if fits and (free or not full):
                 admitted += not free
                 place.let(True)
                 self._note(step, place, before, "fits")
             elif place.statistics.treats and place.level != level:
                 place.set_level(level, loss_scale)
-            if place.statistics.treats and place.level == level:
-                place.weighed, place.peak = kept
             estimate.update(index)
         if admitted:
             self._expected = estimate.total(estimate.inside, travel, pessimistic=True)
             self._allowed, self._look = admitted, step + 1
+
+    def _is_free(self, estimate: Estimate, inside: Values, travel: Values) -> bool:
+        """Return True if so many layers have so little noise that nobody needs to look."""
+        return estimate.total(inside, np.maximum(travel, 1.0), pessimistic=True) <= FREELY * self.budget
 
     def _fit_alone(self, place: Place, index: int, loss_scale: float, estimate: Estimate) -> None:
         """Choose the most zeros with which the layer alone would stay inside the budget; not fewer than it has now."""
