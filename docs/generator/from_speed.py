@@ -16,8 +16,9 @@ COLUMNS = {
 
 
 def found() -> dict[str, Row]:
-    """The results by the names of their files."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(EXPERIMENTS.glob("speed-*.json"))}
+    """The results with times by the names of their files."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(EXPERIMENTS.glob("speed-*.json"))}
+    return {name: result for name, result in results.items() if result["tables"][0]["rows"]}
 
 
 def time_to_accuracy() -> str:
@@ -36,10 +37,12 @@ def times_sooner() -> str:
     lines = []
     for result in found().values():
         rows = {row["threads"]: row for row in result["tables"][0]["rows"]}
-        metric = list(rows[1])[5]
+        first = next(iter(rows.values()))
+        metric = list(first)[5]
         sooner = [_with_spread(rows[threads]) if threads in rows else "" for threads in (1, 2)]
-        lines.append([_network(result), f"{metric.removesuffix(', dense')} {rows[1][metric]}", *sooner])
-    return table(["network", "dense reaches", "times sooner, 1 thread", "2 threads"], lines, words=2)
+        seeds = first["seeds"]
+        lines.append([_network(result), f"{metric.removesuffix(', dense')} {first[metric]}", seeds, *sooner])
+    return table(["network", "dense reaches", "seeds", "times sooner, 1 thread", "2 threads"], lines, words=2)
 
 
 def _with_spread(row: Row) -> str:
@@ -54,7 +57,8 @@ def curves() -> str:
     lines = []
     for name, result in found().items():
         words = f"{_network(result)}: dense and fast over seconds"
-        lines += [f"![{words}](results/{path.name})" for path in sorted(EXPERIMENTS.glob(f"{name}-*.svg"))]
+        files = [f"{name}-{number}.svg" for number, _ in enumerate(result["tables"][0]["rows"], 1)]
+        lines += [f"![{words}](results/{file})" for file in files]
         lines += ["", *result["tables"][0]["notes"], ""]
     return "\n".join(lines)
 

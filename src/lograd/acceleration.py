@@ -71,7 +71,7 @@ def accelerate(
 
     The model is trained as before, with `handle.step()` after each optimizer step.  What was found is printed to
     standard error: the expected speed, what is done to how many layers, and what noise it adds.  Where nothing makes
-    the step faster, it says so, and the handle's plan leaves every layer alone.
+    the step faster by more than a few percent, it says so, and the handle's plan leaves every layer alone.
 
     The measurement takes as long as about 70 plain steps for a network of 20 layers, or 15 to 29 where nothing is
     faster.
@@ -249,7 +249,7 @@ def _no_gain(first: Screened) -> str:
         return f"no method is faster than dense float32 in any layer that may be treated {size}"
     return (
         f"with the fastest method that may be worth its noise in each layer, it takes {1e3 * first.fastest:.1f} ms, "
-        f"and dense float32 {1e3 * first.step:.1f} ms {size}"
+        f"and dense float32 {1e3 * first.step:.1f} ms, which is too little to search for a plan {size}"
     )
 
 
@@ -271,7 +271,7 @@ def _lacking(found: Profile) -> str:
     if found.noise.energies is None or found.minibatch is None or not found.minibatch.unit > 0:
         return "the variance of its minibatches could not be measured."
     if found.menus is None:
-        return "it has no layer that lograd can treat."
+        return "the times of its layers could not be measured."
     return ""
 
 

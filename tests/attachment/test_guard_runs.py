@@ -42,8 +42,8 @@ def test_a_layer_scaled_in_the_middle_of_a_run():
     limit = band(dense, 45, 60)
     assert guarded.mean(45, 60) < limit < plain.mean(45, 60)
     assert [text for text in guarded.said if "'blocks.1.conv1' has another size" in text]
-    # In the step itself, and in that of new statistics, where the step itself did not take any.
-    assert guarded.watch.places["blocks.1.conv1"].outside in (1, 2)
+    # Step 40 is held against a reference, and so takes new statistics itself: from the next step on they are right.
+    assert guarded.watch.places["blocks.1.conv1"].outside == 1
 
 
 @pytest.mark.parametrize(("plan", "start"), [("int8-full", 0), ("prune80", 40)])

@@ -203,6 +203,14 @@ def test_a_shared_cell_takes_the_result_of_one_like_it_from_a_folder_beside_it(t
     assert other.finish(Trained("same-0", config, 2.5, shared=True)) == found
     record = other.record("same-0")
     assert (record["name"], record["paper"], record["commit"]) == ("same-0", 2.5, first.record("way-0")["commit"])
-    for cell in (Trained("own-0", config), Trained("seed-1", replace(config, seed=1), shared=True)):
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "x.cell.json").write_text("{")  # not the business of this experiment
+    (tmp_path / "elsewhere").mkdir()
+    namesake = files.images(tmp_path / "elsewhere" / "images.npz", classes=3)
+    for cell in (
+        Trained("own-0", config),
+        Trained("seed-1", replace(config, seed=1), shared=True),
+        Trained("data-0", replace(config, data=str(namesake)), shared=True),
+    ):
         with pytest.raises(TypeError, match="not callable"):
             other.finish(cell)

@@ -98,11 +98,15 @@ def test_where_nothing_is_gained_a_fast_run_is_the_dense_one_and_the_search(tmp_
 def test_parts_can_be_made_apart(tmp_path, searched):
     given = {"data": files.images(tmp_path / "images.npz")}
     cells = CellFolder(tmp_path / "cells")
-    for only, names in (("dense", ["dense-0"]), ("fast", ["dense-0", "fast-0", "plan"])):
+    times = ["plan", "times-1", "times-2"]
+    made = (("times", times), ("dense", ["dense-0", *times]), ("fast", ["dense-0", "fast-0", *times]))
+    for only, names in made:
         carry_out(experiment_of("speed").make(given | {"only": only}, "smoke"), cells)
         assert cells.names == names
     with pytest.raises(InvalidValue, match="'dens' is not one of dense, fast, times"):
         carry_out(experiment_of("speed").make(given | {"only": "dens"}, "smoke"), cells)
+    (table,) = experiment_of("speed").make(given, "smoke").draw(cells)
+    assert all(row[1] != row[2] for row in table.rows), "times that were taken first are those of the plan"
 
 
 def test_without_times_there_are_runs_alone(tmp_path, searched):
@@ -112,6 +116,11 @@ def test_without_times_there_are_runs_alone(tmp_path, searched):
     assert CellFolder(tmp_path).names == ["dense-0", "fast-0", "plan"]
     (table,) = chosen.draw(CellFolder(tmp_path))
     assert table.rows == []
+
+
+def test_files_are_named_by_all_sizes():
+    assert Speed(model="resnet18").label == "speed-resnet18-64"
+    assert Speed(model="resnet18", width=32, pixels=16).label == "speed-resnet18-32-16px"
 
 
 def test_charts_are_written_beside_the_tables(tmp_path, searched):

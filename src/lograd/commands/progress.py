@@ -48,9 +48,9 @@ def saying(text: str, show: Show | None) -> Show:
     return show_and_say
 
 
-def begins(step: int, last: int | None) -> bool:
+def begins(status: Status, last: Status | None) -> bool:
     """Return True if a step is the first of a run: a resumed one does not start at 0, and others may follow it."""
-    return last is None or step < last
+    return last is None or status.step < last.step or status.total != last.total
 
 
 class Bar:
@@ -59,11 +59,11 @@ class Bar:
     def __init__(self, progress: Progress, title: str) -> None:
         self.progress = progress
         self.task = progress.add_task(title, total=None, numbers="")
-        self.last: int | None = None
+        self.last: Status | None = None
         self.train = self.test = ""
 
     def __call__(self, status: Status) -> None:
-        if begins(status.step, self.last):
+        if begins(status, self.last):
             self.train = self.test = ""
             self.progress.reset(self.task, total=status.total, completed=status.step)
         for line in status.lines:
@@ -71,7 +71,7 @@ class Bar:
                 setattr(self, line["kind"], words(line, status.metric))
         numbers = "; ".join(part for part in (self.train or f"loss {status.loss:.3f}", self.test) if part)
         self.progress.update(self.task, completed=status.step, numbers=numbers)
-        self.last = status.step
+        self.last = status
 
 
 class _Rate(ProgressColumn):
@@ -85,13 +85,13 @@ class Lines:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.start = 0, 0.0
-        self.last: int | None = None
+        self.last: Status | None = None
 
     def __call__(self, status: Status) -> None:
         now = self.clock()
-        if begins(status.step, self.last):
+        if begins(status, self.last):
             self.start = status.step, now
-        self.last = status.step
+        self.last = status
         for line in status.lines:
             if line["kind"] == status.metric.kind:
                 rate = (status.step - self.start[0]) / max(now - self.start[1], 1e-9)

@@ -55,7 +55,13 @@ Width = Annotated[int | None, typer.Option(help="Channels or width.", show_defau
 Augment = Annotated[
     bool | None, typer.Option("--augment/--no-augment", help="Random crops and flips.", show_default="for images")
 ]
-Pixels = Annotated[int | None, typer.Option(help="Average images down to such sides.", show_default="as they are")]
+Pixels = Annotated[
+    int | None,
+    typer.Option(
+        help="Side in pixels that images are averaged down to; those of folders are cut to it.",
+        show_default="as they are",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")]
 Backend = Annotated[
     str | None,

@@ -57,6 +57,10 @@ class Cell(ABC):
         Under torchrun each rank calls it, and all get the same.
         """
 
+    def is_like(self, work: Path) -> bool:
+        """Return True if another cell of the same settings, which has left its work there, is as good as this one."""
+        return False
+
 
 @final
 @dataclass(frozen=True)
@@ -81,6 +85,13 @@ class Trained(Cell):
     def settings(self) -> dict[str, Any]:
         given = self.config.to_json()
         return given | {name: given[name] and basename(given[name]) for name in ("data", "plan")}  # folders may move
+
+    def is_like(self, work: Path) -> bool:
+        run = RunFolder(work)
+        if not run.has_run or self.config.data is None:
+            return False
+        data = run.read_config()["settings"]["data"]  # of which settings of cells have the name alone
+        return Path(data).resolve() == Path(self.config.data).resolve()
 
     def work_out(self, folder: Path, progress: Progress | None = None, ranks: Ranks = ALONE) -> Found:
         path = folder / self.name
@@ -209,8 +220,11 @@ class CellFolder:
         for path in sorted(self.path.parent.glob("*/*.cell.json")):
             if path.parent == self.path:
                 continue
-            record = CellFolder(path.parent).record(path.name.removesuffix(".cell.json"))
-            if record is not None and record["settings"] == wanted:
+            try:
+                record = CellFolder(path.parent).record(path.name.removesuffix(".cell.json"))
+            except CannotRead:
+                continue  # that of another experiment, which will say so
+            if record is not None and record["settings"] == wanted and cell.is_like(path.parent / record["name"]):
                 return record | {"name": cell.name, "paper": cell.paper}
         return None
 

@@ -2,11 +2,11 @@
 
     lograd reproduce speed --data cifar100_20k.npz --set model=resnet18 --set width=32 --set steps=1800
 
-Dense and fast runs have the same seeds and schedule; a fast one may make more steps.  All fast runs train with one
-plan, which `lograd train --fast` finds for the first seed on one thread; where it finds none, a fast run is a dense
-one, to the bit.  What runs reach depends on their steps alone, so they may share the machine.  The seconds of a step
-are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts, of which the faster
-counts, and with the plan.  The seconds of finding a plan with that number of threads are counted.
+Dense and fast runs have the same seeds; a fast one may make more steps, over which its schedule is stretched.  All
+fast runs train with one plan, which `lograd train --fast` finds for the first seed on one thread; where it finds none,
+a fast run is a dense one, to the bit.  What runs reach depends on their steps alone, so they may share the machine.
+The seconds of a step are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts,
+of which the faster counts, and with the plan.  The seconds of finding a plan with that number of threads are counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .sources import Kind
 DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
 PLAN, TIMES = "plan", "times"
 PARTS = (DENSE, FAST, TIMES)
-"""The cells that `only` chooses from; those of FAST begin with the search for a plan."""
+"""The cells that `only` chooses from; the last two need a plan, which is found first."""
 
 
 class Point(NamedTuple):
@@ -66,7 +66,7 @@ class Speed(Experiment):
     Args:
         data: images, text or sentences, as the model wants.
         only: some of dense, fast and times, with commas between them; empty for all.
-        model: resnet8, resnet20, resnet18, vgg, charlm or bert-mini.
+        model: a built-in one, such as resnet18, charlm6 or bert-mini.
         width, batch, lr: None takes the usual ones of the model.
         pixels: sides that images are averaged down to; None leaves them as they are.
         warmup: steps over which the learning rate rises.
@@ -99,7 +99,8 @@ class Speed(Experiment):
 
     @property
     def label(self) -> str:
-        return f"speed-{self.model}" + (f"-{self.width}" if self.width is not None else "")
+        width = self.width or TASKS[self.model].width
+        return f"speed-{self.model}-{width}" + (f"-{self.pixels}px" if self.pixels is not None else "")
 
     @property
     def data_kind(self) -> Kind | None:
@@ -111,10 +112,10 @@ class Speed(Experiment):
         if DENSE in parts:
             for seed in range(self.seeds):
                 yield Trained(f"{DENSE}-{seed}", replace(self._config(), seed=seed))
-        if FAST in parts:
+        if FAST in parts or TIMES in parts:
             yield Measured(PLAN, sizes, partial(self._find_plan, folder), 1)
-            fast = self._fast_config(folder)
-            for seed in range(self.seeds) if fast.plan is not None else ():
+        if FAST in parts and (fast := self._fast_config(folder)).plan is not None:
+            for seed in range(self.seeds):
                 yield Trained(f"{FAST}-{seed}", replace(fast, seed=seed))
         for threads in (1, 2) if self.turns and TIMES in parts else ():
             given = sizes | {"turns": self.turns, "threads": threads}

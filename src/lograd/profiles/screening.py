@@ -1,7 +1,7 @@
 """A first look at the times of methods, before anything else is measured: can any plan gain, and which methods count.
 
-No plan is faster than the one that takes the fastest method of each layer, whatever noise it brings.  Where that one
-saves nothing, neither noise nor penalties need to be known.  A method has relatives with more bits or fewer zeros,
+Hardly a plan is faster than the one that takes the fastest method of each layer, whatever noise it brings.  Where that
+one saves nothing, neither noise nor penalties need to be known.  A method has relatives with more bits or fewer zeros,
 which are slower and add less noise, so the fastest of each family is timed first, and the others only where it gains.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -74,7 +75,8 @@ def screen(
         loss: runs the forward and returns the loss.
         names: of methods, "dense" first.
         keep: layers that are left alone, as for `Profile.plan`.
-        least: the share of the step that layers must save for whole steps to be timed.
+        least: the share of the step that layers must save for whole steps to be timed; in a model that normalizes
+            any saving will do, as normalization may be faster too.
         pruned: the share that pruned gradients must save to be looked at further.
     """
     methods = [method(name) for name in names if name != DENSE]
@@ -94,12 +96,14 @@ def _most_steps(methods: Sequence[Method]) -> int:
 
 
 def _modules_that_ran(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, nn.Module]:
-    """Run a step; return the layers that took part, in the order in which they ran, if any of them learns."""
+    """Run a step; return the layers that a gradient reaches, in the order in which they ran, if any of them learns."""
     found: dict[str, nn.Module] = {}
-    hooks = [
-        module.register_forward_hook(lambda module, *_, name=name: found.setdefault(name, module) and None)
-        for name, module in treatable(model).items()
-    ]
+
+    def ran(name: str, module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            found.setdefault(name, module)
+
+    hooks = [module.register_forward_hook(partial(ran, name)) for name, module in treatable(model).items()]
     try:
         for parameter in model.parameters():
             parameter.grad = None
@@ -132,7 +136,8 @@ class _Look:
         base = [one.name for one in first if one.name == GENTLE]
         counts = [family for family in families if self._saves(family[0], base)]
         names = [*base, *(family[0].name for family in counts)]
-        if self._saved(names) < least * self._step:
+        saved = self._saved(names)
+        if saved < least * self._step and not (saved > 0 and normalizes(self.timer.model)):
             return self._found(names, [one.name for one in first])
         for one in (one for family in counts for one in family):
             self._time(one)
@@ -173,7 +178,7 @@ class _Look:
         return self.timer.times[name].layers[layer].total
 
     def _time_fastest(self, names: Sequence[str]) -> None:
-        """Time whole steps with the fastest method in each layer, and with faster normalization on top of it."""
+        """Time whole steps with the fastest method in each layer."""
         chosen = {layer: best for layer in self.layers if (best := self._best(names, layer)) != DENSE}
         methods = {name: method(name) for name in chosen.values()}
         plan = Plan({layer: methods[name].plan for layer, name in chosen.items()})
@@ -185,7 +190,7 @@ class _Look:
 
         Args:
             names: the methods that count.
-            told: those whose times are told.
+            told: the methods whose times a menu may show.
         """
         extras = {}
         fastest = max(self._step - self._saved(names), 0.0)
