@@ -17,7 +17,7 @@ UNREACHED = 0.05
 
 @final
 class Estimate:
-    """What is known of all layers at one time.
+    """The noise of all layers, by all that is known of them at one time.
 
     Args:
         travel: how noise travels.

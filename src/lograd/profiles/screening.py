@@ -43,7 +43,7 @@ FASTEST = "the fastest of each layer"
 @final
 @dataclass(frozen=True)
 class Screened:
-    """What the first look has found.
+    """Times that the first look has found.
 
     Args:
         timed: times of the methods that count, in the layers in which they are faster than dense products.

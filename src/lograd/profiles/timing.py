@@ -194,6 +194,7 @@ class Times(NamedTuple):
     layers: dict[str, LayerSeconds]
 
     def least(self, other: Times | None) -> Times:
+        """Return the lesser times of two, step by step and layer by layer."""
         if other is None:
             return self
         pairs = ((name, one, other.layers.get(name, one)) for name, one in self.layers.items())

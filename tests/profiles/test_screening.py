@@ -1,0 +1,102 @@
+"""The first look at times: which layers it treats, when it ends, and what it leaves for the search."""
+
+import pytest
+import torch
+from torch import nn
+
+import lograd
+from lograd.attachment.travel import Bound, travel_of
+from lograd.profiles import screening
+from lograd.profiles.methods import method
+from lograd.profiles.screening import screen
+from lograd.profiles.timing import Times
+
+
+def make(normalized=False, frozen=False):
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(8)] if normalized else []
+    model = nn.Sequential(nn.Linear(8, 8), *middle, nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    if frozen:
+        model[0].requires_grad_(False)
+    return model, lambda: model(torch.randn(16, 8)).square().mean()
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Seconds of a layer by method, and of whole steps; the names of what was timed."""
+    timed = []
+
+    def plant(layer, whole):
+        def keep(timer, name, times):
+            timed.append(name)
+            share = layer.get(name, layer["dense"])
+            found = {one: type(seconds)(share / 2, share / 2) for one, seconds in times.layers.items()}
+            step = whole.get(name, whole["dense"]) if times.step < float("inf") else times.step
+            timer.times[name] = Times(step, found).least(timer.times.get(name))
+
+        monkeypatch.setattr(screening.Timer, "_keep", keep)
+        return timed
+
+    return plant
+
+
+def look(model, loss, keep=(), least=0.03):
+    return screen(model, loss, ("dense", "int8", "prune95"), keep, least)
+
+
+def test_layers_that_no_gradient_reaches_are_not_looked_at(planted):
+    planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
+    model, loss = make(frozen=True)
+    found = look(model, loss)
+    assert list(found.timed.layers["dense"]) == ["2", "4"]
+    assert list(found.timed.layers["int8"]) == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "open_layers"), [(("first",), ["2", "4"]), (("last",), ["0", "2"]), ((), ["0", "2", "4"])]
+)
+def test_kept_layers_are_dense_in_the_fastest_plan(planted, keep, open_layers):
+    planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
+    found = look(*make(), keep)
+    assert list(found.timed.layers["int8"]) == open_layers
+    assert found.gain == pytest.approx(1 / 3)
+
+
+def test_it_ends_where_layers_save_too_little(planted):
+    timed = planted({"dense": 1.0, "int8": 0.94}, {"dense": 100.0})
+    found = look(*make())
+    assert screening.FASTEST not in timed
+    assert 0 < found.gain < 0.03
+
+
+def test_a_model_that_normalizes_is_timed_as_a_whole_where_layers_save_little(planted):
+    switched = f"{screening.FASTEST} with normalization"
+    timed = planted({"dense": 1.0, "int8": 0.9}, {"dense": 100.0, screening.FASTEST: 99.7, switched: 90.0})
+    found = look(*make(normalized=True))
+    assert switched in timed
+    assert found.gain == pytest.approx(0.1)
+    assert found.timed.extras == {"normalization": pytest.approx(9.7)}
+
+
+def test_where_no_layer_is_faster_normalization_is_not_looked_for(planted):
+    timed = planted({"dense": 1.0}, {"dense": 100.0})
+    assert look(*make(normalized=True)).gain == 0
+    assert screening.FASTEST not in timed
+
+
+def test_nothing_is_found_without_a_finite_gradient():
+    model, _ = make()
+    assert look(model, lambda: model(torch.full((4, 8), float("nan"))).sum()) is None
+
+
+def test_a_plan_that_treats_no_gradient_has_a_guard_all_the_same():
+    batches = [(torch.randn(16, 8), torch.randn(16, 2)) for _ in range(4)]
+    model, _ = make()
+    found = lograd.profile(model, batches, nn.functional.mse_loss, noise=1, times=True, methods=["int8"])
+    plan = found.plan(objective="progress")
+    forward = lograd.Plan({"2": method("int8-forward").plan}, expected=plan.expected)
+    assert isinstance(travel_of(forward, []), Bound)
+    with lograd.attach(model, forward, guard=True) as handle:
+        model(batches[0][0]).square().mean().backward()
+        handle.step()
+        assert handle.guard.waiting == []
