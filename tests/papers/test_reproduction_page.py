@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def page(tmp_path, monkeypatch):
+def page(tmp_path, monkeypatch, generator):
     """The module that makes the page, with an empty folder of results."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [name for name in sys.modules if name == "docs" or name.startswith("docs.")]:
-        monkeypatch.delitem(sys.modules, name)
-    module = importlib.import_module("docs.generator.from_reproduction")
+    module = generator("from_reproduction")
     monkeypatch.setattr(module.from_results, "EXPERIMENTS", tmp_path)
     return module
 
@@ -49,7 +44,7 @@ def test_an_entry_without_results_says_so_with_its_cost_and_no_verdict(page):
     kind = experiment_of("statquant")
     found = section(page, "statquant")
     assert kind.claim in found
-    assert "Not run yet: `lograd reproduce statquant --preset cpu --data DIR` (6.3 core-hours)." in found
+    assert "Not run yet: `lograd reproduce statquant --preset cpu --data DIR` (2.1 core-hours)." in found
     assert kind.verdict
     assert kind.verdict not in found
     assert page.overview().count("not run yet") == len(page.entries())
@@ -99,9 +94,8 @@ def test_a_long_table_is_cut_on_the_page(page, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if experiment_of(name).committed])
-def test_committed_results_that_an_entry_names_are_there_and_have_its_rows(name, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module("docs.generator.from_reproduction")
+def test_committed_results_that_an_entry_names_are_there_and_have_its_rows(name, generator):
+    module = generator("from_reproduction")
     for label, first in experiment_of(name).committed.items():
         assert (ROOT / "docs" / "results" / f"{label}.json").exists()
         text = module._committed(label, first)

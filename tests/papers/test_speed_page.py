@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def page(tmp_path, monkeypatch):
+def page(tmp_path, monkeypatch, generator):
     """The module that makes the blocks, with an empty folder of results."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [name for name in sys.modules if name == "docs" or name.startswith("docs.")]:
-        monkeypatch.delitem(sys.modules, name)
-    module = importlib.import_module("docs.generator.from_speed")
+    module = generator("from_speed")
     monkeypatch.setattr(module, "EXPERIMENTS", tmp_path)
     return module
 
