@@ -12,7 +12,7 @@ from lograd.engine.layers import candidates
 from lograd.models import CifarResNet
 from lograd.profiles.arriving import settling
 from lograd.profiles.penalties import attached
-from lograd.profiles.timing import _Timer
+from lograd.profiles.timing import Timer
 
 SPARSITY = 0.9
 
@@ -64,7 +64,7 @@ def test_gradients_without_a_law_leave_thresholds_alone():
 def test_whole_steps_are_timed_apart_from_layers():
     model, loss = deep()
     modules = {name: module for name, module in candidates(model).items() if name in ("conv1", "fc")}
-    timer = _Timer(model, loss, modules, lambda count: None)
+    timer = Timer(model, loss, modules, lambda count: None)
     whole, watched = timer._step(), timer._step(watched=True)
     assert whole.layers == {}
     assert math.isinf(watched.step)
