@@ -21,5 +21,6 @@ BLOCKS: dict[str, Maker] = {
     "codec-bits": written("codec", 1),
     "wire": written("wire"),
     "plan-noise": written("predictions"),
+    "plan-time": written("predictions", 1),
 }
 """A function for each name of a block."""
