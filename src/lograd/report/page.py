@@ -213,8 +213,8 @@ class Page:
         if any(len(row) != len(columns) for row in rows):
             raise InvalidValue(sentence(f"rows of the table {caption!r}", rows, f"of {len(columns)} cells each"))
         if not align:
-            cells = list(zip(*rows, strict=True)) or [("",)] * len(columns)  # a table may have no rows yet
-            align = "".join("r" if all(map(_is_number, column)) else "l" for column in cells)
+            by_column = list(zip(*rows, strict=True)) or [("",)] * len(columns)  # a table may have no rows yet
+            align = "".join("r" if all(map(_is_number, column)) else "l" for column in by_column)
         if len(align) != len(columns) or set(align) - set("lcr"):
             raise InvalidValue(sentence("align", align, f"a letter l, c or r for each of {len(columns)} columns"))
         hit = highlight if callable(highlight) else lambda row, column: (row, column) in highlight
