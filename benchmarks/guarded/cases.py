@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from lograd import Guard
 from lograd.data import digits
 from lograd.models import CharTransformer, CifarResNet, MobileNetV2, ResNet18
+from lograd.training.images import read_images
 
 from ..predictions import Batch, characters, text
 
@@ -31,11 +32,9 @@ def _images(size: int, data: str) -> Batch:
         found = digits()
         grown = F.interpolate(found.train_images, scale_factor=size // 8)
         return grown.repeat(1, 3, 1, 1), found.train_labels
-    arrays = np.load(data)
-    pixels = torch.tensor(arrays["train_images"][:FROM_FILE]).float().div(255).sub(0.5)
-    channels_first = pixels.movedim(-1, 1) if pixels.shape[-1] == 3 else pixels
-    small = F.adaptive_avg_pool2d(channels_first, size)
-    return small, torch.tensor(arrays["train_labels"][:FROM_FILE]).long()
+    arrays = read_images(Path(data))
+    pixels = torch.tensor(arrays["train_images"][:FROM_FILE]).movedim(-1, 1).float().div(255).sub(0.5)
+    return F.adaptive_avg_pool2d(pixels, size), torch.tensor(arrays["train_labels"][:FROM_FILE]).long()
 
 
 def images(count: int, settings: Settings, generator: torch.Generator) -> Batch:
@@ -131,12 +130,12 @@ class Settings:
     treated: int
     """Runs with a plan of a planted case, in each mode."""
     data: str = ""
-    """A .npz of images with up to 100 classes; the digits of the package if empty."""
+    """A .npz of images; the digits of the package if empty."""
 
     @property
     def classes(self) -> int:
         """The outputs of networks on images."""
-        return 100 if self.data else 10
+        return int(_images(self.size, self.data)[1].max()) + 1
 
 
 SCALED: dict[str, Any] = {"scaled_at": 0.5, "options": {"refresh": "epoch"}, "budget": 10.0}

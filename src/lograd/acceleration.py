@@ -249,7 +249,7 @@ def _no_gain(first: Screened) -> str:
         return f"no method is faster than dense float32 in any layer that may be treated {size}"
     return (
         f"with the fastest method that may be worth its noise in each layer, it takes {1e3 * first.fastest:.1f} ms, "
-        f"and dense float32 {1e3 * first.step:.1f} ms, which is too little to search for a plan {size}"
+        f"and dense float32 {1e3 * first.step:.1f} ms; a search for a plan is worth it from {LEAST_BOUND:.0%} on {size}"
     )
 
 

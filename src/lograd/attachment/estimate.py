@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from ..laws.law import Values
-from .place import FARTHEST, Place
+from .place import FARTHEST, Figures, Place
 from .travel import Travel
 
 UNREACHED = 0.05
@@ -28,8 +28,8 @@ class Estimate:
 
     def __init__(self, travel: Travel, places: Sequence[Place], spread: float, loudness: float) -> None:
         self._travel, self._places, self._spread, self._loudness = travel, places, spread, loudness
-        rows: Values = np.array([place.figures for place in places], dtype=np.float64).reshape(len(places), 8)
-        self._rows = rows
+        self._rows: Values = np.array([place.figures for place in places], dtype=np.float64)
+        self._rows.shape = (len(places), len(Figures._fields))  # also where there are no layers
         self.inside: Values = np.array([place.statistics.treats for place in places], dtype=np.float64)
         """1 for the layers that are treated, 0 for others."""
 
@@ -38,14 +38,18 @@ class Estimate:
         self._rows[index] = self._places[index].figures
         self.inside[index] = float(self._places[index].statistics.treats)
 
+    def _of_all(self, name: str) -> Values:
+        """Return one of the `Figures` of all layers."""
+        return self._rows[:, Figures._fields.index(name)]
+
     def ratios(self, inside: Values, pessimistic: bool = False) -> tuple[Values, Values]:
         """Return the noise-to-signal ratios in dX and dW: now, or the worst that was seen of late."""
-        first = 2 if pessimistic else 0
-        return self._rows[:, first] * inside, self._rows[:, first + 1] * inside
+        when = "worst_" if pessimistic else ""
+        return self._of_all(f"{when}noise") * inside, self._of_all(f"{when}weight_noise") * inside
 
     def travels(self, errors: float = 0.0) -> Values:
         """Return the travel of noise to each layer, so many standard errors above what was measured."""
-        products, squares = self._rows[:, 4], self._rows[:, 5]
+        products, squares = self._of_all("products"), self._of_all("squares")
         found: Values = np.minimum(products / squares, FARTHEST) + errors * np.sqrt(self._spread / squares)
         return np.maximum(found, 0.0)
 
@@ -76,9 +80,9 @@ class Estimate:
         noise, weight = self.ratios(inside, pessimistic)
         growth = travel * self._travel.growth(noise)
         if self._loudness:
-            growth = np.maximum(growth, self._rows[:, 6] / self._loudness * np.log1p(noise).sum())
+            growth = np.maximum(growth, self._of_all("least") / self._loudness * np.log1p(noise).sum())
         # None arrives where no gradient came by, as in front of all that is learned.
-        return np.where(self._rows[:, 7] > 0, self._travel.shares(growth, noise, weight), 0.0)
+        return np.where(self._of_all("known") > 0, self._travel.shares(growth, noise, weight), 0.0)
 
     def total(self, inside: Values, travel: Values, pessimistic: bool = False) -> float:
         """Return the noise of the plan with these layers treated, in units of the minibatch's own variance."""
@@ -96,5 +100,5 @@ class Estimate:
         for index in np.flatnonzero(self.inside).tolist():
             without = self.inside.copy()
             without[index] = 0.0
-            found[index] = (self.total(without, travel), -float(self._rows[index, 0]))
+            found[index] = (self.total(without, travel), -self._places[index].noise)
         return min(found, key=found.__getitem__)

@@ -23,11 +23,11 @@ class Found(NamedTuple):
     """Layers in whose gradients of one step something is wrong, in order."""
 
     strange: list[Place]
-    """Of another size than in their statistics."""
+    """Layers whose gradient is of another size than in their statistics."""
     clipped: list[Place]
-    """Clipped by a scale, too many of their elements."""
+    """Layers of whose gradient a scale clips too many elements."""
     broken: list[Place]
-    """With NaN after their treatment."""
+    """Layers whose gradient has NaN after its treatment."""
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -32,7 +32,28 @@ A_WHILE = 5
 RECENT = 0.75
 """The weight of earlier statistics in the noise of a layer."""
 RECALL = 0.9
-"""What is left of the largest noise that was seen, from one statistics to the next."""
+"""The factor by which the largest noise that was seen fades with each new histogram."""
+
+
+class Figures(NamedTuple):
+    """Numbers of a layer from which the noise of a plan is estimated."""
+
+    noise: float
+    """The noise-to-signal ratio in the product for dX."""
+    weight_noise: float
+    """The one in the product for dW."""
+    worst_noise: float
+    """The largest of late, for dX."""
+    worst_weight_noise: float
+    """The largest of late, for dW."""
+    products: float
+    """The sum of predicted times measured growth."""
+    squares: float
+    """The sum of squares of predicted growth."""
+    least: float
+    """The growth that nobody expected; 0 for none."""
+    known: float
+    """1 if noise was predicted, else 0."""
 
 
 @final
@@ -123,10 +144,10 @@ class Place:
         return self.weighed[1] / self.weighed[2] if self.weighed[2] else 0.0
 
     @property
-    def figures(self) -> tuple[float, ...]:
-        """All that an estimate of noise needs: ratios now and at worst, sums of growth, its least, and known or not."""
+    def figures(self) -> Figures:
+        """All that an estimate of noise needs."""
         now = self.noise, self.noise_weight
-        return *now, *_larger(now, self.peak), *self.sums, self.least, float(self.known)
+        return Figures(*now, *_larger(now, self.peak), *self.sums, self.least, float(self.known))
 
     def compare(self, predicted: float, measured: float, surprise: float) -> None:
         """Learn from a growth of energy that was measured, and from the one that was predicted, in logarithms.

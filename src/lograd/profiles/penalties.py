@@ -79,9 +79,9 @@ class Penalties(NamedTuple):
     """With all layers rounded."""
 
 
-def passes_needed(layers: int, bits: Sequence[int], groups: int | None = None) -> int:
+def passes_needed(layers: int, bits: Sequence[int], groups: int) -> int:
     """Return the passes that `measure` runs."""
-    return len(bits) + len(_ends(bits)) * min(layers, groups or MOST_GROUPS)
+    return len(bits) + len(_ends(bits)) * min(layers, groups)
 
 
 def measure(
@@ -90,7 +90,7 @@ def measure(
     modules: Mapping[str, nn.Module],
     signals: Mapping[str, float],
     bits: Sequence[int],
-    groups: int | None = None,
+    groups: int,
 ) -> Penalties:
     """Measure the penalties of layers at several bits.
 
@@ -99,7 +99,7 @@ def measure(
         modules: the layers, in the order in which they run.
         signals: |G|^2 of each layer's gradient.
         bits: of the rounded operands, in any order.
-        groups: the most groups of neighbours, each of which takes a pass; None for `MOST_GROUPS`.
+        groups: the most groups of neighbours, each of which takes a pass.
     """
     names = list(modules)
     together, shares = {}, {}
@@ -109,7 +109,7 @@ def measure(
                 together[width] = _moved(passes, clean)
             shares[width] = {name: error * signals[name] for name, error in errors.items()}
     ends = {
-        width: _by_layer(passes, clean, names, width, shares[width], groups or MOST_GROUPS) for width in _ends(bits)
+        width: _by_layer(passes, clean, names, width, shares[width], groups) for width in _ends(bits)
     }  # fmt: skip
     layers = {width: {name: _between(ends, name, width) for name in names} for width in bits}
     return Penalties(layers, together)

@@ -47,14 +47,17 @@ class Screened:
 
     Args:
         timed: times of the methods that count, in the layers in which they are faster than dense products.
-        step: seconds of the plain step.
         fastest: seconds of a step with the fastest method in each layer: measured where the layers' times promise a
             gain, else what these add up to.
     """
 
     timed: Timed
-    step: float
     fastest: float
+
+    @property
+    def step(self) -> float:
+        """The seconds of the plain step."""
+        return self.timed.steps[DENSE]
 
     @property
     def gain(self) -> float:
@@ -152,8 +155,7 @@ class _Look:
     def _time(self, one: Method) -> None:
         if one.name not in self.timer.times and self.layers:
             plan = Plan(dict.fromkeys(self.layers, one.plan))
-            with self.timer.time(one.name, plan, warm_up(one), WATCHED, whole=0):
-                pass
+            self.timer.time(one.name, plan, warm_up(one), WATCHED, whole=0)
 
     def _saves(self, one: Method, base: Sequence[str]) -> bool:
         """Return True if a method saves enough beyond others."""
@@ -182,8 +184,7 @@ class _Look:
         chosen = {layer: best for layer in self.layers if (best := self._best(names, layer)) != DENSE}
         methods = {name: method(name) for name in chosen.values()}
         plan = Plan({layer: methods[name].plan for layer, name in chosen.items()})
-        with self.timer.time(FASTEST, plan, max(map(warm_up, methods.values())), 0, WHOLE):
-            pass
+        self.timer.time(FASTEST, plan, max(map(warm_up, methods.values())), 0, WHOLE)
 
     def _found(self, names: Sequence[str], told: Sequence[str]) -> Screened:
         """Return what was found.
@@ -201,7 +202,7 @@ class _Look:
                 extras, fastest = {"normalization": saved}, fastest - saved
         times = self.timer.times
         layers = {DENSE: times[DENSE].layers} | {name: self._open(name, told) for name in told if name in times}
-        return Screened(Timed(layers, {DENSE: self._step}, extras), self._step, fastest)
+        return Screened(Timed(layers, {DENSE: self._step}, extras), fastest)
 
     def _open(self, name: str, names: Sequence[str]) -> Mapping[str, LayerSeconds]:
         """Return a method's times in the layers where it, or another with as exact a forward, is faster than dense."""

@@ -88,7 +88,8 @@ def measure(
     switched = NORMALIZED in names and normalizes(model)
     treated = [one for one in methods if one.name != DENSE]
     total = 2 + 2 * _plain_steps(treated) + sum(warm_up(one) + TIMED + WHOLE for one in treated)
-    total += (2 * ROUNDS - 1) * (WARM_UP + WHOLE) * switched + penalties.passes_needed(len(modules), bits)
+    total += (2 * ROUNDS - 1) * (WARM_UP + WHOLE) * switched
+    total += penalties.passes_needed(len(modules), bits, penalties.MOST_GROUPS)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes = SamePasses(model, loss, advance)
         arrived = arriving(modules, passes.run)
@@ -99,13 +100,13 @@ def measure(
             if place % 2 == 0:  # so that plain steps share what the machine does
                 timer.plain()
             noise = _Noise(one, modules, arrived, profiles)
-            with timer.time(one.name, Plan(dict.fromkeys(modules, one.plan)), warm_up(one)) as handle:
+            with timer.timing(one.name, Plan(dict.fromkeys(modules, one.plan)), warm_up(one)) as handle:
                 noises[one.name] = noise.by_layer(handle)
         while timer.plain_steps < _plain_steps(treated):
             timer.plain()
         extras = {"normalization": timer.saved_by_normalization(NORMALIZED, rounds=ROUNDS)} if switched else {}
         signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
-        rounded = penalties.measure(passes, clean, modules, signals, bits)
+        rounded = penalties.measure(passes, clean, modules, signals, bits, penalties.MOST_GROUPS)
     times = {name: one.layers for name, one in timer.times.items()}
     steps = {name: one.step for name, one in timer.times.items()}
     return _menus(methods, modules, times, steps, noises, extras, rounded)
@@ -226,8 +227,13 @@ class Timer:
         if self.modules:
             self._keep(DENSE, self._step(watched=True))
 
+    def time(self, name: str, plan: Plan, warm_up: int, watched: int, whole: int) -> None:
+        """Time steps under a plan; the arguments are those of `timing`."""
+        with self.timing(name, plan, warm_up, watched, whole):
+            pass
+
     @contextmanager
-    def time(self, name: str, plan: Plan, warm_up: int, watched: int = TIMED, whole: int = WHOLE) -> Iterator[Handle]:
+    def timing(self, name: str, plan: Plan, warm_up: int, watched: int = TIMED, whole: int = WHOLE) -> Iterator[Handle]:
         """Time steps under a plan after some others, and yield the handle while the plan is still attached.
 
         Args:
@@ -257,10 +263,8 @@ class Timer:
         name, plan = f"{base} with normalization", self._plans[base]
         for place in range(rounds):
             if place:
-                with self.time(base, plan, WARM_UP, 0, whole):
-                    pass
-            with self.time(name, replace(plan, normalization=True), WARM_UP, 0, whole):
-                pass
+                self.time(base, plan, WARM_UP, 0, whole)
+            self.time(name, replace(plan, normalization=True), WARM_UP, 0, whole)
         return max(self.times[base].step - self.times[name].step, 0.0)
 
     def _keep(self, name: str, times: Times) -> None:
@@ -379,8 +383,7 @@ def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan, steps: in
         timer = Timer(model, loss, {}, advance)
         for _ in range(steps):
             timer.plain()
-        with timer.time("plan", plan, WARM_UP + 1, watched=0, whole=steps):
-            pass
+        timer.time("plan", plan, WARM_UP + 1, watched=0, whole=steps)
         for _ in range(steps):
             timer.plain()
     return Compared(timer.times[DENSE].step, timer.times["plan"].step)

@@ -221,10 +221,9 @@ class Config:
             Plan.uniform(self.recipe)  # refuses a name that nobody knows
         if self.own:
             return
-        if self.augment and self.task.kind != "images":
-            raise InvalidValue(f"augment is for images, and {self.model} is trained on {self.task.kind}.")
-        if self.pixels is not None and self.task.kind != "images":
-            raise InvalidValue(f"pixels is for images, and {self.model} is trained on {self.task.kind}.")
+        for name in ("augment", "pixels"):
+            if getattr(self, name) and self.task.kind != "images":
+                raise InvalidValue(f"{name} is for images, and {self.model} is trained on {self.task.kind}.")
         if self.pixels is not None and self.pixels < self.task.smallest:
             raise InvalidValue(sentence(f"pixels of {self.model}", self.pixels, f"{self.task.smallest} or more"))
         if self.settled("width") % self.task.multiple:
