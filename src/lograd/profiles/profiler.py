@@ -70,9 +70,8 @@ def profile(
             layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
             them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
-        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`).  It
-            takes as long as 7 steps for each method, 2 for each layer up to 50, and 15 for a model with BatchNorm.  The
-            model must be on the CPU.
+        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 7
+            steps for each method, 2 for each layer up to 50, and 15 for BatchNorm.  The model must be on the CPU.
         methods: those to time (`profiles.methods.method`), such as ["int8", "prune90"]; None for the usual ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
