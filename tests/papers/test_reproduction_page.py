@@ -44,7 +44,7 @@ def test_an_entry_without_results_says_so_with_its_cost_and_no_verdict(page):
     kind = experiment_of("statquant")
     found = section(page, "statquant")
     assert kind.claim in found
-    assert "Not run yet: `lograd reproduce statquant --preset cpu --data DIR` (2.1 core-hours)." in found
+    assert "Not run yet: `lograd reproduce statquant --preset cpu --data DIR` (1.4 core-hours)." in found
     assert kind.verdict
     assert kind.verdict not in found
     assert page.overview().count("not run yet") == len(page.entries())

@@ -104,6 +104,39 @@ def test_options_change_the_runs_and_are_told(data, tmp_path):
     assert chosen.hours == pytest.approx(3 * 0.02 / 60)
 
 
+def test_cost_follows_the_number_of_epochs():
+    chosen = experiment_of("table4")
+    assert chosen(epochs=5).hours == pytest.approx(chosen().hours / 4)
+
+
+def test_ways_that_treat_nothing_have_dense_products(data, tmp_path):
+    chosen = experiment_of("beyond")(data=data, network="digits")
+    assert chosen.config(CellFolder(tmp_path), "fp32", 0).backend == "dense"
+    assert chosen.config(CellFolder(tmp_path), "luq", 0).backend == "auto"
+
+
+def test_a_column_of_its_own_is_left_out_where_it_has_no_number(tmp_path):
+    folder, chosen = CellFolder(tmp_path), experiment_of("beyond")(seeds=1)
+    plant(folder, {"fp32-0": 0.5, "luq-0": 0.4})
+    assert chosen.draw(folder)[0].columns[-1] == "spread over seeds"
+    times = {"fp32": [1.0], "cosine90": [0.5]}
+    folder.finish(Measured("times", {}, lambda: times))
+    plant(folder, {"cosine90-0": 0.4})
+    (table,) = chosen.draw(folder)
+    assert table.columns[-1] == "steps in the time of a float32 one"
+    assert [row[-1] for row in table.rows] == ["1.00", None, "2.00"]
+
+
+def test_gradients_of_a_text_network_are_looked_at_in_images_beside_it(data, tmp_path):
+    chosen, folder = experiment_of("int4"), CellFolder(tmp_path)
+    (looks, *_) = chosen(data=data, network="play", before=4).cells(folder)
+    assert (looks.name, looks.settings["data"], looks.settings["width"]) == ("looks", "digits.npz", 16)
+    (looks, *_) = chosen(data=data / "play.txt", network="play", before=4).cells(folder)
+    assert looks.settings["data"] is None
+    (looks, *_) = chosen(data=data, network="digits", before=4).cells(folder)
+    assert looks.settings["width"] == 8
+
+
 def test_labels_differ_by_network_so_that_presets_do_not_meet_in_a_folder():
     kind = experiment_of("table4")
     labels = {kind.make({}, preset).label for preset in kind.presets}

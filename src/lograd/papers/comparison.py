@@ -18,6 +18,7 @@ from ..errors import nearest_name, plural
 from ..training import Config
 from ..training.folder import make_folder
 from ..training.measuring import metric_of
+from ..treatments import Backend
 from .cells import Cell, CellFolder, Found, Trained
 from .experiment import Experiment
 from .result import Result
@@ -82,6 +83,8 @@ class WaysToTrain(Experiment):
     """The way that differences are counted from."""
     title: ClassVar[str]
     """The heading of the table."""
+    backend: ClassVar[Backend] = "dense"
+    """Of the products, in all ways that treat something."""
     presets: ClassVar = {"smoke": {"network": SMOKE, "seeds": 1}, "cpu": {}}
 
     network: str = CPU
@@ -116,8 +119,11 @@ class WaysToTrain(Experiment):
 
     @property
     def hours(self) -> float | None:
-        minutes = self.training.minutes
-        return None if minutes is None else len(self.chosen()) * self.seeds * minutes / 60
+        minutes, usual = self.training.minutes, self.training.options.get("epochs")
+        if minutes is None:
+            return None
+        share = 1 if self.epochs is None or usual is None else self.epochs / usual
+        return len(self.chosen()) * self.seeds * minutes * share / 60
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
         chosen = self.chosen()
@@ -144,7 +150,8 @@ class WaysToTrain(Experiment):
             if not path.exists():
                 way.plan.save(path)
             plan = str(path)
-        return replace(self.usual(), recipe=way.recipe, weights=way.weights, plan=plan, seed=seed)
+        backend = self.backend if way.recipe is not None or plan is not None else "dense"
+        return replace(self.usual(), recipe=way.recipe, weights=way.weights, plan=plan, seed=seed, backend=backend)
 
     def usual(self) -> Config:
         """Return the settings that all runs share."""
@@ -164,10 +171,15 @@ class WaysToTrain(Experiment):
         metric = metric_of(self.training.kind)
         columns = ["way to train", "paper", "paper, to its base", "seeds", f"test {metric.words}, mean",
                    "to the base, mean", "spread over seeds", *self.more_columns]  # fmt: skip
-        return Result(self.label, self.title, self._words(), columns, rows, notes=list(self.notes))
+        usual = len(columns) - len(self.more_columns)
+        shown = [place for place in range(len(columns)) if place < usual or any(row[place] is not None for row in rows)]
+        rows = [[row[place] for place in shown] for row in rows]
+        return Result(
+            self.label, self.title, self._words(), [columns[place] for place in shown], rows, notes=list(self.notes)
+        )
 
     more_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns beside the usual ones."""
+    """Columns beside the usual ones; one without a number is left out."""
     notes: ClassVar[tuple[str, ...]] = ()
     """Sentences below the table."""
 

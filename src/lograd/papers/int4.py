@@ -10,7 +10,8 @@ reproduce intervals` looks at these choices layer by layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, final
 
 from .bits import WAYS
@@ -38,6 +39,7 @@ class Int4(WaysToTrain):
         "CIFAR-100 with 4 bits everywhere reaches 65.0 % against 61.1 %, ResNet-18 on ImageNet 67.1 % against 63.3 %."
     )
     base: ClassVar[str] = "minmax"
+    backend: ClassVar = "auto"  # as `bits`, whose cells are shared
     verdict: ClassVar[str] = (
         "The error on large gradients is smaller in the paper's interval, as claimed, and a character transformer "
         "loses 0.25 bits per character with it against 0.37 with min-max, several times the spread. The accuracy of 6"
@@ -45,7 +47,7 @@ class Int4(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "minmax,interval", "before": 4},
-        "cpu": {},
+        "cpu": {"network": "charlm"},
         "paper": {"network": "cifar-resnet20", "seeds": 3},
     }
     committed: ClassVar = {
@@ -74,13 +76,22 @@ class Int4(WaysToTrain):
         }
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
-        if self.before and self.training.kind == "images":
-            config = self.usual()
-            images = find(self._data(), "images")
-            looked = Intervals(data=images, steps=self.before, width=config.settled("width"))
-            given = {"data": images.name, "before": self.before, "width": looked.width, "batch": looked.batch}
+        if self.before:
+            images = self._images()
+            looked = Intervals(data=images, steps=self.before)
+            if self.training.kind == "images":
+                looked = replace(looked, width=self.usual().settled("width"))
+            name = None if images is None else images.name
+            given = {"data": name, "before": self.before, "width": looked.width, "batch": looked.batch}
             yield Measured(LOOKS, given, looked.look, threads=1)
         yield from super().cells(folder)
+
+    def _images(self) -> Path | None:
+        """Return the images that come with the data; None for the digits inside the package."""
+        data = self._data()
+        if self.training.kind == "images" or (data.is_dir() and any(data.glob("*.npz"))):
+            return find(data, "images")
+        return None
 
     def numbers(self, folder: CellFolder, name: str, one: Outcome, base: Outcome | None) -> list[object]:
         looks = folder.found(LOOKS)

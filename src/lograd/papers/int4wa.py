@@ -24,7 +24,7 @@ class Int4wa(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,both"},
-        "cpu": {},
+        "cpu": {"network": "charlm"},
         "paper": {"network": "imagenet-resnet18", "seeds": 1},
     }
 

@@ -42,6 +42,7 @@ class Statquant(WaysToTrain):
         "ResNet-50 on ImageNet loses 0.5 points against a forward of 8 bits alone."
     )
     base: ClassVar[str] = "qat8"
+    backend: ClassVar = "auto"  # as `bits`, whose cells are shared
     verdict: ClassVar[str] = (
         "On a character transformer the claim holds, out of the noise: per tensor, 5 and 4 bits lose 0.02 and 0.08 "
         "bits per character; per sample and with block Householder nothing is lost, and 5-bit BHQ is level with 8-bit"
@@ -56,7 +57,7 @@ class Statquant(WaysToTrain):
             "minibatches": 3,
             "repeats": 4,
         },
-        "cpu": {},
+        "cpu": {"network": "charlm"},
         "paper": {"network": "imagenet-resnet50", "seeds": 1, "before": 1000},
     }
     committed: ClassVar = dict.fromkeys(("bits-charlm", "bits-resnet8"), ("float32", "forward of 8 bits", "StatQuant"))
