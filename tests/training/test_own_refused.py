@@ -137,7 +137,7 @@ def test_an_error_on_the_way_is_one_sentence_and_the_checkpoint_stays(name, word
     assert (torch.load(path, weights_only=True)["steps"] if path.exists() else 0) == steps
 
 
-@pytest.mark.parametrize("name", ["data", "batch", "width", "augment", "pixels"])
+@pytest.mark.parametrize("name", ["data", "batch", "width", "augment", "pixels", "channels_last"])
 def test_settings_of_built_in_models_are_refused(name):
     with pytest.raises(lograd.InvalidValue, match=f"{name} belongs to the built-in models; mine:make brings its own"):
         Config("mine:make", **{name: "x" if name == "data" else 1})

@@ -17,8 +17,9 @@ from torch import nn
 from training_runs import Crash, assert_same_run
 
 import lograd
-from lograd.training import TASKS, Interrupted, Run, resume, train
+from lograd.training import TASKS, Interrupted, Run, Session, load_data, resume, train
 from lograd.training.journal import Journal
+from lograd.training.work import BuiltIn
 
 
 def dropout_net(classes, width):
@@ -45,6 +46,30 @@ def test_a_crash_anywhere_is_resumed_to_the_same_bits(recipe, tiny, tmp_path, mo
         torch.rand(3)
         assert resume(folder).status == "finished"
         assert_same_run(tmp_path / "whole", folder)
+
+
+@pytest.mark.parametrize("recipe", [None, "fp6"])
+def test_channels_side_by_side_stay_so_when_a_run_is_resumed(recipe, tiny, tmp_path):
+    config = tiny(recipe=recipe, channels_last=True, steps=6, checkpoint_every=2)
+    session = Session(BuiltIn(config, load_data(config)), config.load_plan())
+    session.step()
+    kernels = [one for one in session.model.parameters() if one.dim() == 4]
+    assert kernels
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in kernels)
+    train(config, tmp_path / "whole")
+
+    def crash(status):
+        if status.step == 3:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(config, tmp_path / "crashed", progress=crash)
+    assert resume(tmp_path / "crashed").status == "finished"
+    assert_same_run(tmp_path / "whole", tmp_path / "crashed")
+    planes = replace(config, channels_last=False)
+    assert train(planes, tmp_path / "planes").summary["final"]["loss"] == pytest.approx(
+        Run.load(tmp_path / "whole").summary["final"]["loss"], rel=1e-2
+    )
 
 
 def test_kill_9_at_a_random_moment_is_resumed_to_the_same_bits(tiny, tmp_path):

@@ -62,6 +62,9 @@ Pixels = Annotated[
         show_default="as they are",
     ),
 ]
+ChannelsLast = Annotated[
+    bool | None, typer.Option("--channels-last", help="Lay images out with channels side by side in memory.")
+]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", show_default="its own")]
 Backend = Annotated[
     str | None,
@@ -137,6 +140,7 @@ def train(
     state_bits: StateBits = None,
     common_statistics: CommonStatistics = None, pipeline: Pipeline = None, microbatches: Microbatches = None,
     edges: Edges = None, activations: Activations = None, pixels: Pixels = None,
+    channels_last: ChannelsLast = None,
     resume: Resume = False, overwrite: Overwrite = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train a model and leave the run in a folder; a run that was killed is resumed to the same bits.
@@ -160,7 +164,7 @@ def train(
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "tensorboard": tensorboard,
         "weights": weights, "state_bits": state_bits, "fast": fast, "guard": guard,
         "common_statistics": common_statistics, "pipeline": pipeline, "microbatches": microbatches, "edges": edges,
-        "activations": activations, "pixels": pixels,
+        "activations": activations, "pixels": pixels, "channels_last": channels_last,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     _show(_run_or_exit(output, given, resume=resume, overwrite=overwrite, quiet=as_json), as_json)

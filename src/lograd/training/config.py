@@ -32,7 +32,8 @@ PLAIN = "none"
 OF_PIPELINES: dict[str, Any] = {"microbatches": 4, "edges": "prune90", "activations": PLAIN}
 """Settings of a pipeline, with their usual values."""
 ONLY_IF_GIVEN = (
-    "weights", "state_bits", "fast", "guard", "ranks", "common_statistics", "pixels", "pipeline", *OF_PIPELINES,
+    "weights", "state_bits", "fast", "guard", "ranks", "common_statistics", "pixels", "channels_last", "pipeline",
+    *OF_PIPELINES,
 )  # fmt: skip
 """Settings that are left out of the JSON where they are None or False: runs from before these existed have the
 checksums that they had."""
@@ -61,6 +62,7 @@ class Config:
         augment: random crops, by up to 4 pixels, and flips; images only.
         pixels: sides that images are averaged down to, after crops and flips; images of a folder are cut to this size.
             None leaves the size that the images have, and takes the usual one of the model for a folder.
+        channels_last: lay a network for images out with its channels side by side in memory, which is often faster.
         threads: of torch; None leaves its own number.
         backend: of the products, "dense", "sparse", "integer" or "auto" as in `attach`.  With "auto" a layer
             takes what is faster when it is timed, so that the last bits of two runs may differ.
@@ -119,6 +121,7 @@ class Config:
     edges: str | None = None
     activations: str | None = None
     pixels: int | None = None
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "plan"):
@@ -150,7 +153,8 @@ class Config:
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), valid)
         check_backend("backend", self.backend)
-        for name in ("fast", "guard", "tensorboard", "common_statistics", *(() if self.own else ("augment",))):
+        switches = ("fast", "guard", "tensorboard", "common_statistics", "channels_last")
+        for name in (*switches, *(() if self.own else ("augment",))):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidType(sentence(name, getattr(self, name), "true or false"))
         self._check_weights()
@@ -161,8 +165,8 @@ class Config:
     def _check_own(self) -> None:
         """Refuse settings that belong to built-in models; a run of no given length is one epoch."""
         check_target(self.model)
-        for name in ("data", "batch", "width", "augment", "pixels"):
-            if getattr(self, name) is not None:
+        for name in ("data", "batch", "width", "augment", "pixels", "channels_last"):
+            if getattr(self, name) not in (None, False):
                 raise InvalidValue(
                     f"{name} belongs to the built-in models; {self.model} brings its own model and batches."
                 )
@@ -221,7 +225,7 @@ class Config:
             Plan.uniform(self.recipe)  # refuses a name that nobody knows
         if self.own:
             return
-        for name in ("augment", "pixels"):
+        for name in ("augment", "pixels", "channels_last"):
             if getattr(self, name) and self.task.kind != "images":
                 raise InvalidValue(f"{name} is for images, and {self.model} is trained on {self.task.kind}.")
         if self.pixels is not None and self.pixels < self.task.smallest:

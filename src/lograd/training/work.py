@@ -220,7 +220,10 @@ def load_data(config: Config) -> Dataset:
 def build_model(config: Config, data: Dataset) -> nn.Module:
     """The model with its initial weights, which follow from the seed; torch's random state goes on from there."""
     torch.manual_seed(config.seed)
-    return config.task.build(**data.sizes, width=config.width)
+    model = config.task.build(**data.sizes, width=config.width)
+    if config.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def usual_optimizer(config: Config, model: nn.Module) -> Optimizer:
