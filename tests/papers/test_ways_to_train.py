@@ -109,10 +109,10 @@ def test_cost_follows_the_number_of_epochs():
     assert chosen(epochs=5).hours == pytest.approx(chosen().hours / 4)
 
 
-def test_ways_that_treat_nothing_have_dense_products(data, tmp_path):
-    chosen = experiment_of("beyond")(data=data, network="digits")
-    assert chosen.config(CellFolder(tmp_path), "fp32", 0).backend == "dense"
-    assert chosen.config(CellFolder(tmp_path), "luq", 0).backend == "auto"
+def test_ways_without_zeros_and_integers_have_dense_products(data, tmp_path):
+    chosen, folder = experiment_of("beyond")(data=data, network="digits"), CellFolder(tmp_path)
+    backends = {name: chosen.config(folder, name, 0).backend for name in ("fp32", "luq", "luq4", "cosine90")}
+    assert backends == {"fp32": "dense", "luq": "dense", "luq4": "auto", "cosine90": "auto"}
 
 
 def test_a_column_of_its_own_is_left_out_where_it_has_no_number(tmp_path):

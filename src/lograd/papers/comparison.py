@@ -18,6 +18,7 @@ from ..errors import nearest_name, plural
 from ..training import Config
 from ..training.folder import make_folder
 from ..training.measuring import metric_of
+from ..training.session import has_levels, prunes
 from ..treatments import Backend
 from .cells import Cell, CellFolder, Found, Trained
 from .experiment import Experiment
@@ -84,7 +85,7 @@ class WaysToTrain(Experiment):
     title: ClassVar[str]
     """The heading of the table."""
     backend: ClassVar[Backend] = "dense"
-    """Of the products, in all ways that treat something."""
+    """Of the products, in ways that have zeros or integers; those of the others are dense."""
     presets: ClassVar = {"smoke": {"network": SMOKE, "seeds": 1}, "cpu": {}}
 
     network: str = CPU
@@ -150,7 +151,8 @@ class WaysToTrain(Experiment):
             if not path.exists():
                 way.plan.save(path)
             plan = str(path)
-        backend = self.backend if way.recipe is not None or plan is not None else "dense"
+        treated = Plan.uniform(way.recipe) if way.recipe is not None else way.plan
+        backend = self.backend if prunes(treated) or has_levels(treated) else "dense"
         return replace(self.usual(), recipe=way.recipe, weights=way.weights, plan=plan, seed=seed, backend=backend)
 
     def usual(self) -> Config:
