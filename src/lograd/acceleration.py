@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -29,7 +30,7 @@ from .profiles.noise import check_plain
 from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
 from .profiles.planner import keep_patterns
 from .profiles.profiler import check_kinds, profile_timed, restored
-from .profiles.screening import WORTH, WORTH_NOISE, Screened, screen
+from .profiles.screening import WORTH, WORTH_NOISE, Screened, screen, turns
 from .profiles.timing import Timed, check_device, compared, treatable
 from .report.progress import shown, tracked
 
@@ -39,8 +40,8 @@ WARM_UP = 16
 """Steps that are made before the profile and taken back, unless told otherwise."""
 RATE = 1e-3
 """The learning rate of these steps, by Adam."""
-FEW = ("int8", "int6", "int4", "prune85", "prune95")
-"""The methods that are timed unless told otherwise: the others are seldom faster."""
+FEW = ("int8", "prune85", "prune95")
+"""The methods that are timed unless told otherwise.  Integers of fewer bits are bytes as well, and take as long."""
 MOST_NAMED = 3
 """Methods that are named in what is said of a plan."""
 LEAST_GAIN = 0.03
@@ -73,8 +74,8 @@ def accelerate(
     standard error: the expected speed, what is done to how many layers, and what noise it adds.  Where nothing makes
     the step faster by more than a few percent, it says so, and the handle's plan leaves every layer alone.
 
-    The measurement takes as long as about 70 plain steps for a network of 20 layers, or 15 to 29 where nothing is
-    faster.
+    The measurement takes as long as 70 to 100 plain steps for a network of 20 layers, or 12 to 32 where nothing is
+    faster.  Where that is faster, integer convolutions leave images channels-last (`Plan.channels_last`).
 
     Args:
         model: on the CPU, in the mode in which it trains, without an attached plan.
@@ -88,8 +89,8 @@ def accelerate(
             layers as they are until then.  0 measures at the weights of now, as for a model that is trained already.
         seed: of the random numbers of the plan.
         keep: layers that are left alone, as for `Profile.plan`.
-        methods: names of the methods to choose from, such as ["int8"]; None for int8, int6, int4, prune85, prune95
-            and sparsities between.
+        methods: names of the methods to choose from, such as ["int8"]; None for int8, prune85, prune95 and
+            sparsities between.
         guard: as for `attach`.
         quiet: print nothing.
         progress: as for `lograd.profile`.
@@ -136,13 +137,15 @@ def fastest_plan(
             )
         if not treatable(model):
             return _none("the step stays as it is: it has no layer that lograd can treat.")
+        loss = partial(loss_of, model, taken[-1], loss_fn)
         with restored(model):
             pruned = WORTH_NOISE if noise is None and methods is None else WORTH
-            first = screen(model, partial(loss_of, model, taken[-1], loss_fn), names, kept, LEAST_GAIN, pruned)
+            turned = turns(model, loss, names, kept)
+            first = screen(model, loss, names, kept, LEAST_GAIN, pruned, turned)
         if first is not None and first.gain < LEAST_BOUND:
             return _none(f"the step stays as it is: {_no_gain(first)}")
         _warm_up(model, taken, loss_fn, warm_up)
-        return _measured_plan(model, taken, loss_fn, goal, kept, None if first is None else first.timed)
+        return _measured_plan(model, taken, loss_fn, goal, kept, None if first is None else first.timed, turned)
 
 
 def _of_usual_size(batches: list[Any]) -> list[Any]:
@@ -190,11 +193,13 @@ def _measured_plan(
     goal: Goal,
     keep: tuple[str, ...],
     timed: Timed | None,
+    turned: bool,
 ) -> tuple[Plan, str]:
     """Return the plan for the model as it is now, and what is said of it.
 
     Args:
         timed: the times of methods; None where they could not be timed, which the profile explains.
+        turned: True if these are times with `Plan.channels_last`.
     """
     found = profile_timed(model, taken, loss_fn, timed)
     if lacking := _lacking(found):
@@ -202,6 +207,7 @@ def _measured_plan(
     plan = found.plan(noise=goal.noise, objective="progress" if goal.noise is None else None, keep=keep)
     if not plan.layers:
         return _none(f"the step stays as it is: {_untouched(plan)} {_with(found)}")
+    plan = replace(plan, channels_last=turned)
     with restored(model):
         seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan, COMPARED)
     gain = 1 - seconds.planned / seconds.plain
@@ -229,7 +235,7 @@ def _what_is_done(plan: Plan) -> str:
     parts = [f"{plural(count, 'layer')} with {name}" for name, count in names[:MOST_NAMED]]
     if others := sum(count for _, count in names[MOST_NAMED:]):
         parts.append(f"{plural(others, 'layer')} with others")
-    return ", ".join(parts)
+    return ", ".join([*parts, *(["images channels-last"] if plan.channels_last else [])])
 
 
 def _untouched(plan: Plan) -> str:

@@ -172,8 +172,9 @@ def test_the_operators_keep_the_rules_of_torch_library(name):
         for mode in (DENSE, INTEGER):
             choice = torch.tensor([mode, 0, 0, 0, 0])
             sites = [part for one in (x_site, weight_site) for part in (one.text, one.numbers, *one.changing)]
-            arguments = (x, weight, torch.randn(9), *geometry, *sites, choice, x_site.nibbles)
-            torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
+            for turns in (True, False):
+                arguments = (x, weight, torch.randn(9), *geometry, *sites, choice, turns, x_site.nibbles)
+                torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
             codes = torch.ops.lograd.coded_output.default(*arguments)[1:]
             arguments = (
                 g, *codes, *geometry, False, False, site.text, [], site.numbers, torch.tensor([1, 0]), *site.changing,

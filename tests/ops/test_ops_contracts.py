@@ -56,7 +56,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
         "treat_channels": (x, *site[:2], torch.tensor([1, 0]), *site[2:]),
         "coded_output": (
             x, torch.randn(16, 64), torch.randn(16), [], [], [], 1, *site, *site_of(Integers(4, "channel")),
-            torch.tensor([3, 0, 0, 0, 0]), True,
+            torch.tensor([3, 0, 0, 0, 0]), False, True,
         ),
         "block_product": (
             x, torch.randn(16, 64), torch.randn(16), 1, 1, *blocks[:2], torch.tensor([1, 0]), *blocks[2:],

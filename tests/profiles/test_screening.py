@@ -100,3 +100,59 @@ def test_a_plan_that_treats_no_gradient_has_a_guard_all_the_same():
         model(batches[0][0]).square().mean().backward()
         handle.step()
         assert handle.guard.waiting == []
+
+
+class Pictures(nn.Module):
+    """Convolutions, and a view of the last that asks for one layout where it is told to."""
+
+    def __init__(self, flat=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
+        self.flat = flat
+
+    def forward(self, x):
+        y = self.layers(x)
+        return y.view(len(y), -1) if self.flat else y.flatten(1)
+
+
+def turned(model, names=("dense", "int8"), keep=()):
+    x = torch.randn(2, 8, 9, 9)
+    return screening.turns(model, lambda: model(x).square().mean(), names, keep)
+
+
+@pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+@pytest.mark.parametrize(("seconds", "expected"), [(0.9, True), (0.98, False), (1.1, False)])
+def test_a_layout_is_taken_where_it_is_faster_by_more_than_chance(planted, seconds, expected):
+    timed = planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: seconds})
+    assert turned(Pictures()) is expected
+    assert timed == [screening.AS_IT_IS] * 2 + [screening.TURNED] * 2
+
+
+@pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+def test_a_model_that_does_not_run_in_a_layout_keeps_its_own(planted):
+    planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: 0.5})
+    model = Pictures(flat=True)
+    assert not turned(model)
+    assert type(model.layers[0]) is nn.Conv2d
+
+
+def test_layouts_are_timed_for_convolutions_in_integers_alone(planted):
+    timed = planted({"dense": 1.0}, {"dense": 1.0})
+    assert not turned(Pictures(), ("dense", "prune95"))
+    assert not turned(nn.Sequential(nn.Flatten(), nn.Linear(648, 4)))
+    assert not timed
+
+
+@pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+def test_methods_are_timed_in_the_layout_of_the_plan(planted, monkeypatch):
+    planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
+    plans = []
+    real = screening.Timer.timing
+    monkeypatch.setattr(
+        screening.Timer, "timing", lambda timer, name, *rest: plans.append((timer, name)) or real(timer, name, *rest)
+    )
+    model, x = Pictures(), torch.randn(2, 8, 9, 9)
+    screen(model, lambda: model(x).square().mean(), ("dense", "int8"), (), 0.03, turned=True)
+    assert plans
+    assert all(timer._plans[name].channels_last for timer, name in plans)

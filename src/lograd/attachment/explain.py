@@ -96,6 +96,8 @@ def explain(
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     lines |= beside
+    if plan.channels_last:
+        lines["layout"] = "outputs of integer convolutions lie channels-last"
     summary = _counted(counts.total, steps, guard is not None)
     if cost.refreshes:
         summary += f"; {_taken(cost, layers, steps)}"

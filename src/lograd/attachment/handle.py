@@ -135,6 +135,7 @@ class Handle:
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
             engine = self.layers[name] = LayerEngine(layer, device, self)
             engine.packs = plan.saved is not None
+            engine.turns = plan.channels_last
             self._modules[name] = module
             asked = {product: getattr(layer, product).backend for product in PRODUCTS}
             engine.choose(backend, asked, reason_dense(module), reason_not_integer(module))

@@ -24,6 +24,7 @@ class Layer(Engine, Protocol):
     gradient: Operand
     choices: dict[str, Choice]
     folds: bool
+    turns: bool
     packs: bool
     aligned: dict[str, bool]
 
@@ -65,7 +66,8 @@ class LayerCoder:
         y, *codes = call(
             "coded_output", x, form.oriented(weight), bias, *form.geometry,
             *(part for site in sites for part in (site.text, site.numbers, *site.changing)),
-            engine.choices["output"].seen_by(sites[0].held), need[1] and engine.packs and sites[0].nibbles,
+            engine.choices["output"].seen_by(sites[0].held), engine.turns,
+            need[1] and engine.packs and sites[0].nibbles,
         )  # fmt: skip
         for place, needed in ((0, need[1]), (3, need[0])):
             if not needed:

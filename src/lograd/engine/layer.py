@@ -60,6 +60,8 @@ class LayerEngine:
         at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
         self.folds = bool(at[0] and at[0].can_fold) and bool(at[1] and at[1].per_channel)
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
+        self.turns = False
+        """True if images leave an integer convolution channels-last, whatever the layout of its operands."""
         self.packs = False
         """True if saved codes of at most 4 bits share bytes, which takes a little time."""
         self._check_learning()

@@ -36,8 +36,9 @@ from .work import StepWork
 VERSION = 2
 FIELDS = (
     "every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization",
-    "expected",
+    "channels_last", "expected",
 )  # fmt: skip
+SWITCHES = ("normalization", "channels_last")
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
@@ -65,6 +66,8 @@ class Plan:
             as it is.  Codes of at most 4 bits that treated layers keep then share bytes.
         normalization: compute BatchNorm in training and the ReLU behind it in one pass; results are PyTorch's within
             float32 rounding.
+        channels_last: leave the outputs of integer convolutions as these compute them, with channels side by side in
+            memory, so that layers behind them work in that layout too.  The weights stay as they are.
         expected: the noise that the profile predicts, in units of the minibatch's own variance; None where the profile
             has not measured both.
     """
@@ -81,14 +84,16 @@ class Plan:
     attention: int | None = None
     saved: int | None = None
     normalization: bool = False
+    channels_last: bool = False
     expected: Expected | None = None
 
     def __post_init__(self) -> None:
         for name, bits in (("attention", self.attention), ("saved", self.saved)):
             if bits is not None:
                 check_width(f"{name} of a plan", bits, 2, 8)
-        if not isinstance(self.normalization, bool):
-            raise InvalidType(sentence("normalization of a plan", self.normalization, "True or False"))
+        for name in SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidType(sentence(f"{name} of a plan", value, "True or False"))
         if not set(self.keep) <= set(KEEP):
             raise InvalidValue(sentence("keep of a plan", list(self.keep), "'first', 'last' or both"))
         for name in self.layers:
@@ -127,7 +132,7 @@ class Plan:
             **({} if self.growth is None else {"growth": self.growth.to_json()}),
             **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
             **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
-            **({"normalization": True} if self.normalization else {}),
+            **{name: True for name in SWITCHES if getattr(self, name)},
             **({} if self.expected is None else {"expected": self.expected.to_json()}),
         }
 
@@ -162,7 +167,7 @@ class Plan:
             },
             attention=data.get("attention"),
             saved=data.get("saved"),
-            normalization=data.get("normalization", False),
+            **{name: data.get(name, False) for name in SWITCHES},
             expected=Expected.from_json(data["expected"]) if "expected" in data else None,
         )
 

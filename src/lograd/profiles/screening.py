@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
@@ -36,8 +36,12 @@ WORTH = 0.03
 WORTH_NOISE = 0.2
 """The share that pruned gradients must save where progress counts: with 70 % zeros in all layers they were measured to
 add 0.2 to 8 of the minibatch's variance to young networks, and that slows progress by as much."""
+WORTH_TURNING = 0.03
+"""The share of a treated step that another layout must save."""
 FASTEST = "the fastest of each layer"
 """The name under which the fastest plan is timed."""
+AS_IT_IS, TURNED = "as it is", "channels last"
+"""The names of layouts."""
 
 
 @final
@@ -67,7 +71,7 @@ class Screened:
 
 def screen(
     model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...], least: float,
-    pruned: float = WORTH,
+    pruned: float = WORTH, turned: bool = False,
 ) -> Screened | None:  # fmt: skip
     """Time the methods that may be worth it; None where no gradient is there to be treated, or one is not finite.
 
@@ -81,6 +85,7 @@ def screen(
         least: the share of the step that layers must save for whole steps to be timed; in a model that normalizes
             any saving will do, as normalization may be faster too.
         pruned: the share that pruned gradients must save to be looked at further.
+        turned: time methods with `Plan.channels_last`.
     """
     methods = [method(name) for name in names if name != DENSE]
     with progress("timing methods", _most_steps(methods), "step") as advance, torch.compiler.set_stance("force_eager"):
@@ -89,8 +94,35 @@ def screen(
         if not modules or not _finite(model):
             return None
         kept = matching_layers(list(modules), keep)
-        look = _Look(Timer(model, loss, modules, advance), [name for name in modules if name not in kept], pruned)
+        timer = Timer(model, loss, modules, advance, turned)
+        look = _Look(timer, [name for name in modules if name not in kept], pruned)
         return look.at(methods, least)
+
+
+def turns(model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...]) -> bool:
+    """Return True if steps with 8-bit convolutions are faster where these leave their outputs channels-last.
+
+    It takes 6 steps.  False for a model that does not run in that layout, and where no method treats convolutions in
+    integers.
+
+    Args:
+        model, loss, names, keep: as for `screen`.
+    """
+    found = treatable(model)
+    if GENTLE not in names or not any(isinstance(module, nn.Conv2d) for module in found.values()):
+        return False
+    kept = matching_layers(list(found), keep)
+    one = method(GENTLE)
+    plan = Plan({name: one.plan for name in found if name not in kept})
+    each = warm_up(one) + WHOLE
+    with progress("timing layouts", 2 * each, "step") as advance, torch.compiler.set_stance("force_eager"):
+        timer = Timer(model, loss, {}, advance)
+        timer.time(AS_IT_IS, plan, warm_up(one), 0, WHOLE)
+        try:
+            timer.time(TURNED, replace(plan, channels_last=True), warm_up(one), 0, WHOLE)
+        except RuntimeError:  # such as that of a view that spans channels and pixels
+            return False
+    return timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step
 
 
 def _most_steps(methods: Sequence[Method]) -> int:

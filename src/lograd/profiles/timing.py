@@ -212,9 +212,10 @@ class Timer:
 
     def __init__(
         self, model: nn.Module, loss: Callable[[], Tensor], modules: Mapping[str, nn.Module],
-        advance: Callable[[int], None],
+        advance: Callable[[int], None], turned: bool = False,
     ) -> None:  # fmt: skip
-        self.model, self.loss, self.modules, self.advance = model, loss, modules, advance
+        """Make one of a plain model; `turned` times all plans with `Plan.channels_last`."""
+        self.model, self.loss, self.modules, self.advance, self.turned = model, loss, modules, advance, turned
         self.watch = Stopwatch(modules)
         self.times: dict[str, Times] = {}
         self.plain_steps = 0
@@ -241,7 +242,7 @@ class Timer:
             watched: steps that are timed layer by layer.
             whole: steps that are timed as a whole.
         """
-        self._plans[name] = plan
+        self._plans[name] = plan = replace(plan, channels_last=plan.channels_last or self.turned)
         with attached(self.model, plan) as handle:
             modules = candidates(self.model)
             for place in range(warm_up):

@@ -50,7 +50,7 @@ def _output(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, x_text: str, x_numbers: Tensor, x_key: Tensor, x_memory: Tensor,
     x_counters: Tensor, weight_text: str, weight_numbers: Tensor, weight_key: Tensor, weight_memory: Tensor,
-    weight_counters: Tensor, choice: Tensor, packs: bool,
+    weight_counters: Tensor, choice: Tensor, turns: bool, packs: bool,
 ) -> Coded:  # fmt: skip
     """Return Y, and codes, scale and zero of the activations and of the weights.
 
@@ -59,6 +59,7 @@ def _output(
         stride, padding, dilation, groups: the geometry of a convolution; empty for a linear layer.
         x_text, ..., weight_counters: the sites of activations and weights.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
+        turns: True to give images channels-last, as integer products leave them, whatever the operands' layout.
         packs: True to give the codes of the activations, which have at most 4 bits, two to a byte.
     """
     geometry = planar(stride, padding, dilation, groups)
@@ -91,7 +92,7 @@ def _output(
     saved = [part if place == 0 else part.clone() for one in codes for place, part in enumerate(one[:3])]
     if packs:
         saved[0] = in_nibbles(saved[0])
-    return (owned(laid(flat(y, stride), turned_output(x, weight))), *saved)
+    return (owned(laid(flat(y, stride), turned_output(x, weight, turns))), *saved)
 
 
 def _choose_for_output(
@@ -262,7 +263,7 @@ register(
     "coded_output(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups,"
     " str x_treatments, Tensor x_numbers, Tensor(a!) x_key, Tensor(b!) x_memory, Tensor(c!) x_counters,"
     " str weight_treatments, Tensor weight_numbers, Tensor(d!) weight_key, Tensor(e!) weight_memory,"
-    " Tensor(f!) weight_counters, Tensor(g!) choice, bool packs)"
+    " Tensor(f!) weight_counters, Tensor(g!) choice, bool turns, bool packs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _output,
     _output,

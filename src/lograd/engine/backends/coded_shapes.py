@@ -34,9 +34,9 @@ def planar(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int
     return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
-def turned_output(x: Tensor, weight: Tensor) -> bool:
-    """Return True if PyTorch would give the output of a convolution channels-last."""
-    return x.dim() == 4 and (is_turned(x) or is_turned(weight))
+def turned_output(x: Tensor, weight: Tensor, turns: bool) -> bool:
+    """Return True if the output of a convolution is given channels-last: where it is asked for, or PyTorch would."""
+    return x.dim() == 4 and (turns or is_turned(x) or is_turned(weight))
 
 
 def laid(x: Tensor, turned: bool) -> Tensor:
@@ -89,7 +89,7 @@ def fake_output(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
-    y = empty(x, (x.shape[0], weight.shape[0], *sizes), turned_output(x, weight))
+    y = empty(x, (x.shape[0], weight.shape[0], *sizes), turned_output(x, weight, rest[-2]))
     return (y, *_fake_codes(x, x_text, rest[-1]), *_fake_codes(weight, rest[4], False))
 
 
