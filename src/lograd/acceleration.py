@@ -74,7 +74,7 @@ def accelerate(
     standard error: the expected speed, what is done to how many layers, and what noise it adds.  Where nothing makes
     the step faster by more than a few percent, it says so, and the handle's plan leaves every layer alone.
 
-    The measurement takes as long as 70 to 100 plain steps for a network of 20 layers, or 12 to 32 where nothing is
+    The measurement takes as long as 70 to 100 plain steps for a network of 20 layers, or 12 to 40 where nothing is
     faster.  Where that is faster, integer convolutions leave images channels-last (`Plan.channels_last`).
 
     Args:

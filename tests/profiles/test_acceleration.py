@@ -166,7 +166,7 @@ def test_where_the_fastest_plan_gains_nothing_no_noise_is_measured(planted, caps
         "the step stays as it is: with the fastest method that may be worth its noise in each layer, it takes 2850"
         in said
     )
-    assert loss.calls == 12 + 3 + 3  # the fastest plan, then with faster normalization
+    assert loss.calls == 12 + 3 + 9  # the fastest plan, then in turns with faster normalization
     assert "3000.0 ms; a search for a plan is worth it from 6% on (3 layers," in said
 
 
@@ -185,7 +185,7 @@ def test_passes_of_a_search_are_few(planted, seconds, timed, bits):
     given = ["int8", "int6", "int4"]
     with lograd.accelerate(make_model(), batches_of(), loss, methods=given, quiet=True) as handle:
         assert handle.layers
-    screened, noise = 11 + timed + 3 + 3, 1
+    screened, noise = 11 + timed + 3 + 9, 1
     penalties = bits + 3 * min(bits, 2)  # all layers at each precision, and each of three at the outer ones
     assert loss.calls == screened + acceleration.WARM_UP + 4 + noise + 2 + penalties
 
