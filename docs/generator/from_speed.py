@@ -49,7 +49,9 @@ def _with_spread(row: Row) -> str:
     if row["times sooner"] is None:
         return "not reached"
     spread = "" if row["spread over seeds"] is None else f" ± {row['spread over seeds']}"
-    return f"{row['times sooner']}{spread}"
+    times = float(row["times sooner"])
+    word = "sooner" if times > 1.005 else "later" if times < 0.995 else "level"
+    return f"{row['times sooner']}{spread}, {word}"
 
 
 def curves() -> str:

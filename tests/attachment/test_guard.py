@@ -149,6 +149,8 @@ def test_gradients_of_another_size_pass_through_and_nan_is_said():
         step(model, batch, handle)
     with pytest.warns(LogradWarning, match="has another size than in its statistics"):
         found = step(model, batch, handle, factor=1e-4)
+    changes = [(change.step, change.cause, change.after) for change in handle.guard.changes if change.cause == "size"]
+    assert changes == [(25, "size", "untreated in this step")] * len(handle.layers)
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-9) for a, b in zip(found, plain, strict=True))
     step(model, batch, handle, factor=1e-4)
     assert not all(torch.equal(a, b) for a, b in zip(step(model, batch, handle, factor=1e-4), found, strict=True))

@@ -145,3 +145,4 @@ def test_what_is_clipped_in_the_first_step_after_a_resumption_counts():
     for handle in handles:
         with pytest.warns(LogradWarning, match="was clipped by a scale that is out of date"):
             step(handle, 50.0)
+        assert {change.after for change in handle.guard.changes if change.cause == "clipped"} == {"statistics anew"}

@@ -45,8 +45,8 @@ def test_a_line_for_each_network_and_number_of_threads(page, tmp_path):
     assert lines[2].startswith("| resnet20, width 16, 16 x 16 pixels, batch 128 |")
     assert lines[2].endswith("| 0.99 |  |")
     short = page.times_sooner().split("\n")[2:]
-    assert short[0].endswith("| accuracy 31.00 % | 3 | 1.70 ± 0.05 | 1.40 ± 0.05 |")
-    assert short[1].endswith("| 1 | 0.99 |  |")
+    assert short[0].endswith("| accuracy 31.00 % | 3 | 1.70 ± 0.05, sooner | 1.40 ± 0.05, sooner |")
+    assert short[1].endswith("| 1 | 0.99, later |  |")
 
 
 def test_a_value_that_is_never_reached_is_told(page, tmp_path):

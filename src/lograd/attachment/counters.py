@@ -23,7 +23,7 @@ class Count:
     treated: int = 0
     """Treated copies: one for each gradient, or two where the two products differ."""
     passed_through: int = 0
-    """Copies that were to be treated, and came before there were statistics."""
+    """Copies that were to be treated, and came before there were statistics, or were kept as they are by the guard."""
     elements: int = 0
     """Elements of the treated copies; all counts below are of these."""
     zeros_before: int = 0

@@ -151,6 +151,8 @@ class Watch:
         """
         strange, clipped, broken = self._news.take()
         for place in (*strange, *clipped):
+            cause, after = ("size", "untreated in this step") if place in strange else ("clipped", "statistics anew")
+            self._note(step, place, place.status, cause, after)
             place.statistics.be_ready()
             place.clean_step = -1
             self._pair = -1
@@ -345,11 +347,11 @@ class Watch:
         self._say(step, "noise", [worst], f"gets noise of {noise:.2g} times the minibatch's own variance, above the "
                   f"budget of {self.budget:g}{done}")  # fmt: skip
 
-    def _note(self, step: int, place: Place, before: str, cause: str) -> None:
-        if place.status != before:
-            noise = min(self.noise, MAX_FLOAT)
+    def _note(self, step: int, place: Place, before: str, cause: str, after: str = "") -> None:
+        if (after := after or place.status) != before:
             self.made += 1
-            self.changes = [*self.changes, Change(step, place.name, before, place.status, cause, noise)][-MOST_CHANGES:]
+            change = Change(step, place.name, before, after, cause, min(self.noise, MAX_FLOAT))
+            self.changes = [*self.changes, change][-MOST_CHANGES:]
 
     def _say(self, step: int, cause: str, places: list[Place], text: str) -> None:
         """Warn of layers of which it was not said yet, all in one sentence."""

@@ -104,8 +104,8 @@ def screen(
 def turns(model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...]) -> bool:
     """Return True if steps with 8-bit convolutions are faster where these leave their outputs channels-last.
 
-    It takes 6 steps, and 6 more where it is not: one slow moment must not decide.  False for a model that does not run in that layout, and where no method treats convolutions in
-    integers.
+    It takes 6 steps, and 6 more where they are not: one slow moment must not decide.  False for a model that does not
+    run in that layout, and where no method treats convolutions in integers.
 
     Args:
         model, loss, names, keep: as for `screen`.
