@@ -26,8 +26,8 @@ NEAREST = Plan(
 def make():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 12, 3, padding=1),
-        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(12, 5),
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2), nn.ReLU(),
+        nn.Conv2d(16, 12, 3, padding=1), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(12, 5),
     )  # fmt: skip
 
 

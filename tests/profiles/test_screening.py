@@ -1,5 +1,7 @@
 """The first look at times: which layers it treats, when it ends, and what it leaves for the search."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -59,14 +61,14 @@ def test_kept_layers_are_dense_in_the_fastest_plan(planted, keep, open_layers):
     planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
     found = look(*make(), keep)
     assert list(found.timed.layers["int8"]) == open_layers
-    assert found.gain == pytest.approx(1 / 3)
+    assert found.gain() == pytest.approx(1 / 3)
 
 
 def test_it_ends_where_layers_save_too_little(planted):
     timed = planted({"dense": 1.0, "int8": 0.94}, {"dense": 100.0})
     found = look(*make())
     assert screening.FASTEST not in timed
-    assert 0 < found.gain < 0.03
+    assert 0 < found.gain() < 0.03
 
 
 def test_a_model_that_normalizes_is_timed_as_a_whole_where_layers_save_little(planted):
@@ -74,13 +76,13 @@ def test_a_model_that_normalizes_is_timed_as_a_whole_where_layers_save_little(pl
     timed = planted({"dense": 1.0, "int8": 0.9}, {"dense": 100.0, screening.FASTEST: 99.7, switched: 90.0})
     found = look(*make(normalized=True))
     assert switched in timed
-    assert found.gain == pytest.approx(0.1)
+    assert found.gain() == pytest.approx(0.1)
     assert found.timed.extras == {"normalization": pytest.approx(9.7)}
 
 
 def test_where_no_layer_is_faster_normalization_is_not_looked_for(planted):
     timed = planted({"dense": 1.0}, {"dense": 100.0})
-    assert look(*make(normalized=True)).gain == 0
+    assert look(*make(normalized=True)).gain() == 0
     assert screening.FASTEST not in timed
 
 
@@ -118,29 +120,41 @@ class Pictures(nn.Module):
 
 def turned(model, names=("dense", "int8"), keep=()):
     x = torch.randn(2, 8, 9, 9)
-    return screening.turns(model, lambda: model(x).square().mean(), names, keep)
+    return screening.compare_layouts(model, lambda: model(x).square().mean(), names, keep)
 
 
 @pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
 @pytest.mark.parametrize(("seconds", "expected"), [(0.9, True), (0.98, False), (1.1, False)])
 def test_a_layout_is_taken_where_it_is_faster_by_more_than_chance(planted, seconds, expected):
     timed = planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: seconds})
-    assert turned(Pictures()) is expected
-    assert timed == ([screening.AS_IT_IS] * 2 + [screening.TURNED] * 2) * (1 if expected else 2)
+    model = Pictures()
+    before = [(one.data_ptr(), one.stride()) for one in model.parameters()]
+    assert turned(model) == (expected, 1.0)
+    assert timed == ([screening.AS_IT_IS] * 2 + [screening.TURNED] * 2) * (1 if expected else 2) + ["dense"] * 3
+    assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == before
 
 
 @pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
 def test_a_model_that_does_not_run_in_a_layout_keeps_its_own(planted):
     planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: 0.5})
     model = Pictures(flat=True)
-    assert not turned(model)
+    assert turned(model) == (False, math.inf)
     assert type(model.layers[0]) is nn.Conv2d
+
+
+def test_weights_lie_channels_last_for_a_while():
+    model = Pictures()
+    x, plain = torch.randn(2, 8, 9, 9), model.layers[0]
+    with screening.weights_channels_last(model):
+        assert plain.weight.is_contiguous(memory_format=torch.channels_last)
+        assert plain(x).is_contiguous(memory_format=torch.channels_last)
+    assert plain.weight.is_contiguous()
 
 
 def test_layouts_are_timed_for_convolutions_in_integers_alone(planted):
     timed = planted({"dense": 1.0}, {"dense": 1.0})
-    assert not turned(Pictures(), ("dense", "prune95"))
-    assert not turned(nn.Sequential(nn.Flatten(), nn.Linear(648, 4)))
+    assert turned(Pictures(), ("dense", "prune95")) == (False, math.inf)
+    assert turned(nn.Sequential(nn.Flatten(), nn.Linear(648, 4))) == (False, math.inf)
     assert not timed
 
 
