@@ -30,8 +30,8 @@ from .profiles.noise import check_plain
 from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
 from .profiles.planner import keep_patterns
 from .profiles.profiler import check_kinds, profile_timed, restored
-from .profiles.screening import WORTH, WORTH_NOISE, Layouts, Screened, compare_layouts, screen
-from .profiles.timing import Timed, check_device, compared, treatable
+from .profiles.screening import WORTH, WORTH_NOISE, Screened, screen, turns
+from .profiles.timing import check_device, compared, treatable
 from .report.progress import shown, tracked
 
 BATCHES = 8
@@ -140,12 +140,12 @@ def fastest_plan(
         loss = partial(loss_of, model, taken[-1], loss_fn)
         with restored(model):
             pruned = WORTH_NOISE if noise is None and methods is None else WORTH
-            layouts = compare_layouts(model, loss, names, kept)
-            first = screen(model, loss, names, kept, LEAST_GAIN, pruned, layouts.turned)
-        if first is not None and first.gain(layouts.plain) < LEAST_BOUND:
-            return _none(f"the step stays as it is: {_no_gain(first, layouts)}")
+            turned = turns(model, loss, names, kept)
+            first = screen(model, loss, names, kept, LEAST_GAIN, pruned, turned)
+        if first is not None and first.gain < LEAST_BOUND:
+            return _none(f"the step stays as it is: {_no_gain(first)}")
         _warm_up(model, taken, loss_fn, warm_up)
-        return _measured_plan(model, taken, loss_fn, goal, kept, None if first is None else first.timed, layouts)
+        return _measured_plan(model, taken, loss_fn, goal, kept, first, turned)
 
 
 def _of_usual_size(batches: list[Any]) -> list[Any]:
@@ -192,28 +192,29 @@ def _measured_plan(
     loss_fn: LossFunction | None,
     goal: Goal,
     keep: tuple[str, ...],
-    timed: Timed | None,
-    layouts: Layouts,
+    first: Screened | None,
+    turned: bool,
 ) -> tuple[Plan, str]:
     """Return the plan for the model as it is now, and what is said of it.
 
     Args:
-        timed: the times of methods; None where they could not be timed, which the profile explains.
-        layouts: in which these times were taken.
+        first: the times of methods; None where they could not be timed, which the profile explains.
+        turned: True if these are times with `Plan.channels_last`.
     """
-    found = profile_timed(model, taken, loss_fn, timed)
-    if lacking := _lacking(found):
+    found = profile_timed(model, taken, loss_fn, None if first is None else first.timed)
+    lacking = _lacking(found)
+    if first is None or lacking:
         return _none(f"the step stays as it is: {lacking}")
     plan = found.plan(noise=goal.noise, objective="progress" if goal.noise is None else None, keep=keep)
     if not plan.layers:
         return _none(f"the step stays as it is: {_untouched(plan)} {_with(found)}")
-    plan = replace(plan, channels_last=layouts.turned)
+    plan = replace(plan, channels_last=turned)
     with restored(model):
         seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan, COMPARED)
-    if seconds.planned > (1 - LEAST_GAIN) * min(seconds.plain, layouts.plain):
+    if seconds.planned > (1 - LEAST_GAIN) * first.shortest * seconds.plain:
         return _none(
             f"the step stays as it is: the best plan takes {1e3 * seconds.planned:.1f} ms, and dense float32 "
-            f"{_plainly(seconds.plain, layouts)} {_with(found)}"
+            f"{_plainly(seconds.plain, first)} {_with(found)}"
         )
     return plan, _gained(plan, seconds.plain, seconds.planned)
 
@@ -247,22 +248,22 @@ def _untouched(plan: Plan) -> str:
     )
 
 
-def _plainly(seconds: float, layouts: Layouts) -> str:
-    """Return the time of the plain step, and how its layout would make it shorter."""
-    if layouts.plain > (1 - LEAST_GAIN) * seconds:
+def _plainly(seconds: float, first: Screened) -> str:
+    """Return the time of the plain step, and what it would be in its better layout."""
+    if first.shortest > 1 - LEAST_GAIN:
         return f"{1e3 * seconds:.1f} ms"
-    turned = "after model.to(memory_format=torch.channels_last)"
-    return f"{1e3 * seconds:.1f} ms, or {1e3 * layouts.plain:.1f} ms {turned}"
+    shorter = f"{1e3 * first.shortest * seconds:.1f} ms after model.to(memory_format=torch.channels_last)"
+    return f"{1e3 * seconds:.1f} ms, or {shorter}"
 
 
-def _no_gain(first: Screened, layouts: Layouts) -> str:
+def _no_gain(first: Screened) -> str:
     """Return why no plan can gain anything, from the times of methods."""
     size = _size_of(len(first.timed.layers[DENSE]))
     if not first.timed.treated:
         return f"no method is faster than dense float32 in any layer that may be treated {size}"
     return (
         f"with the fastest method that may be worth its noise in each layer, it takes {1e3 * first.fastest:.1f} ms, "
-        f"and dense float32 {_plainly(first.step, layouts)}; a search for a plan is worth it from {LEAST_BOUND:.0%} on "
+        f"and dense float32 {_plainly(first.step, first)}; a search for a plan is worth it from {LEAST_BOUND:.0%} on "
         f"{size}"
     )
 

@@ -1,6 +1,7 @@
 """`lograd.accelerate`: what it leaves alone, what it says, and what it attaches; times are planted, never measured."""
 
 import math
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -13,7 +14,6 @@ import lograd
 from lograd import InvalidType, InvalidValue, acceleration
 from lograd.engine.stopwatch import LayerSeconds
 from lograd.profiles.methods import method
-from lograd.profiles.screening import Layouts
 from lograd.profiles.timing import Compared, Timer, Times
 
 
@@ -213,7 +213,7 @@ def test_where_noise_is_not_worth_it_it_says_that_instead(planted, capsys):
 @pytest.mark.parametrize("turned", [True, False])
 def test_the_faster_layout_is_that_of_the_plan(planted, monkeypatch, capsys, turned):
     planted({"dense": 1.0, "int8": 0.2})
-    monkeypatch.setattr(acceleration, "compare_layouts", lambda *given: Layouts(turned, math.inf))
+    monkeypatch.setattr(acceleration, "turns", lambda *given: turned)
     with lograd.accelerate(make_model(), batches_of(), cross_entropy) as handle:
         assert handle.plan.channels_last is turned
     assert ("3 layers with int8, images channels-last; predicted" in capsys.readouterr().err) is turned
@@ -222,7 +222,8 @@ def test_the_faster_layout_is_that_of_the_plan(planted, monkeypatch, capsys, tur
 @pytest.mark.parametrize(("plain", "attached"), [(0.41, False), (0.6, True)])
 def test_a_plan_must_be_faster_than_dense_in_the_better_layout(planted, monkeypatch, capsys, plain, attached):
     planted({"dense": 1.0, "int8": 0.1}, plain=1.0, planned=0.4)
-    monkeypatch.setattr(acceleration, "compare_layouts", lambda *given: Layouts(True, plain))
+    real = acceleration.screen
+    monkeypatch.setattr(acceleration, "screen", lambda *given: replace(real(*given), turned=3 * plain))
     with lograd.accelerate(make_model(), batches_of(), cross_entropy) as handle:
         assert bool(handle.layers) is attached
     said = "takes 400.0 ms, and dense float32 1000.0 ms, or 410.0 ms after model.to(memory_format=torch.channels_last)"

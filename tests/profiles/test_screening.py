@@ -1,7 +1,5 @@
 """The first look at times: which layers it treats, when it ends, and what it leaves for the search."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -61,14 +59,14 @@ def test_kept_layers_are_dense_in_the_fastest_plan(planted, keep, open_layers):
     planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
     found = look(*make(), keep)
     assert list(found.timed.layers["int8"]) == open_layers
-    assert found.gain() == pytest.approx(1 / 3)
+    assert found.gain == pytest.approx(1 / 3)
 
 
 def test_it_ends_where_layers_save_too_little(planted):
     timed = planted({"dense": 1.0, "int8": 0.94}, {"dense": 100.0})
     found = look(*make())
     assert screening.FASTEST not in timed
-    assert 0 < found.gain() < 0.03
+    assert 0 < found.gain < 0.03
 
 
 def test_a_model_that_normalizes_is_timed_as_a_whole_where_layers_save_little(planted):
@@ -76,13 +74,13 @@ def test_a_model_that_normalizes_is_timed_as_a_whole_where_layers_save_little(pl
     timed = planted({"dense": 1.0, "int8": 0.9}, {"dense": 100.0, screening.FASTEST: 99.7, switched: 90.0})
     found = look(*make(normalized=True))
     assert switched in timed
-    assert found.gain() == pytest.approx(0.1)
+    assert found.gain == pytest.approx(0.1)
     assert found.timed.extras == {"normalization": pytest.approx(9.7)}
 
 
 def test_where_no_layer_is_faster_normalization_is_not_looked_for(planted):
     timed = planted({"dense": 1.0}, {"dense": 100.0})
-    assert look(*make(normalized=True)).gain() == 0
+    assert look(*make(normalized=True)).gain == 0
     assert screening.FASTEST not in timed
 
 
@@ -120,7 +118,7 @@ class Pictures(nn.Module):
 
 def turned(model, names=("dense", "int8"), keep=()):
     x = torch.randn(2, 8, 9, 9)
-    return screening.compare_layouts(model, lambda: model(x).square().mean(), names, keep)
+    return screening.turns(model, lambda: model(x).square().mean(), names, keep)
 
 
 @pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
@@ -128,33 +126,44 @@ def turned(model, names=("dense", "int8"), keep=()):
 def test_a_layout_is_taken_where_it_is_faster_by_more_than_chance(planted, seconds, expected):
     timed = planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: seconds})
     model = Pictures()
-    before = [(one.data_ptr(), one.stride()) for one in model.parameters()]
-    assert turned(model) == (expected, 1.0)
-    assert timed == ([screening.AS_IT_IS] * 2 + [screening.TURNED] * 2) * (1 if expected else 2) + ["dense"] * 3
-    assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == before
+    assert turned(model) is expected
+    assert timed == ([screening.AS_IT_IS] * 2 + [screening.TURNED] * 2) * (1 if expected else 2)
 
 
 @pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
 def test_a_model_that_does_not_run_in_a_layout_keeps_its_own(planted):
     planted({"dense": 1.0}, {"dense": 1.0, screening.TURNED: 0.5})
     model = Pictures(flat=True)
-    assert turned(model) == (False, math.inf)
+    assert not turned(model)
     assert type(model.layers[0]) is nn.Conv2d
 
 
 def test_weights_lie_channels_last_for_a_while():
     model = Pictures()
+    before = [(one.data_ptr(), one.stride()) for one in model.parameters()]
     x, plain = torch.randn(2, 8, 9, 9), model.layers[0]
     with screening.weights_channels_last(model):
         assert plain.weight.is_contiguous(memory_format=torch.channels_last)
         assert plain(x).is_contiguous(memory_format=torch.channels_last)
-    assert plain.weight.is_contiguous()
+    assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == before
+
+
+@pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
+@pytest.mark.parametrize(("seconds", "gain"), [(2.5, 0.2), (9.0, 1 / 3)])
+def test_a_gain_is_that_over_dense_in_the_better_layout(planted, seconds, gain):
+    whole = {"dense": 3.0, screening.FASTEST: 2.0, screening.PLAIN_TURNED: seconds}
+    timed = planted({"dense": 1.0, "int8": 0.5}, whole)
+    model, x = Pictures(), torch.randn(2, 8, 9, 9)
+    found = screen(model, lambda: model(x).square().mean(), ("dense", "int8"), (), 0.03)
+    assert timed[-2:] == [screening.PLAIN_TURNED] * 2
+    assert found.gain == pytest.approx(gain)
+    assert found.shortest == pytest.approx(min(seconds / 3, 1))
 
 
 def test_layouts_are_timed_for_convolutions_in_integers_alone(planted):
     timed = planted({"dense": 1.0}, {"dense": 1.0})
-    assert turned(Pictures(), ("dense", "prune95")) == (False, math.inf)
-    assert turned(nn.Sequential(nn.Flatten(), nn.Linear(648, 4))) == (False, math.inf)
+    assert not turned(Pictures(), ("dense", "prune95"))
+    assert not turned(nn.Sequential(nn.Flatten(), nn.Linear(648, 4)))
     assert not timed
 
 

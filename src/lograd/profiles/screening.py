@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,8 @@ WORTH_TURNING = 0.03
 eagerly = partial(torch.compiler.set_stance, "force_eager")
 FASTEST = "the fastest of each layer"
 """The name under which the fastest plan is timed."""
-AS_IT_IS, TURNED = "as it is", "channels last"
-"""The names of layouts."""
+AS_IT_IS, TURNED, PLAIN_TURNED = "as it is", "channels last", "dense, channels last"
+"""The names of layouts, with 8-bit integers and without."""
 
 
 @final
@@ -58,19 +58,27 @@ class Screened:
         timed: times of the methods that count, in the layers in which they are faster than dense products.
         fastest: seconds of a step with the fastest method in each layer: measured where the layers' times promise a
             gain, else what these add up to.
+        turned: seconds of a plain step with the weights of convolutions channels-last; infinity where it was not timed.
     """
 
     timed: Timed
     fastest: float
+    turned: float = math.inf
 
     @property
     def step(self) -> float:
         """The seconds of the plain step."""
         return self.timed.steps[DENSE]
 
-    def gain(self, other: float = math.inf) -> float:
-        """Return the share that the fastest plan saves of the plain step, or of another time if that is shorter."""
-        return 1 - self.fastest / min(self.step, other)
+    @property
+    def shortest(self) -> float:
+        """The plain step in its better layout, as a share of the plain step."""
+        return min(self.turned / self.step, 1.0)
+
+    @property
+    def gain(self) -> float:
+        """The share of the plain step in its better layout that the fastest plan saves."""
+        return 1 - self.fastest / (self.shortest * self.step)
 
 
 def screen(
@@ -79,7 +87,7 @@ def screen(
 ) -> Screened | None:  # fmt: skip
     """Time the methods that may be worth it; None where no gradient is there to be treated, or one is not finite.
 
-    With the methods of `accelerate` it takes 12 steps where nothing is faster layer by layer, and up to 29.
+    With the methods of `accelerate` it takes 12 steps where nothing is faster layer by layer, and up to 32.
 
     Args:
         model: a plain model with a layer that can be treated; its state must be restored by the caller.
@@ -103,47 +111,37 @@ def screen(
         return look.at(methods, least)
 
 
-class Layouts(NamedTuple):
-    """Two layouts of images, compared."""
+def turns(model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...]) -> bool:
+    """Return True if steps with 8-bit convolutions are faster where these leave their outputs channels-last.
 
-    turned: bool
-    """True if steps with 8-bit convolutions are faster where these leave their outputs channels-last."""
-    plain: float
-    """Seconds of a plain step whose weights lie channels-last; infinity where that was not timed."""
-
-
-def compare_layouts(
-    model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...]
-) -> Layouts:
-    """Time steps with images as they are and channels-last, with 8-bit convolutions and with plain ones.
-
-    It takes 9 steps, and 6 more where the integers gain nothing: one slow moment must not decide.  Nothing is timed
-    where no method treats convolutions in integers, and a model that does not run in a layout keeps its own.
+    It takes 6 steps, and 6 more where they are not: one slow moment must not decide.  False for a model that does not
+    run in that layout, and where no method treats convolutions in integers.
 
     Args:
         model, loss, names, keep: as for `screen`.
     """
     found = treatable(model)
-    if GENTLE not in names or not any(isinstance(module, nn.Conv2d) for module in found.values()):
-        return Layouts(False, math.inf)
+    if GENTLE not in names or not convolves(model):
+        return False
     kept = matching_layers(list(found), keep)
     one = method(GENTLE)
     plan = Plan({name: one.plan for name in found if name not in kept})
-    each = WARM_UP + WHOLE
-    with progress("timing layouts", (1 + 2 * ROUNDS) * each, "step") as advance, eagerly():
+    with progress("timing layouts", 2 * ROUNDS * (WARM_UP + WHOLE), "step") as advance, eagerly():
         timer = Timer(model, loss, {}, advance)
         for _ in range(ROUNDS):
             timer.time(AS_IT_IS, plan, WARM_UP, 0, WHOLE)
             try:
                 timer.time(TURNED, replace(plan, channels_last=True), WARM_UP, 0, WHOLE)
             except RuntimeError:  # such as that of a view that spans channels and pixels
-                return Layouts(False, math.inf)
-            if turned := timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step:
-                break
-        with weights_channels_last(model):
-            for _ in range(each):
-                timer.plain()
-    return Layouts(turned, timer.times[DENSE].step)
+                return False
+            if timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step:
+                return True
+    return False
+
+
+def convolves(model: nn.Module) -> bool:
+    """Return True if a layer that can be treated is a convolution over images."""
+    return any(isinstance(module, nn.Conv2d) for module in treatable(model).values())
 
 
 @contextmanager
@@ -161,7 +159,7 @@ def weights_channels_last(model: nn.Module) -> Iterator[None]:
 
 
 def _most_steps(methods: Sequence[Method]) -> int:
-    plain, fastest = 1 + 2 * 2, 2 * ROUNDS * (WARM_UP + WHOLE) + 1
+    plain, fastest = 1 + 2 * 2, (2 * ROUNDS + 1) * (WARM_UP + WHOLE) + 1
     return plain + sum(warm_up(one) + WATCHED for one in methods) + fastest
 
 
@@ -213,6 +211,7 @@ class _Look:
             self._time(one)
         names = list(dict.fromkeys([*base, *(one.name for family in counts for one in family)]))
         self._time_fastest(names)
+        self._time_turned()
         return self._found(names, names)
 
     @property
@@ -253,6 +252,12 @@ class _Look:
         plan = Plan({layer: methods[name].plan for layer, name in chosen.items()})
         self.timer.time(FASTEST, plan, max(map(warm_up, methods.values())), 0, WHOLE)
 
+    def _time_turned(self) -> None:
+        """Time whole steps of the plain model in the other layout."""
+        if convolves(self.timer.model):
+            with weights_channels_last(self.timer.model), suppress(RuntimeError):  # as in `turns`
+                self.timer.time(PLAIN_TURNED, Plan(), WARM_UP, 0, WHOLE)
+
     def _found(self, names: Sequence[str], told: Sequence[str]) -> Screened:
         """Return what was found.
 
@@ -269,7 +274,8 @@ class _Look:
                 extras, fastest = {"normalization": saved}, self.timer.times[FASTEST].step - saved
         times = self.timer.times
         layers = {DENSE: times[DENSE].layers} | {name: self._open(name, told) for name in told if name in times}
-        return Screened(Timed(layers, {DENSE: self._step}, extras), fastest)
+        turned = times[PLAIN_TURNED].step if PLAIN_TURNED in times else math.inf
+        return Screened(Timed(layers, {DENSE: self._step}, extras), fastest, turned)
 
     def _open(self, name: str, names: Sequence[str]) -> Mapping[str, LayerSeconds]:
         """Return a method's times in the layers where it, or another with as exact a forward, is faster than dense."""
