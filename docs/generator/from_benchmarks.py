@@ -22,5 +22,6 @@ BLOCKS: dict[str, Maker] = {
     "wire": written("wire"),
     "plan-noise": written("predictions"),
     "plan-time": written("predictions", 1),
+    "plan-frontier": written("predictions", 2),
 }
 """A function for each name of a block."""
