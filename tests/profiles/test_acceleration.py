@@ -210,20 +210,25 @@ def test_where_noise_is_not_worth_it_it_says_that_instead(planted, capsys):
     assert "no method is faster" not in said
 
 
-@pytest.mark.parametrize("turned", [True, False])
-def test_the_faster_layout_is_that_of_the_plan(planted, monkeypatch, capsys, turned):
+@pytest.mark.parametrize(("turned", "pictures"), [(True, True), (False, True), (True, False)])
+def test_the_faster_layout_is_that_of_a_plan_with_convolutions(planted, monkeypatch, capsys, turned, pictures):
     planted({"dense": 1.0, "int8": 0.2})
-    monkeypatch.setattr(acceleration, "turns", lambda *given: turned)
-    with lograd.accelerate(make_model(), batches_of(), cross_entropy) as handle:
-        assert handle.plan.channels_last is turned
-    assert ("3 layers with int8, images channels-last; predicted" in capsys.readouterr().err) is turned
+    real = acceleration.screen
+    monkeypatch.setattr(acceleration, "screen", lambda *given: replace(real(*given), turned=turned))
+    model = make_model()
+    if pictures:
+        model = nn.Sequential(nn.Unflatten(1, (16, 1, 1)), nn.Conv2d(16, 64, 1), nn.Conv2d(64, 4, 1), nn.Flatten())
+    with lograd.accelerate(model, batches_of(), cross_entropy) as handle:
+        assert handle.layers
+        assert handle.plan.channels_last is (turned and pictures)
+    assert ("layers with int8, images channels-last; predicted" in capsys.readouterr().err) is (turned and pictures)
 
 
 @pytest.mark.parametrize(("plain", "attached"), [(0.41, False), (0.6, True)])
 def test_a_plan_must_be_faster_than_dense_in_the_better_layout(planted, monkeypatch, capsys, plain, attached):
     planted({"dense": 1.0, "int8": 0.1}, plain=1.0, planned=0.4)
     real = acceleration.screen
-    monkeypatch.setattr(acceleration, "screen", lambda *given: replace(real(*given), turned=3 * plain))
+    monkeypatch.setattr(acceleration, "screen", lambda *given: replace(real(*given), shortest=plain))
     with lograd.accelerate(make_model(), batches_of(), cross_entropy) as handle:
         assert bool(handle.layers) is attached
     said = "takes 400.0 ms, and dense float32 1000.0 ms, or 410.0 ms after model.to(memory_format=torch.channels_last)"

@@ -143,6 +143,11 @@ def test_settings_of_built_in_models_are_refused(name):
         Config("mine:make", **{name: "x" if name == "data" else 1})
 
 
+def test_no_augmentation_is_a_setting_of_built_in_models_too():
+    with pytest.raises(lograd.InvalidValue, match="augment belongs to the built-in models"):
+        Config("mine:make", augment=False)
+
+
 def test_a_module_without_a_file_is_told_apart_by_nothing(monkeypatch, tmp_path):
     """As in a notebook, where a function has no source file."""
     monkeypatch.chdir(tmp_path)

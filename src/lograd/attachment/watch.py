@@ -152,7 +152,8 @@ class Watch:
         strange, clipped, broken = self._news.take()
         for place in (*strange, *clipped):
             cause, after = ("size", "untreated in this step") if place in strange else ("clipped", "statistics anew")
-            self._note(step, place, place.status, cause, after)
+            if next((one.cause for one in reversed(self.changes) if one.layer == place.name), "") != cause:
+                self._note(step, place, place.status, cause, after)  # once in a row
             place.statistics.be_ready()
             place.clean_step = -1
             self._pair = -1

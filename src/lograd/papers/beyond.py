@@ -71,10 +71,7 @@ class Beyond(WaysToTrain):
         ("float32", "INT4, learned clips, gradients in", "INT4 forward by SAWB", "MXFP4"),
     )
     more_columns: ClassVar = ("zeros got", "steps in the time of a float32 one")
-    notes: ClassVar = (
-        "Times are those of steps with sparse products where these are faster; rounding to few bits is simulated here, "
-        "and has no time of its own.",
-    )
+    notes: ClassVar = ("Times are those of steps with pruned gradients, by sparse products where these are faster.",)
 
     turns: int = 30
 

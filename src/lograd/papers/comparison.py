@@ -107,7 +107,8 @@ class WaysToTrain(Experiment):
     @property
     def label(self) -> str:
         name = type(self).__module__.rpartition(".")[2]
-        return name if self.network == CPU else f"{name}-{self.network}"
+        length = "" if self.epochs is None else f"-{self.epochs}-epochs"
+        return (name if self.network == CPU else f"{name}-{self.network}") + length
 
     @property
     def training(self) -> Training:

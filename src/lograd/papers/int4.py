@@ -58,7 +58,8 @@ class Int4(WaysToTrain):
     more_columns: ClassVar = ("gamma", "clipped", "error on all", "error on large")
     notes: ClassVar = (
         "Errors are means of |Q(g) - g| over all elements and over the largest 0.1 %, relative to those of min-max, "
-        "medians over the layers of a ResNet-8 after some steps of float32. The paper prints no float32 result in the "
+        "medians over the layers of a ResNet-8 after some steps of float32, on the images in the folder of the data, "
+        "or on the digits inside the package where there are none. The paper prints no float32 result in the "
         "sources that were at hand.",
     )
 
@@ -89,9 +90,10 @@ class Int4(WaysToTrain):
     def _images(self) -> Path | None:
         """Return the images that come with the data; None for the digits inside the package."""
         data = self._data()
-        if self.training.kind == "images" or (data.is_dir() and any(data.glob("*.npz"))):
+        if self.training.kind == "images":
             return find(data, "images")
-        return None
+        beside = list(data.glob("*.npz")) if data.is_dir() else []
+        return beside[0] if len(beside) == 1 else None
 
     def numbers(self, folder: CellFolder, name: str, one: Outcome, base: Outcome | None) -> list[object]:
         looks = folder.found(LOOKS)

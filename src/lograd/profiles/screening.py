@@ -7,7 +7,6 @@ which are slower and add less noise, so the fastest of each family is timed firs
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from ..engine.layers import reason_not_integer
 from ..engine.stopwatch import LayerSeconds
 from ..plan import Plan
 from ..report.progress import progress
@@ -45,7 +45,8 @@ WORTH_TURNING = 0.03
 eagerly = partial(torch.compiler.set_stance, "force_eager")
 FASTEST = "the fastest of each layer"
 """The name under which the fastest plan is timed."""
-AS_IT_IS, TURNED, PLAIN_TURNED = "as it is", "channels last", "dense, channels last"
+AS_IT_IS, TURNED = "as it is", "channels last"
+PLAIN, PLAIN_TURNED = "dense, as it is", "dense, channels last"
 """The names of layouts, with 8-bit integers and without."""
 
 
@@ -58,22 +59,19 @@ class Screened:
         timed: times of the methods that count, in the layers in which they are faster than dense products.
         fastest: seconds of a step with the fastest method in each layer: measured where the layers' times promise a
             gain, else what these add up to.
-        turned: seconds of a plain step with the weights of convolutions channels-last; infinity where it was not timed.
+        turned: True if these are times with `Plan.channels_last`, as that was faster with 8-bit convolutions.
+        shortest: the plain step in its better layout, as a share of that in the layout that the model came in.
     """
 
     timed: Timed
     fastest: float
-    turned: float = math.inf
+    turned: bool = False
+    shortest: float = 1.0
 
     @property
     def step(self) -> float:
         """The seconds of the plain step."""
         return self.timed.steps[DENSE]
-
-    @property
-    def shortest(self) -> float:
-        """The plain step in its better layout, as a share of the plain step."""
-        return min(self.turned / self.step, 1.0)
 
     @property
     def gain(self) -> float:
@@ -83,11 +81,12 @@ class Screened:
 
 def screen(
     model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...], least: float,
-    pruned: float = WORTH, turned: bool = False,
+    pruned: float = WORTH,
 ) -> Screened | None:  # fmt: skip
     """Time the methods that may be worth it; None where no gradient is there to be treated, or one is not finite.
 
-    With the methods of `accelerate` it takes 12 steps where nothing is faster layer by layer, and up to 32.
+    With the methods of `accelerate` it takes 12 steps where nothing is faster layer by layer, and up to 29.
+    Where there are convolutions, two layouts of images are compared by 6 to 12 steps before, and by 6 after.
 
     Args:
         model: a plain model with a layer that can be treated; its state must be restored by the caller.
@@ -97,7 +96,6 @@ def screen(
         least: the share of the step that layers must save for whole steps to be timed; in a model that normalizes
             any saving will do, as normalization may be faster too.
         pruned: the share that pruned gradients must save to be looked at further.
-        turned: time methods with `Plan.channels_last`.
     """
     methods = [method(name) for name in names if name != DENSE]
     with progress("timing methods", _most_steps(methods), "step") as advance, eagerly():
@@ -106,49 +104,51 @@ def screen(
         if not modules or not _finite(model):
             return None
         kept = matching_layers(list(modules), keep)
-        timer = Timer(model, loss, modules, advance, turned)
-        look = _Look(timer, [name for name in modules if name not in kept], pruned)
-        return look.at(methods, least)
+        layers = {name: module for name, module in modules.items() if name not in kept}
+        turned = GENTLE in names and _turns(Timer(model, loss, {}, advance), layers)
+        return _Look(Timer(model, loss, modules, advance, turned), list(layers), pruned).at(methods, least)
 
 
-def turns(model: nn.Module, loss: Callable[[], Tensor], names: Sequence[str], keep: tuple[str, ...]) -> bool:
+def _turns(timer: Timer, layers: Mapping[str, nn.Module]) -> bool:
     """Return True if steps with 8-bit convolutions are faster where these leave their outputs channels-last.
 
     It takes 6 steps, and 6 more where they are not: one slow moment must not decide.  False for a model that does not
-    run in that layout, and where no method treats convolutions in integers.
+    run in that layout, and where no layer is a convolution in integers.
 
     Args:
-        model, loss, names, keep: as for `screen`.
+        timer: of the model.
+        layers: those that may be treated.
     """
-    found = treatable(model)
-    if GENTLE not in names or not convolves(model):
+    if not any(isinstance(module, nn.Conv2d) and reason_not_integer(module) is None for module in layers.values()):
         return False
-    kept = matching_layers(list(found), keep)
-    one = method(GENTLE)
-    plan = Plan({name: one.plan for name in found if name not in kept})
-    with progress("timing layouts", 2 * ROUNDS * (WARM_UP + WHOLE), "step") as advance, eagerly():
-        timer = Timer(model, loss, {}, advance)
-        for _ in range(ROUNDS):
-            timer.time(AS_IT_IS, plan, WARM_UP, 0, WHOLE)
-            try:
-                timer.time(TURNED, replace(plan, channels_last=True), WARM_UP, 0, WHOLE)
-            except RuntimeError:  # such as that of a view that spans channels and pixels
-                return False
-            if timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step:
-                return True
+    plan = Plan(dict.fromkeys(layers, method(GENTLE).plan))
+    for _ in range(ROUNDS):
+        timer.time(AS_IT_IS, plan, WARM_UP, 0, WHOLE)
+        try:
+            timer.time(TURNED, replace(plan, channels_last=True), WARM_UP, 0, WHOLE)
+        except Exception:  # whatever the user's model raises, such as a RuntimeError by a view across pixels
+            return False
+        if timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step:
+            return True
     return False
 
 
-def convolves(model: nn.Module) -> bool:
-    """Return True if a layer that can be treated is a convolution over images."""
-    return any(isinstance(module, nn.Conv2d) for module in treatable(model).values())
+def _weights_to_turn(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of convolutions over images that do not lie channels-last."""
+    found = {module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Conv2d)}
+    return {
+        weight
+        for weight in found
+        if type(weight) is nn.Parameter
+        and weight.dim() == 4
+        and not weight.is_contiguous(memory_format=torch.channels_last)
+    }
 
 
 @contextmanager
 def weights_channels_last(model: nn.Module) -> Iterator[None]:
     """Lay the weights of convolutions out channels-last for a while; their memory comes back as it was."""
-    weights = {module.weight for module in model.modules() if isinstance(module, nn.Conv2d)}
-    before = {weight: weight.data for weight in weights if type(weight) is nn.Parameter}
+    before = {weight: weight.data for weight in _weights_to_turn(model)}
     try:
         for weight, data in before.items():
             weight.data = data.contiguous(memory_format=torch.channels_last)
@@ -159,8 +159,8 @@ def weights_channels_last(model: nn.Module) -> Iterator[None]:
 
 
 def _most_steps(methods: Sequence[Method]) -> int:
-    plain, fastest = 1 + 2 * 2, (2 * ROUNDS + 1) * (WARM_UP + WHOLE) + 1
-    return plain + sum(warm_up(one) + WATCHED for one in methods) + fastest
+    plain, fastest, layouts = 1 + 2 * 2, 2 * ROUNDS * (WARM_UP + WHOLE) + 1, (2 * ROUNDS + 2) * (WARM_UP + WHOLE)
+    return plain + sum(warm_up(one) + WATCHED for one in methods) + fastest + layouts
 
 
 def _modules_that_ran(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, nn.Module]:
@@ -211,8 +211,7 @@ class _Look:
             self._time(one)
         names = list(dict.fromkeys([*base, *(one.name for family in counts for one in family)]))
         self._time_fastest(names)
-        self._time_turned()
-        return self._found(names, names)
+        return replace(self._found(names, names), shortest=self._shortest())
 
     @property
     def _step(self) -> float:
@@ -252,11 +251,16 @@ class _Look:
         plan = Plan({layer: methods[name].plan for layer, name in chosen.items()})
         self.timer.time(FASTEST, plan, max(map(warm_up, methods.values())), 0, WHOLE)
 
-    def _time_turned(self) -> None:
-        """Time whole steps of the plain model in the other layout."""
-        if convolves(self.timer.model):
-            with weights_channels_last(self.timer.model), suppress(RuntimeError):  # as in `turns`
-                self.timer.time(PLAIN_TURNED, Plan(), WARM_UP, 0, WHOLE)
+    def _shortest(self) -> float:
+        """Time the plain model in both layouts, and return the share of the shorter step, if by more than chance."""
+        if not _weights_to_turn(self.timer.model):
+            return 1.0
+        self.timer.time(PLAIN, Plan(), WARM_UP, 0, WHOLE)
+        with suppress(Exception), weights_channels_last(self.timer.model):  # as in `_turns`
+            self.timer.time(PLAIN_TURNED, Plan(), WARM_UP, 0, WHOLE)
+            share = self.timer.times[PLAIN_TURNED].step / self.timer.times[PLAIN].step
+            return share if share < 1 - WORTH_TURNING else 1.0
+        return 1.0
 
     def _found(self, names: Sequence[str], told: Sequence[str]) -> Screened:
         """Return what was found.
@@ -274,8 +278,7 @@ class _Look:
                 extras, fastest = {"normalization": saved}, self.timer.times[FASTEST].step - saved
         times = self.timer.times
         layers = {DENSE: times[DENSE].layers} | {name: self._open(name, told) for name in told if name in times}
-        turned = times[PLAIN_TURNED].step if PLAIN_TURNED in times else math.inf
-        return Screened(Timed(layers, {DENSE: self._step}, extras), fastest, turned)
+        return Screened(Timed(layers, {DENSE: self._step}, extras), fastest, self.timer.turned)
 
     def _open(self, name: str, names: Sequence[str]) -> Mapping[str, LayerSeconds]:
         """Return a method's times in the layers where it, or another with as exact a forward, is faster than dense."""
