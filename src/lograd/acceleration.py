@@ -48,7 +48,7 @@ LEAST_GAIN = 0.03
 """A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
 LEAST_BOUND = 0.06
 """The search ends where the fastest plan of all saves a smaller share: one with little noise saves less, and the search
-itself takes the time of 70 steps."""
+itself takes the time of 70 to 100 steps."""
 COMPARED = 2
 """Steps that are timed before, with and after the plan."""
 

@@ -153,7 +153,7 @@ class Watch:
         for place in (*strange, *clipped):
             cause, after = ("size", "untreated in this step") if place in strange else ("clipped", "statistics anew")
             if next((one.cause for one in reversed(self.changes) if one.layer == place.name), "") != cause:
-                self._note(step, place, place.status, cause, after)  # once in a row
+                self._note(step, place, place.status, cause, after)  # not in each step that it lasts
             place.statistics.be_ready()
             place.clean_step = -1
             self._pair = -1

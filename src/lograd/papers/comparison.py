@@ -85,7 +85,7 @@ class WaysToTrain(Experiment):
     title: ClassVar[str]
     """The heading of the table."""
     backend: ClassVar[Backend] = "dense"
-    """Of the products, in ways that have zeros or integers; those of the others are dense."""
+    """The backend of the products in ways that prune or round to integers; the others have dense products."""
     presets: ClassVar = {"smoke": {"network": SMOKE, "seeds": 1}, "cpu": {}}
 
     network: str = CPU

@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, ClassVar, NamedTuple, final
 
-import torch
-
 from .. import InvalidValue
 from ..errors import nearest_name, plural
 from ..report import Chart, Line
@@ -163,13 +161,11 @@ class Speed(Experiment):
         dense, fast = (replace(one, threads=threads) for one in (self._config(), self._fast_config(folder)))
         data = load_data(dense)
         planning = find_plan(BuiltIn(replace(fast, plan=None, guard=False, fast=True), data)).seconds
-        sessions = {
-            DENSE: Session(BuiltIn(dense, data), None),
-            CHANNELS_LAST: Session(BuiltIn(dense, data), None),
-        }
+        sessions = {DENSE: Session(BuiltIn(dense, data), None)}
+        if self.data_kind == "images":
+            sessions[CHANNELS_LAST] = Session(BuiltIn(replace(dense, channels_last=True), data), None)
         if fast.plan is not None:
             sessions[FAST] = Session(BuiltIn(fast, data), fast.load_plan())
-        sessions[CHANNELS_LAST].model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return {"steps": seconds_in_turns(sessions, self.turns), "planning": planning}
 
     # -- drawing --
@@ -262,7 +258,7 @@ def _run(folder: CellFolder, way: str, seed: int) -> str:
 def _seconds(found: Found) -> tuple[float, float]:
     """Return the seconds of a dense step in its better layout, and of a fast one, which may be dense too: medians."""
     taken: dict[str, Any] = found["steps"]
-    dense = min(median(taken[DENSE]), median(taken[CHANNELS_LAST]))
+    dense = min(median(taken[name]) for name in (DENSE, CHANNELS_LAST) if name in taken)
     return dense, median(taken[FAST]) if FAST in taken else dense
 
 

@@ -166,7 +166,7 @@ class Config:
         """Refuse settings that belong to built-in models; a run of no given length is one epoch."""
         check_target(self.model)
         for name in ("data", "batch", "width", "augment", "pixels", "channels_last"):
-            if getattr(self, name) is not (False if name == "channels_last" else None):
+            if getattr(self, name) is not getattr(Config, name):  # its default
                 raise InvalidValue(
                     f"{name} belongs to the built-in models; {self.model} brings its own model and batches."
                 )
