@@ -22,8 +22,8 @@ class Guard:
     Args:
         budget: the most noise, in units of the variance that the minibatch itself puts into the gradient; None takes
             the budget that the plan was made for, or 1.
-        fall_back: let treated layers with too much noise fall back, to fewer zeros or to a gradient as it is; False
-            only warns.
+        fall_back: let treated layers with too much noise fall back, to fewer zeros, to 8 bits or to a gradient as it
+            is; False only warns.
     """
 
     budget: float | None = None

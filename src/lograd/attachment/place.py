@@ -63,7 +63,7 @@ class Place:
     def __init__(self, name: str, statistics: OperandStatistics) -> None:
         self.name, self.statistics = name, statistics
         self.level = 0
-        """How far pruning has fallen back to fewer zeros: a place in KEPT."""
+        """How far it has fallen back: a place in KEPT where zeros are pruned, else 1 for more bits."""
         self.clean, self.clean_step = 0.0, -1
         """The logarithm of the energy in the last step in which no gradient was treated, and that step."""
         self.last, self.weighed = (0.0, 0.0), [0.0, 0.0, 0.0]
@@ -86,10 +86,13 @@ class Place:
 
     @property
     def status(self) -> str:
-        """The status in words: waiting, treated, treated with fewer zeros, or dense."""
-        if self.statistics.treats:
-            return f"treated, at most {self.statistics.most_zeros:.0%} zeros" if self.level else "treated"
-        return "dense" if self.falls else "waiting"
+        """The status in words: waiting, treated, treated with fewer zeros or with more bits, or dense."""
+        if not self.statistics.treats:
+            return "dense" if self.falls else "waiting"
+        if not self.level:
+            return "treated"
+        zeros = f"at most {self.statistics.most_zeros:.0%} zeros"
+        return f"treated, {zeros if self.statistics.pruning else 'in 8 bits'}"
 
     @property
     def travel(self) -> float:
@@ -172,34 +175,40 @@ class Place:
     # -- what the guard lets it do --
 
     def set_level(self, level: int, loss_scale: float) -> None:
-        """Prune to the sparsity of a level, and predict the noise anew.
+        """Prune to the sparsity of a level, or round to its bits, and predict the noise anew.
 
         Noise that was seen before changes as that of the last gradient does, and is no less than it; where the last
         gradient had none, nothing is known.
         """
         counted = self.statistics.table is not None
-        before = max(self._predicted(loss_scale)) if counted else 0.0
+        before = self._predicted(loss_scale) if counted else (0.0, 0.0)
         self.level = level
-        self._limit_zeros()
+        self._carry_out()
         if counted:
             self.statistics.set_numbers(loss_scale)
             self.last = self._predicted(loss_scale)
             self.known, self.age, self.energy = True, 0, self.statistics.energy
-            factor = max(self.last) / before if 0 < before < math.inf else 1.0
-            noise = _larger(self.last, (self.noise, self.noise_weight), factor)
+            factors = [new / old if 0 < old < math.inf else 1.0 for new, old in zip(self.last, before, strict=True)]
+            noise = _larger(self.last, (factors[0] * self.noise, factors[1] * self.noise_weight))
             self.weighed = [noise[0] * self.weighed[2], noise[1] * self.weighed[2], self.weighed[2]]
-            self.peak = _larger(self.last, self.peak, factor)
+            self.peak = _larger(self.last, (factors[0] * self.peak[0], factors[1] * self.peak[1]))
 
-    def _limit_zeros(self) -> None:
-        self.statistics.most_zeros = self._most_zeros(self.level) if self.level else 1.0
+    def _carry_out(self) -> None:
+        """Let the operand be treated as the level says."""
+        if self.statistics.pruning:
+            self.statistics.most_zeros = self._most_zeros(self.level) if self.level else 1.0
+        else:
+            self.statistics.operand.widen(self.level > 0)
 
     def _most_zeros(self, level: int) -> float:
         asked = max((self.statistics.allotted.get(one, one.sparsity) for one in self.statistics.pruning), default=0.0)
         return 1 - KEPT[level] * (1 - asked)
 
     @property
-    def can_prune_less(self) -> bool:
-        """True if there is a level with fewer zeros that may still gain something."""
+    def has_next_level(self) -> bool:
+        """True if there is a level with fewer zeros that may still gain something, or one with more bits."""
+        if not self.statistics.pruning:
+            return not self.level and any(site.wider for site in self.statistics.operand.sites.values())
         return self.level + 1 < len(KEPT) and self._most_zeros(self.level + 1) >= FEWEST_ZEROS
 
     def let(self, treats: bool) -> None:
@@ -221,7 +230,7 @@ class Place:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from the `state` of another."""
         self.level = state["level"]
-        self._limit_zeros()
+        self._carry_out()
         self.clean, self.clean_step = state["clean"]
         *last, known, self.age, self.energy, peak, peak_weight = state["noise"]
         self.peak = peak, peak_weight

@@ -276,7 +276,8 @@ class Watch:
         """
         estimate, admitted = self._estimate(), 0
         most = max(float(np.log1p(self.budget)), 2 * self._reach) if watched else np.inf
-        travel = estimate.travels(CAREFUL if watched else 0.0)  # unwatched, it fits even without loss on the way
+        # Unwatched, all fits without loss on the way as it is, and what is changed has to fit in the same way.
+        travel = estimate.travels(CAREFUL) if watched else np.maximum(estimate.travels(), 1.0)
         for index in sorted(range(len(self._all)), key=lambda index: (self._all[index].noise, index)):
             place, before = self._all[index], self._all[index].status
             returns = place.level > 0 or not place.statistics.treats
@@ -289,14 +290,20 @@ class Watch:
                 continue
             level = place.level
             self._fit_alone(place, index, loss_scale, estimate)
-            free = self._is_free(estimate, inside, travel)  # with the zeros that it would have
-            reach = float(estimate.growth(inside).max(initial=0.0))
-            fits = estimate.total(inside, travel, pessimistic=True) <= INSIDE * self.budget and reach <= most
-            if fits and (free or not full):
+            while True:  # at the level that it would have; more bits cost no time, and fewer zeros do
+                free = self._is_free(estimate, inside, travel)
+                reach = float(estimate.growth(inside).max(initial=0.0))
+                fits = estimate.total(inside, travel, pessimistic=True) <= INSIDE * self.budget and reach <= most
+                if fits or place.statistics.pruning or not place.has_next_level:
+                    break
+                place.set_level(place.level + 1, loss_scale)
+                estimate.update(index)
+            changes = not place.statistics.treats or place.level != level
+            if changes and fits and (free or not full):
                 admitted += not free
                 place.let(True)
                 self._note(step, place, before, "fits")
-            elif place.statistics.treats and place.level != level:
+            elif changes and place.statistics.treats:
                 place.set_level(level, loss_scale)
             estimate.update(index)
         if admitted:
@@ -308,7 +315,7 @@ class Watch:
         return estimate.total(inside, np.maximum(travel, 1.0), pessimistic=True) <= FREELY * self.budget
 
     def _fit_alone(self, place: Place, index: int, loss_scale: float, estimate: Estimate) -> None:
-        """Choose the most zeros with which the layer alone would stay inside the budget; not fewer than it has now."""
+        """Choose the least level at which the layer alone would stay inside the budget; not above that of now."""
         alone, quiet = np.zeros(len(self._all)), np.zeros(len(self._all))
         alone[index] = 1.0
         last = place.level if place.statistics.treats else len(KEPT)
@@ -317,7 +324,7 @@ class Watch:
             estimate.update(index)
         while (
             place.level < last
-            and place.can_prune_less
+            and place.has_next_level
             and estimate.total(alone, quiet, pessimistic=True) > INSIDE * self.budget
         ):
             place.set_level(place.level + 1, loss_scale)
@@ -334,7 +341,7 @@ class Watch:
             place = self._all[index]
             before = place.status
             place.falls, place.earliest = place.falls + 1, self._measured + QUIET * 2 ** min(place.falls, 6)
-            if place.can_prune_less and place not in fallen:
+            if place.has_next_level and place not in fallen:
                 place.set_level(place.level + 1, loss_scale)
             else:
                 place.let(False)
@@ -370,19 +377,12 @@ class Watch:
         return {
             "references": self.references,
             "made": self.made,
-            "schedule": [
-                self._next,
-                self._interval,
-                self._pair,
-                self._measured,
-                int(self._untreated),
-                self._look,
-                self._allowed,
-            ],
+            "schedule": [self._next, self._interval, self._pair, self._measured, int(self._untreated), self._look,
+                         self._allowed],
             "measured": [self._reach, self._loudness, self._spread, self._expected],
             "changes": [list(change) for change in self.changes],
             "layers": {place.name: place.state() for place in self._all},
-        }
+        }  # fmt: skip
 
     def load(self, state: dict[str, Any], loss_scale: float) -> None:
         """Go on from the `state` of another; layers that it does not have wait for their statistics."""

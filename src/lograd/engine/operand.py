@@ -15,7 +15,7 @@ from ..treatments import OPERANDS, PRODUCTS, Sentence
 from .clock import BACKWARD
 from .limits import OUTSIDE
 from .site import Site
-from .slots import CPU, READY, STRIDE, constant, zeros
+from .slots import CPU, READY, STRIDE, TREATED, WIDER, constant, zeros
 
 
 class Operand:
@@ -45,6 +45,8 @@ class Operand:
         self.control, self.seen = zeros(2, torch.int64, CPU), zeros(3, torch.int64, CPU)
         self.ready = False
         """True once the operand is treated; before, it passes through.  The operators read it from `control`."""
+        self.wide = False
+        """True while it is treated with more bits than planned, where its sites have such."""
         self.limits: Tensor | None = None
         """The limits of its size (`limits`), where a guard watches it."""
         self.histogram = zeros(SLOTS if self.has_statistics or name == "gradient" else 0, torch.int64, device)
@@ -64,8 +66,15 @@ class Operand:
 
     def set_ready(self, ready: bool) -> None:
         """Treat the operand from now on, or let it pass through."""
-        self.control[READY] = int(ready)
+        self.control[READY] = (WIDER if self.wide else TREATED) * int(ready)
         self.ready = ready
+
+    def widen(self, wide: bool) -> None:
+        """Treat the operand with more bits from the next tensor on, or as the plan says."""
+        self.wide = wide
+        for site in self.sites.values():
+            site.treatments = site.wider if wide and site.wider is not None else site.planned
+        self.set_ready(self.ready)
 
     def begin(self) -> None:
         """Treat what needs no statistics; the rest is treated once it has them."""

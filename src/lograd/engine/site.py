@@ -17,10 +17,10 @@ from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, describe, memories, settled, to_json
+from ..treatments import Numbers, Sentence, describe, memories, settled, to_json, wider
 from .clock import BACKWARD
-from .coding import check_sentence, encoded, folded, parsed, settings_of, steps_of
-from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
+from .coding import check_sentence, encoded, folded, in_force, parsed, settings_of, steps_of
+from .slots import COUNTERS, CPU, READY, WIDER, count_passed_through, count_treated, count_widened, zeros
 
 
 class Site:
@@ -28,7 +28,10 @@ class Site:
 
     def __init__(self, treatments: Sentence, device: torch.device) -> None:
         self.treatments = treatments
+        """Those in force; compiled code takes them from the text and from `control`, and does not look here."""
         self.text = json.dumps(to_json(treatments))
+        self.planned, self.wider = treatments, wider(treatments)
+        """Those of the plan, and those with more bits that may stand in their place; None without any."""
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = zeros(len(self.names), torch.float32, device)
         """The numbers that treatments take from statistics of an earlier step, in order."""
@@ -37,6 +40,7 @@ class Site:
         """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
         last = treatments[-1] if treatments else None
+        self._fuses = len(treatments) == 1 and treatments[0].fuses
         # Not properties: torch.compile would follow them into the tables of formats.
         self.levels = last is not None and last.levels
         """True if the operand comes out as levels, which integer products take."""
@@ -97,7 +101,7 @@ class Site:
     @property
     def threshold(self) -> Tensor | None:
         """The number of a single pruning that sparse kernels do on the way; None for any other sentence."""
-        return self.numbers if len(self.treatments) == 1 and self.treatments[0].fuses else None
+        return self.numbers if self._fuses else None
 
     @property
     def makes_zeros(self) -> bool:
@@ -171,10 +175,11 @@ def _treat(
     fold: Tensor | None = None,
     signs: Tensor | None = None,
 ) -> Tensor:
-    if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
+    ready = control.tolist()[READY]
+    if not ready or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone()
-    treatments = parsed(text)
+    treatments = in_force(text, ready)
     results: list[Counted] = []
     for one, setting in zip(  # as `coding.applied`, with one call less on the way
         treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs), strict=True
@@ -183,6 +188,8 @@ def _treat(
         results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
+    if ready == WIDER:
+        count_widened(counters, x.numel())
     BACKWARD.done()
     return result
 

@@ -165,7 +165,9 @@ def treated(handle: Handle | None) -> TreatedSums:
     for name, layer in handle.layers.items():
         for site, count in counters.gradients(name).items():
             elements, zeros = elements + count.elements, zeros + count.zeros_after
-            bits += count.elements * width_of(layer.gradient.sites[site].treatments)
+            one = layer.gradient.sites[site]
+            planned = count.elements if one.wider is None else count.elements - count.widened
+            bits += planned * width_of(one.planned) + (count.elements - planned) * width_of(one.wider or ())
     return TreatedSums(elements, zeros, bits)
 
 

@@ -45,6 +45,7 @@ from .sentence import (
     stages,
     to_json,
     total_counts,
+    wider,
 )
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
@@ -59,5 +60,5 @@ __all__ = [
     "gradients", "meet_as_levels",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
-    "total_counts",
+    "total_counts", "wider",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 from .. import ops
@@ -86,6 +86,10 @@ class Integers(Treatment):
     @property
     def element_bits(self) -> float:
         return self.bits
+
+    @property
+    def wider(self) -> Integers | None:
+        return replace(self, bits=8) if self.bits < 8 else None
 
     @property
     def memory_size(self) -> int:

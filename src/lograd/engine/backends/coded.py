@@ -19,9 +19,10 @@ from ...ops import Counted
 from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
 from ...ops.registry import register
+from ...treatments import Sentence
 from ..clock import BACKWARD
-from ..coding import Codes, Levelled, applied, in_bytes, in_nibbles, levelled, parsed, steps_of
-from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
+from ..coding import Codes, Levelled, applied, in_bytes, in_force, in_nibbles, levelled, parsed, steps_of
+from ..slots import COUNTERS, READY, WIDER, count_fallen_back, count_passed_through, count_treated, count_widened
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
 from .coded_shapes import (
@@ -39,7 +40,7 @@ from .coded_shapes import (
 
 Need = tuple[bool, bool, bool]
 Coded = tuple[Tensor, ...]
-Site = tuple[str, Tensor, Tensor, Tensor, Tensor]
+Site = tuple[Sentence, Tensor, Tensor, Tensor, Tensor]
 """Sentence, numbers, key, memory and counters of a site."""
 
 
@@ -65,15 +66,15 @@ def _output(
     geometry = planar(stride, padding, dilation, groups)
     operands = image(x), image(weight)
     sites = (
-        (x_text, x_numbers, x_key, x_memory, x_counters),
-        (weight_text, weight_numbers, weight_key, weight_memory, weight_counters),
+        (parsed(x_text), x_numbers, x_key, x_memory, x_counters),
+        (parsed(weight_text), weight_numbers, weight_key, weight_memory, weight_counters),
     )
     codes, finite = [], True
     mode = choice.tolist()[MODE]
     if mode == UNDECIDED:
         before = [site[3].clone() for site in sites]
-    for operand, (text, numbers, key, memory, counters) in zip(operands, sites, strict=True):
-        found = levelled(operand, parsed(text), numbers, key, memory)
+    for operand, (treatments, numbers, key, memory, counters) in zip(operands, sites, strict=True):
+        found = levelled(operand, treatments, numbers, key, memory)
         codes.append(found.codes)
         if not found.finite:
             finite = False
@@ -106,8 +107,8 @@ def _choose_for_output(
 
     def coded() -> tuple[Codes, Codes]:
         x, weight = (
-            levelled(operand, parsed(text), numbers, key, memory.clone()).codes
-            for operand, (text, numbers, key, _, _), memory in zip(operands, sites, memories, strict=True)
+            levelled(operand, treatments, numbers, key, memory.clone()).codes
+            for operand, (treatments, numbers, key, _, _), memory in zip(operands, sites, memories, strict=True)
         )
         return x, weight
 
@@ -148,12 +149,12 @@ def _products(
         need: which of the three are wanted; the others have no elements.
     """
     x_codes = in_bytes(x_codes, groups * weight_codes.shape[1], need[1])
+    ready = control.tolist()[READY]
     gradient = Gradient(
         image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
-        planar(stride, padding, dilation, groups), (text, numbers, key, memory, counters), tuple(contracted),
-        folds, (need[0], need[1], need[2]),
+        planar(stride, padding, dilation, groups), (in_force(text, ready), numbers, key, memory, counters),
+        tuple(contracted), folds, (need[0], need[1], need[2]),
     )  # fmt: skip
-    ready = bool(control.tolist()[READY])
     mode = choice.tolist()[MODE] if ready else DENSE
     if mode == UNDECIDED:
         mode = gradient.choose(choice, tuple(serving))
@@ -162,6 +163,8 @@ def _products(
         results = gradient.by_dense(gradient.g)
     else:
         results = gradient.by(mode)
+        if ready == WIDER:
+            count_widened(counters, g.numel())
     found = tuple(
         laid(flat(result, stride), turned) if wanted and result.dim() > 1 else result
         for result, turned, wanted in zip(results, (x_turned, weight_turned, False), need, strict=True)
@@ -178,7 +181,7 @@ class Gradient:
         folds: bool, need: Need,
     ) -> None:  # fmt: skip
         self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, need
-        self.text, self.numbers, self.key, self.memory, self.counters = site
+        self.treatments, self.numbers, self.key, self.memory, self.counters = site
         self.contracted = contracted
         self.fold = steps_of(weight.scale) if folds else None
 
@@ -232,10 +235,10 @@ class Gradient:
         return x, weight
 
     def _levelled(self, memory: Tensor) -> Levelled:
-        return levelled(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+        return levelled(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self.fold)
 
     def _applied(self, memory: Tensor) -> Counted:
-        return applied(self.g, parsed(self.text), self.numbers, self.key, memory, self.contracted, self.fold)
+        return applied(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self.fold)
 
 
 # -------------------------------------------------------------------------------------------------------------- layouts
