@@ -64,7 +64,7 @@ def nearest_name(name: str, valid: Iterable[str]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> plural(1, "layer"), plural(1234, "step")
-    ('1 layer', '1,234 steps')
+    >>> plural(1, "layer"), plural(1234, "step"), plural(2, "pass")
+    ('1 layer', '1,234 steps', '2 passes')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"

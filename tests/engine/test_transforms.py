@@ -236,12 +236,17 @@ def test_a_whole_graph_of_a_transform_is_refused_in_one_sentence():
 @pytest.mark.parametrize("way", ["trace", "export"])
 def test_a_traced_or_exported_model_is_plain_and_says_so(way):
     model, x = network(), data()[0]
-    expected = model(x)
+
+    def made():
+        return torch.jit.trace(model, x) if way == "trace" else torch.export.export(model, (x,)).module()
+
+    expected = made()(x)  # on some machines a traced convolution is rounded otherwise than an eager one
+    assert torch.allclose(expected, model(x), rtol=1e-5, atol=1e-6)
     with lograd.attach(model, IDENTITY) as handle:
         with pytest.warns(LogradWarning, match="is a plain model"):
-            made = torch.jit.trace(model, x) if way == "trace" else torch.export.export(model, (x,)).module()
-        assert torch.equal(made(x), expected)
-        made(x).sum().backward()
+            found = made()
+        assert torch.equal(found(x), expected)
+        found(x).sum().backward()
         assert handle.counters().total.passes == 0
         model(x).sum().backward()
         assert handle.counters().total.passes == LAYERS

@@ -12,6 +12,7 @@ import torch
 
 import lograd
 from lograd import native
+from lograd.report.environment import machine
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden.json").read_text(encoding="utf-8"))
@@ -33,7 +34,18 @@ def test_every_recorded_result_is_computed(found):
 
 def test_no_bit_has_changed(found):
     changed = [name for name, digits in found.items() if GOLDEN["hashes"].get(name, digits) != digits]
+    assert not [name for name in changed if not _has_products(name)]
+    if "Intel" not in machine()["cpu"]:
+        pytest.skip("what has products of floats was recorded on an Intel CPU: MKL orders sums otherwise on others")
     assert not changed
+
+
+def _has_products(name):
+    """Return True for results with dense products of floats, which are PyTorch's own."""
+    recipe, _, rest = name.partition(", ")
+    return recipe in ("profile", "plan bits", "plan recommended", "resumed run") or rest.startswith(
+        ("convolutional", "linear", "transformer", "continued")
+    )
 
 
 SECOND = HERE.parent / "saved" / "second"

@@ -17,6 +17,8 @@ from torch import nn
 from training_runs import Crash, assert_same_run
 
 import lograd
+from lograd import InvalidValue
+from lograd.engine.layers import reason_not_channels_last
 from lograd.training import TASKS, Interrupted, Run, Session, load_data, resume, train
 from lograd.training.journal import Journal
 from lograd.training.work import BuiltIn
@@ -50,7 +52,7 @@ def test_a_crash_anywhere_is_resumed_to_the_same_bits(recipe, tiny, tmp_path, mo
 
 @pytest.mark.parametrize("recipe", [None, "fp6"])
 def test_channels_side_by_side_stay_so_when_a_run_is_resumed(recipe, tiny, tmp_path):
-    config = tiny(recipe=recipe, channels_last=True, steps=6, checkpoint_every=2)
+    config = tiny(recipe=recipe, channels_last=True, width=8, steps=6, checkpoint_every=2)
     session = Session(BuiltIn(config, load_data(config)), config.load_plan())
     session.step()
     kernels = [one for one in session.model.parameters() if one.dim() == 4]
@@ -70,6 +72,20 @@ def test_channels_side_by_side_stay_so_when_a_run_is_resumed(recipe, tiny, tmp_p
     assert train(planes, tmp_path / "planes").summary["final"]["loss"] == pytest.approx(
         Run.load(tmp_path / "whole").summary["final"]["loss"], rel=1e-2
     )
+
+
+def test_a_layout_in_which_torch_writes_beyond_its_memory_is_refused(tiny, tmp_path, monkeypatch):
+    """Narrow strided convolutions of one pixel, on CPUs without AVX-512."""
+    config = tiny(channels_last=True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    with pytest.raises(
+        InvalidValue, match=r"channels_last cannot be: layer 'blocks.*' is .* 2 input channels.*8 channels"
+    ):
+        train(config, tmp_path / "run")
+    for model in (nn.Conv2d(8, 16, 1, 2), nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 3, 2), nn.Conv1d(2, 4, 1, 2)):
+        assert reason_not_channels_last(model) is None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert reason_not_channels_last(nn.Conv2d(2, 4, 1, 2)) is None
 
 
 def test_kill_9_at_a_random_moment_is_resumed_to_the_same_bits(tiny, tmp_path):

@@ -99,7 +99,7 @@ def test_a_session_is_the_loop_by_hand_to_the_same_bits(small):
     model = build_model(config, data).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=config.weight_decay)
     weights = lograd.low_precision_weights(model, "e4m3fn", optimizer=optimizer, state_bits=8, seed=5)
-    handle = lograd.attach(model, config.load_plan(), 5)
+    handle = lograd.attach(model, config.load_plan(), 5, backend=config.backend)
     for step, loss in enumerate(losses):
         inputs, targets = data.batch(0, step)
         optimizer.zero_grad()

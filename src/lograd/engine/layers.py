@@ -73,6 +73,27 @@ def reason_not_integer(module: nn.Module) -> str | None:
     return _unserved(module, integer)
 
 
+def reason_not_channels_last(model: nn.Module) -> str | None:
+    """Return why images may not lie channels-last in a model; None if they may.
+
+    On CPUs without AVX-512, PyTorch's channels-last convolutions of one pixel with a stride write beyond their memory
+    where they have fewer than 8 input channels (oneDNN, seen with torch 2.13).
+    """
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        return None
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.Conv2d)
+            and module.in_channels // module.groups < 8
+            and set(module.kernel_size) == {1} != set(module.stride)
+        ):
+            return (
+                f"layer {name!r} is a convolution of one pixel with a stride and {module.in_channels} input channels, "
+                "for which PyTorch's channels-last kernels write beyond their memory on this CPU; 8 channels are safe"
+            )
+    return None
+
+
 def _unserved(module: nn.Module, backend: Any) -> str | None:
     like = next(module.parameters(), None)
     if like is None:

@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..engine.layers import reason_not_integer
+from ..engine.layers import reason_not_channels_last, reason_not_integer
 from ..engine.stopwatch import LayerSeconds
 from ..plan import Plan
 from ..report.progress import progress
@@ -119,6 +119,8 @@ def _turns(timer: Timer, layers: Mapping[str, nn.Module]) -> bool:
         layers: those that may be treated.
     """
     if not any(isinstance(module, nn.Conv2d) and reason_not_integer(module) is None for module in layers.values()):
+        return False
+    if reason_not_channels_last(timer.model) is not None:
         return False
     plan = Plan(dict.fromkeys(layers, method(GENTLE).plan))
     for _ in range(ROUNDS):
@@ -252,7 +254,7 @@ class _Look:
 
     def _shortest(self) -> float:
         """Time the plain model in both layouts, and return the share of the shorter step, if by more than chance."""
-        if not _weights_to_turn(self.timer.model):
+        if not _weights_to_turn(self.timer.model) or reason_not_channels_last(self.timer.model) is not None:
             return 1.0
         self.timer.time(PLAIN, Plan(), WARM_UP, 0, WHOLE)
         with suppress(Exception), weights_channels_last(self.timer.model):  # as in `_turns`

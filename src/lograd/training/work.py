@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from .. import Handle, InvalidValue, Plan, attach, low_precision_weights
+from ..engine.layers import reason_not_channels_last
 from ..weights import WeightsHandle
 from .config import Config
 from .data import Batch, Dataset
@@ -222,6 +223,8 @@ def build_model(config: Config, data: Dataset) -> nn.Module:
     torch.manual_seed(config.seed)
     model = config.task.build(**data.sizes, width=config.width)
     if config.channels_last:
+        if (reason := reason_not_channels_last(model)) is not None:
+            raise InvalidValue(f"channels_last cannot be: {reason}.")
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
