@@ -88,20 +88,73 @@ def test_a_file_that_is_no_cell_is_told_with_its_name(content, tmp_path):
         folder.found("a")
 
 
+def test_finished_cells_are_taken_from_a_file_of_results_and_none_is_replaced(tmp_path):
+    before, here = CellFolder(tmp_path / "before"), CellFolder(tmp_path / "here")
+    for name in ("a", "b"):
+        before.finish(Measured(name, {"size": 1}, lambda: {"x": 1}))
+    here.finish(Measured("b", {"size": 1}, lambda: {"x": 1}))
+    made = here.record("b")
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"tables": [], "cells": [before.record("a"), before.record("b")]}))
+    assert here.take(file) == 1
+    assert here.record("a") == before.record("a")
+    assert here.record("b") == made
+    assert here.take(file) == 0
+    file.write_text(json.dumps({"tables": []}))  # as results were before they had cells
+    assert here.take(file) == 0
+    with pytest.raises(InvalidValue, match="these differ: size"):
+        here.finish(Measured("a", {"size": 3}, dict))
+
+
+def test_results_of_another_cell_are_not_mixed_with_those_that_follow_from_it(tmp_path):
+    before, here = CellFolder(tmp_path / "before"), CellFolder(tmp_path / "here")
+    for name in ("a", "plan"):
+        before.finish(Measured(name, {}, lambda: {"x": 1}))
+    here.finish(Measured("plan", {}, lambda: {"x": 2}))
+    (tmp_path / "results.json").write_text(json.dumps({"cells": [before.record("a"), before.record("plan")]}))
+    with pytest.raises(InvalidValue, match=r"the cell 'plan' is finished in .*here and in .*results.json, with other"):
+        here.take(tmp_path / "results.json")
+    assert here.names == ["plan"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (None, 'its "cells" must be a list'),
+        ({"lograd_cell": 2}, "a cell of version 1"),
+        ({"found": 3}, "a cell of version 1"),
+        ({"name": "../a"}, r"the name of a file, and has '\.\./a'"),
+        ({"name": 3}, "the name of a file, and has 3"),
+    ],
+)
+def test_of_results_that_cannot_be_read_nothing_is_taken(changed, message, tmp_path):
+    folder = CellFolder(tmp_path / "cells")
+    folder.finish(Measured("a", {}, dict))
+    record = folder.record("a")
+    (tmp_path / "results.json").write_text(json.dumps({"cells": {} if changed is None else [record, record | changed]}))
+    with pytest.raises(CannotRead, match=f"results.json.*{message}"):
+        CellFolder(tmp_path / "other").take(tmp_path / "results.json")
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_trained_cell_is_a_run_folder_and_its_summary(config, tmp_path):
     folder = CellFolder(tmp_path / "cells")
     assert not folder.begun
     cell = Trained("prune-0", config, paper=76.5)
     found = folder.finish(cell)
     run = Run.load(folder.path / "prune-0")
+    tests = found.pop("tests")
     assert (found, run.status) == (run.summary, "finished")
+    assert [one["step"] for one in tests] == [line["step"] for line in run.tests] == [6]
+    assert tests[-1].items() <= found["final"].items()
+    assert tests[-1].keys() == {"step", "loss", "accuracy"}
     assert folder.names == ["prune-0"]
     assert folder.begun
     record = folder.record("prune-0")
     assert record["paper"] == 76.5
     assert record["settings"]["seed"] == 0
     assert record["settings"]["data"] == "images.npz"  # the file may move
-    assert folder.finish(cell) == found
+    assert folder.finish(cell) == found | {"tests": tests}
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(config, tmp_path):

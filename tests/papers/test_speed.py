@@ -1,5 +1,9 @@
 """Time to accuracy: what counts as reached, what is counted as seconds, and the table of a small run."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import training_files as files
 from typer.testing import CliRunner
@@ -14,6 +18,7 @@ from lograd.training import Run
 from lograd.training.fast import Found
 from lograd.training.measuring import metric_of
 
+ROOT = Path(__file__).resolve().parents[2]
 ACCURACY, LOSS = metric_of("images"), metric_of("text")
 
 
@@ -66,6 +71,11 @@ def test_a_small_run(tmp_path, searched):
     assert "--set model=resnet8 --set width=8 --set batch=16 --set steps=6 --set points=2 --set seeds=1" in table.claim
     assert all("<svg" in chart.svg() for chart in table.charts)
     assert len(table.charts) == 2
+    for name in ("dense-0", "fast-0"):  # as cells were before they had their evaluations
+        record = cells.record(name)
+        del record["found"]["tests"]
+        cells.file(name).write_text(json.dumps(record))
+    assert chosen.draw(cells)[0].to_json() == table.to_json()
 
 
 def test_steps_are_timed_with_the_plan_of_the_runs(tmp_path, monkeypatch):
@@ -130,3 +140,40 @@ def test_charts_are_written_beside_the_tables(tmp_path, searched):
     assert result.exit_code == 0, result.output
     written = {path.name for path in (tmp_path / "results").iterdir()}
     assert written == {f"speed-resnet8-8{end}" for end in (".json", ".md", "-1.svg", "-2.svg")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("speed-*.json")), ids=lambda path: path.stem)
+def test_committed_tables_are_drawn_from_committed_cells_alone(path, tmp_path):
+    content = json.loads(path.read_text())
+    words = content["tables"][0]["claim"].rpartition("`lograd reproduce speed --data FILE ")[2].partition("`")[0]
+    given = dict(one.split("=") for one in words.split() if one != "--set")
+    cells = CellFolder(tmp_path / "cells")
+    cells.take(path)
+    (table,) = replace(experiment_of("speed").make(given, "cpu"), data=tmp_path / "not-there").draw(cells)
+    assert table.to_json() == content["tables"][0]
+    assert [path.with_name(f"{path.stem}-{number}.svg").read_text() for number in (1, 2)] == [
+        chart.svg() for chart in table.charts
+    ]
+
+
+def test_committed_results_go_on_on_another_machine(tmp_path, searched):
+    """A folder of results has all that the tables and charts are drawn from, and the plan for runs that are missing."""
+    results = tmp_path / "results"
+    given = ["--preset", "smoke", "--data", files.images(tmp_path / "images.npz"), "--results", results, "--resume"]
+
+    def made(runs):
+        result = CliRunner().invoke(app, ["reproduce", "speed", "--json", "--runs", runs, *map(str, given)])
+        assert result.exit_code == 0, result.output
+        return {path.name: path.read_bytes() for path in results.iterdir()}
+
+    first = made(tmp_path / "here")
+    assert made(tmp_path / "there") == first
+    assert not list((tmp_path / "there").rglob("config.json")), "nothing was trained again"
+    file = results / "speed-resnet8-8.json"
+    content = json.loads(file.read_text())
+    content["cells"] = [cell for cell in content["cells"] if cell["name"] != "fast-0"]
+    file.write_text(json.dumps(content))
+    made(tmp_path / "third")
+    runs = tmp_path / "third" / "speed-resnet8-8"
+    assert [path.parent.name for path in runs.rglob("config.json")] == ["fast-0"]
+    assert Run.load(runs / "fast-0").config.load_plan() == Plan.uniform("int8-full")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidValue, nearest_name
+from ..errors import InvalidValue, nearest_name, plural
 from .console import Json, out, print_json, print_table, say, warnings_as_sentences
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Another option of it; repeat it.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the cells in the folder; finished ones are not made again.")
+    bool,
+    typer.Option("--resume", help="Go on with the cells in the folder, and in --results; finished ones are kept."),
 ]
 Tabulate = Annotated[bool, typer.Option("--tabulate", help="Only draw the tables of the finished cells.")]
 Results = Annotated[
-    Path | None, typer.Option(help="Write the tables of an experiment into this folder as .md and .json as well.")
+    Path | None,
+    typer.Option(help="Write the tables into this folder as .md and .json as well; --resume takes cells from there."),
 ]
 
 
@@ -71,13 +73,11 @@ def reproduce(
     from ..papers import EXPERIMENTS, THEORY
     from ..papers.cells import CellFolder
     from ..report import check_folder
-    from ..training.folder import make_folder
 
     if name is None:
         _list(as_json)
         return
-    valid = [*THEORY, *EXPERIMENTS, "all"]
-    if name not in valid:
+    if name not in (valid := [*THEORY, *EXPERIMENTS, "all"]):
         raise InvalidValue(f"{name!r} is not one of {', '.join(valid)}.{nearest_name(name, valid)}")
     if output is None and not as_json:
         output = Path(f"lograd-{name}.html")
@@ -90,12 +90,13 @@ def reproduce(
         with _together() as ranks:
             with ranks.together():
                 found = [(one, CellFolder(runs / one.label)) for one in _chosen(name, given, preset, runs)]
+                if results is not None and ranks.main:
+                    _take(found if resume else (), results, quiet=as_json)
+            with ranks.together():
                 if name == "all" and tabulate:
                     found = [(one, folder) for one, folder in found if folder.names]
                 for _, folder in found if ranks.main else []:
                     _check(folder, resume=resume, tabulate=tabulate)
-                if results is not None and ranks.main:
-                    make_folder(results)
             for one, folder in found:
                 if not tabulate:
                     _finish(one, folder, ranks, quiet=as_json or not ranks.main)
@@ -202,6 +203,17 @@ def _together() -> Iterator[Ranks]:
         raise typer.Exit(1) from None
     except FailedElsewhere:
         raise typer.Exit(2) from None
+
+
+def _take(found: Sequence[tuple[Experiment, CellFolder]], results: Path, *, quiet: bool) -> None:
+    """Take the cells that are finished in a folder of results, which is made if it is not there."""
+    from ..training.folder import make_folder
+
+    make_folder(results)
+    for one, folder in found:
+        path = results / f"{one.label}.json"
+        if path.exists() and (count := folder.take(path)) and not quiet:
+            say(f"{plural(count, 'finished cell')} taken from {path}")
 
 
 def _check(folder: CellFolder, *, resume: bool, tabulate: bool) -> None:

@@ -67,6 +67,9 @@ class Cell(ABC):
 class Trained(Cell):
     """A cell that trains: its run is an ordinary run folder beside the cell's file, its result the run's summary.
 
+    The result also has the evaluations, under "tests", so that nothing is drawn from a run folder, which stays behind
+    when results move to another machine.
+
     A run that diverges is a result too: its summary says so.
 
     Args:
@@ -107,7 +110,8 @@ class Trained(Cell):
             ranks.wait()  # the summary is there now
         run = Run.load(path)
         assert run.summary is not None, "a run that has ended has a summary"
-        return run.summary
+        kept = ("step", "loss", run.metric.name)
+        return run.summary | {"tests": [{name: line[name] for name in kept} for line in run.tests]}
 
 
 @final
@@ -175,12 +179,41 @@ class CellFolder:
             return None
         record = read_json(path)
         try:
-            check_object("a cell", record, FIELDS)
-            if record["lograd_cell"] != VERSION or record["name"] != name or not isinstance(record["found"], dict):
-                raise InvalidValue(f"a cell of version {VERSION} by the name {name!r} is needed.")
+            _check_record(record)
+            if record["name"] != name:
+                raise InvalidValue(f"a cell by the name {name!r} is needed, and this is {record['name']!r}.")
         except InvalidValue as error:
             raise CannotRead(f"Cannot read {path}: {error}") from None
         return record
+
+    def take(self, path: Path) -> int:
+        """Take the finished cells of a file of results that are not finished here, and return how many these are.
+
+        Cells may depend on each other, as runs do on a plan: where one is finished here and there with other results,
+        nothing is taken.
+
+        Args:
+            path: a file that `--results` has written, with all cells of an experiment; older ones have none.
+        """
+        records = read_json(path).get("cells", [])
+        try:
+            if not isinstance(records, list):
+                raise InvalidValue('its "cells" must be a list.')
+            for record in records:
+                _check_record(record)
+        except InvalidValue as error:
+            raise CannotRead(f"Cannot read {path}: {error}") from None
+        had = {record["name"]: self.found(record["name"]) for record in records}
+        for record in records:
+            if had[record["name"]] not in (None, record["found"]):
+                raise InvalidValue(
+                    f"the cell {record['name']!r} is finished in {self} and in {path}, with other results; give "
+                    "another folder of runs, or another one of results."
+                )
+        new = [record for record in records if had[record["name"]] is None]
+        for record in new:
+            self._write(record)
+        return len(new)
 
     def found(self, name: str) -> Found | None:
         """The result of a cell; None if it is not finished."""
@@ -195,7 +228,7 @@ class CellFolder:
             found: Found = record["found"]
             return found
         if cell.shared and (other := ranks.from_main(lambda: self._elsewhere(cell))) is not None:
-            self._write(cell, other, ranks)
+            self._write(other, ranks)
             return self.finish(cell, progress, ranks)
         make_folder(self.path)
         start = time.perf_counter()
@@ -204,14 +237,14 @@ class CellFolder:
             VERSION, cell.name, _plain(cell.settings), cell.paper, versions(), machine(), commit(),
             round(time.perf_counter() - start, 1), found,
         )  # fmt: skip
-        self._write(cell, dict(zip(FIELDS, values, strict=True)), ranks)
+        self._write(dict(zip(FIELDS, values, strict=True)), ranks)
         return found
 
-    def _write(self, cell: Cell, record: dict[str, Any], ranks: Ranks) -> None:
+    def _write(self, record: Mapping[str, Any], ranks: Ranks = ALONE) -> None:
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
         if ranks.main:
             make_folder(self.path)
-            replace_file(self.file(cell.name), f"{text}\n".encode())
+            replace_file(self.file(record["name"]), f"{text}\n".encode())
         ranks.wait()
 
     def _elsewhere(self, cell: Cell) -> dict[str, Any] | None:
@@ -229,6 +262,15 @@ class CellFolder:
         return None
 
 
+def _check_record(record: Any) -> None:
+    """Refuse what is not the record of a finished cell."""
+    check_object("a cell", record, FIELDS)
+    if record["lograd_cell"] != VERSION or not isinstance(record["found"], dict):
+        raise InvalidValue(f"a cell of version {VERSION} with what it has found is needed.")
+    if not isinstance(record["name"], str) or basename(record["name"]) != record["name"]:
+        raise InvalidValue(f"a cell needs the name of a file, and has {record['name']!r}.")
+
+
 def _check_same(path: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a finished cell that was made with other settings."""
     different = [
@@ -239,7 +281,7 @@ def _check_same(path: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> N
     if different:
         raise InvalidValue(
             f"the finished cell {path} was made with other settings, and these differ: {', '.join(different)}; give "
-            "another folder, or remove it."
+            "another folder, or remove it, from the results that it may have been taken from as well."
         )
 
 

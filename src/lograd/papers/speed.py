@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, ClassVar, NamedTuple, final
 
-from .. import InvalidValue
+from .. import InvalidValue, Plan
 from ..errors import nearest_name, plural
 from ..report import Chart, Line
 from ..training import Config, Run, Session, load_data
 from ..training.fast import find_plan
-from ..training.folder import make_folder
 from ..training.measuring import Metric, metric_of
 from ..training.tasks import TASKS
 from ..training.work import BuiltIn
@@ -111,7 +109,7 @@ class Speed(Experiment):
             for seed in range(self.seeds):
                 yield Trained(f"{DENSE}-{seed}", replace(self._config(), seed=seed))
         if FAST in parts or TIMES in parts:
-            yield Measured(PLAN, sizes, partial(self._find_plan, folder), 1)
+            yield Measured(PLAN, sizes, self._find_plan, 1)
         if FAST in parts and (fast := self._fast_config(folder)).plan is not None:
             for seed in range(self.seeds):
                 yield Trained(f"{FAST}-{seed}", replace(fast, seed=seed))
@@ -135,22 +133,21 @@ class Speed(Experiment):
         )  # fmt: skip
 
     def _fast_config(self, folder: CellFolder) -> Config:
-        """Return the settings of a run with the plan, if there is one."""
+        """Return the settings of a run with the plan, if there is one; it is left in a file."""
         found = folder.found(PLAN)
-        plan = None if found is None or found["plan"] is None else str(_plan_file(folder))
-        return replace(self._config(), steps=self._fast_steps, plan=plan, guard=plan is not None)
+        if found is None or found["plan"] is None:
+            return replace(self._config(), steps=self._fast_steps)
+        plan = Plan.from_json(found["plan"]).save(folder.path / "fast.json")
+        return replace(self._config(), steps=self._fast_steps, plan=str(plan), guard=True)
 
     @property
     def _fast_steps(self) -> int:
         return max(round(self.stretch * self.steps), 1)
 
-    def _find_plan(self, folder: CellFolder) -> Found:
-        """Find the plan of the fast runs, and leave it in a file."""
+    def _find_plan(self) -> Found:
+        """Find the plan of the fast runs."""
         config = replace(self._config(), steps=self._fast_steps, fast=True)
         found = find_plan(BuiltIn(config, load_data(config)))
-        if found.plan is not None:
-            make_folder(folder.path)
-            found.plan.save(_plan_file(folder))
         return {"plan": None if found.plan is None else found.plan.to_json(), "words": found.words}
 
     def _time(self, folder: CellFolder, threads: int) -> Found:
@@ -245,10 +242,6 @@ class Speed(Experiment):
         return Chart(title, "seconds", f"test {metric.words}{unit}", lines)
 
 
-def _plan_file(folder: CellFolder) -> Path:
-    return folder.path / "fast.json"
-
-
 def _run(folder: CellFolder, way: str, seed: int) -> str:
     """Return the name of a run; without a plan a fast run is a dense one."""
     found = folder.found(PLAN)
@@ -264,8 +257,10 @@ def _seconds(found: Found) -> tuple[float, float]:
 
 def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:
     """Return the evaluations of a run."""
-    run = Run.load(folder.path / name)
-    return [Point(line["step"], line[metric.name]) for line in run.lines if line["kind"] == "test"]
+    found = folder.found(name)
+    assert found is not None, "only finished runs are drawn"
+    tests = found["tests"] if "tests" in found else Run.load(folder.path / name).tests  # not in cells of before
+    return [Point(one["step"], one[metric.name]) for one in tests]
 
 
 def _first(points: list[Point], target: float, metric: Metric) -> float | None:
