@@ -104,6 +104,7 @@ def test_short_runs_have_lines_and_not_points(story: Story, findings: list[Findi
         assert all(len(list(line.x)) > 1 for line in lines)  # type: ignore[arg-type]
     for task in tasks(quick=True):
         assert task.steps // 4 > 1  # so that the quick demo is smoothed over a part of its steps
-    html = page.build(story.sooner, findings, 1.0).html()
+    alone = replace(story.sooner, runs=story.sooner.of(DENSE))  # whether a plan is faster depends on the machine
+    html = page.build(alone, findings, 1.0).html()
     assert "no data" not in html
-    assert len(re.findall(r'class="tile ', html)) == 11
+    assert len(re.findall(r'class="tile ', html)) == len(page._tiles(findings)) == 11

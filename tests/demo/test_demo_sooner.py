@@ -56,6 +56,12 @@ def test_gains_and_losses_are_told_by_word_and_colour(
     assert all(word in tile.label for word, tile in zip(said, tiles, strict=False))
 
 
+def test_a_network_with_a_plan_opens_with_its_tiles() -> None:
+    made = Page("")
+    page._sooner(made, planted())
+    assert made.html().count('class="tile ') == 3
+
+
 def test_a_slower_plan_is_never_paid_back() -> None:
     assert planted(250.0).paid_back is None
     assert "savings" not in words.planning(planted(250.0))
@@ -69,6 +75,7 @@ def test_a_network_that_is_left_alone_says_why() -> None:
     text = made.html()
     assert "no method is faster." in text
     assert "left the CNN alone" in text
+    assert 'class="tile ' not in text
     assert sooner_rows(found)[0][0] == DENSE
 
 
