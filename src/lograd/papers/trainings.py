@@ -60,8 +60,8 @@ TRAININGS = {
     ),
     "resnet8": Training(
         "resnet8", "images",
-        "ResNet-8, 16 channels, 20,000 images of CIFAR-100 averaged to 16 x 16 pixels, 20 epochs", 4,
-        {"epochs": 20, "pixels": 16, "channels_last": True, "threads": 1},
+        "ResNet-8, 16 channels, 20,000 images of CIFAR-100 averaged to 8 x 8 pixels, 20 epochs", 2.5,
+        {"epochs": 20, "pixels": 8, "channels_last": True, "threads": 1},
     ),
     "charlm": Training(
         "charlm", "text", "character transformer of width 128, 1 MB of Shakespeare, 600 steps", 2,
