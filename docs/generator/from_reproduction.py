@@ -1,14 +1,19 @@
 """Blocks of docs/reproduction.md: for each table and figure of the papers the claim, the paper's numbers and ours.
 
-Numbers come from the committed results (docs/results) and from nothing else; an entry without any says so.
+Numbers come from theory or from the committed results (docs/results) and from nothing else; an entry without any says
+so.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from html import unescape
 from typing import Any
 
 from lograd.papers import EXPERIMENTS, THEORY, experiment_of
 from lograd.papers.experiment import Experiment
+from lograd.papers.result import text
 
 from . import from_results
 from .blocks import Maker, table
@@ -43,12 +48,19 @@ def overview() -> str:
 
 def sections() -> str:
     """A section for each name: claim, numbers, and what agrees."""
-    ending = "shows the paper's values beside ours."
-    parts = [
-        f"## {name}\n\n{_words(draw.__doc__)} {COMPUTED[name]} `lograd reproduce {name}` {ending}"
-        for name, draw in THEORY.items()
-    ]
-    return "\n\n".join([*parts, *(_section(name, kind) for name, kind in entries().items())])
+    return "\n\n".join([*map(_computed, THEORY), *(_section(name, kind) for name, kind in entries().items())])
+
+
+@cache
+def _computed(name: str) -> str:
+    """Return the section of an entry of theory, whose table is computed now."""
+    result = THEORY[name]()
+    rows = [list(map(text, row)) for row in result.rows]
+    command = f"`lograd reproduce {name}` makes this table, with charts."
+    return "\n\n".join(
+        [f"## {name}", f"{_words(THEORY[name].__doc__)} {result.claim} {command}", table(result.columns, rows),
+         *result.notes, f"**Here.** {COMPUTED[name]}"]
+    )  # fmt: skip
 
 
 def _words(docstring: str | None) -> str:
@@ -101,7 +113,16 @@ def _results(label: str) -> str:
                 f"{one['title']} ([numbers](results/{label}.json)). {one['claim']}\n\n{_table(one['rows'], lines)}"
             )
             parts += one["notes"]
+    charts = sorted(from_results.EXPERIMENTS.glob(f"{label}-[0-9].svg"))
+    if charts:
+        parts.append("\n".join(f"![{_title(path.read_text())}](results/{path.name})" for path in charts))
     return "\n\n".join(parts)
+
+
+def _title(svg: str) -> str:
+    """Return the title of a chart."""
+    found = re.search("<title>(.*?)</title>", svg)
+    return unescape(found[1]) if found else "chart"
 
 
 def _table(rows: list[Row], lines: list[list[Any]]) -> str:

@@ -40,6 +40,23 @@ def test_every_entry_has_a_line_and_a_section(page):
     assert "speed" not in page.entries()  # it checks no claim of a paper
 
 
+def test_entries_of_theory_have_their_tables_and_sentences(page):
+    found = section(page, "table2")
+    assert "| Cifar100 | FP5 | 4.2 | 1-4-0 | 1-4-0 | yes |" in found
+    assert found.endswith(f"**Here.** {page.COMPUTED['table2']}\n")
+    for name in THEORY:
+        assert f"`lograd reproduce {name}` makes this table" in section(page, name)
+
+
+def test_charts_of_results_are_shown_with_their_titles(page, tmp_path):
+    write(tmp_path, "fig5", [{"way to train": "dense", "seeds": 3}])
+    assert "](results/fig5" not in section(page, "fig5").replace("[numbers](results/fig5.json)", "")
+    for number, title in ((1, "Accuracy &amp; zeros"), (2, "Zeros asked")):
+        (tmp_path / f"fig5-{number}.svg").write_text(f"<svg><title>{title}</title></svg>")
+    found = section(page, "fig5")
+    assert "![Accuracy & zeros](results/fig5-1.svg)\n![Zeros asked](results/fig5-2.svg)" in found
+
+
 def test_an_entry_without_results_says_so_with_its_cost_and_no_verdict(page):
     kind = experiment_of("statquant")
     found = section(page, "statquant")

@@ -1,8 +1,6 @@
 """Time to accuracy: what counts as reached, what is counted as seconds, and the table of a small run."""
 
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import training_files as files
@@ -18,7 +16,6 @@ from lograd.training import Run
 from lograd.training.fast import Found
 from lograd.training.measuring import metric_of
 
-ROOT = Path(__file__).resolve().parents[2]
 ACCURACY, LOSS = metric_of("images"), metric_of("text")
 
 
@@ -140,20 +137,6 @@ def test_charts_are_written_beside_the_tables(tmp_path, searched):
     assert result.exit_code == 0, result.output
     written = {path.name for path in (tmp_path / "results").iterdir()}
     assert written == {f"speed-resnet8-8{end}" for end in (".json", ".md", "-1.svg", "-2.svg")}
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("speed-*.json")), ids=lambda path: path.stem)
-def test_committed_tables_are_drawn_from_committed_cells_alone(path, tmp_path):
-    content = json.loads(path.read_text())
-    words = content["tables"][0]["claim"].rpartition("`lograd reproduce speed --data FILE ")[2].partition("`")[0]
-    given = dict(one.split("=") for one in words.split() if one != "--set")
-    cells = CellFolder(tmp_path / "cells")
-    cells.take(path)
-    (table,) = replace(experiment_of("speed").make(given, "cpu"), data=tmp_path / "not-there").draw(cells)
-    assert table.to_json() == content["tables"][0]
-    assert [path.with_name(f"{path.stem}-{number}.svg").read_text() for number in (1, 2)] == [
-        chart.svg() for chart in table.charts
-    ]
 
 
 def test_committed_results_go_on_on_another_machine(tmp_path, searched):

@@ -93,6 +93,16 @@ def test_a_plan_is_written_once_and_is_that_of_the_runs(data, tmp_path):
     ]
 
 
+def test_layers_that_an_experiment_keeps_are_left_alone_by_its_recipes(data, tmp_path):
+    chosen, folder = experiment_of("table4")(data=data, network="digits"), CellFolder(tmp_path)
+    config = chosen.config(folder, "max", 0)
+    assert config.recipe is None
+    assert config.load_plan() == Plan.uniform("fp4-max-nearest", ("last",))
+    assert chosen.config(folder, "fp32", 0).plan is None
+    usual = experiment_of("int4wa")(data=data, network="digits").config(folder, "both", 0)
+    assert (usual.recipe, usual.plan) == ("int4wa+fp6", None)
+
+
 def test_options_change_the_runs_and_are_told(data, tmp_path):
     chosen = Three(data=data, network="digits", steps=3, batch=16, width=4, lr=0.2, only="fp6")
     config = chosen.config(CellFolder(tmp_path), "fp6", 2)

@@ -52,6 +52,7 @@ class Beyond(WaysToTrain):
     )
     title: ClassVar[str] = "Beyond the papers, at equal bits or zeros"
     backend: ClassVar = "auto"  # as `bits`, whose cells are shared
+    keeps: ClassVar = ("first", "last")  # as in the work on LUQ and MXFP4
     claim: ClassVar[str] = (
         "No paper claims this: later formats and the empirical law should be ahead of the three papers' own methods at "
         "equal bits or zeros, and zeros should save time."
@@ -63,7 +64,11 @@ class Beyond(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "turns": 3, "only": "fp32,luq,cosine90"},
-        "cpu": {"network": "charlm"},
+        # 4 bits in all products, which `bits` has, and more turns of blocks are left out.
+        "cpu": {
+            "network": "charlm",
+            "only": "fp32,chmiel,fp4,bhq,interval,luq,mxfp4,nvfp4,lognormal90,empirical90,cosine90",
+        },
         "paper": {"network": "imagenet-resnet18", "seeds": 1},
     }
     committed: ClassVar = dict.fromkeys(

@@ -86,6 +86,8 @@ class WaysToTrain(Experiment):
     """The heading of the table."""
     backend: ClassVar[Backend] = "dense"
     """The backend of the products in ways that prune or round to integers; the others have dense products."""
+    keeps: ClassVar[tuple[str, ...] | None] = None
+    """Layers that recipes leave alone, as in `Plan.uniform`; None for those that are usual for the recipe."""
     presets: ClassVar = {"smoke": {"network": SMOKE, "seeds": 1}, "cpu": {}}
 
     network: str = CPU
@@ -144,17 +146,17 @@ class WaysToTrain(Experiment):
         return {name: ways[name] for name in names}
 
     def config(self, folder: CellFolder, name: str, seed: int) -> Config:
-        """Return the settings of a run; a plan without a recipe is written into the folder."""
+        """Return the settings of a run; a plan that is more than a recipe is written into the folder."""
         way = self.ways()[name]
-        plan = None
-        if way.plan is not None:
-            path = make_folder(folder.path) / f"{name}.json"
-            if not path.exists():
-                way.plan.save(path)
-            plan = str(path)
-        treated = Plan.uniform(way.recipe) if way.recipe is not None else way.plan
+        treated = Plan.uniform(way.recipe, self.keeps) if way.recipe is not None else way.plan
         backend = self.backend if prunes(treated) or has_levels(treated) else "dense"
-        return replace(self.usual(), recipe=way.recipe, weights=way.weights, plan=plan, seed=seed, backend=backend)
+        config = replace(self.usual(), weights=way.weights, seed=seed, backend=backend)
+        if treated is None or (way.recipe is not None and self.keeps is None):
+            return replace(config, recipe=way.recipe)
+        path = make_folder(folder.path) / f"{name}.json"
+        if not path.exists():
+            treated.save(path)
+        return replace(config, plan=str(path))
 
     def usual(self) -> Config:
         """Return the settings that all runs share."""

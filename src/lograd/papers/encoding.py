@@ -47,6 +47,7 @@ class Encoding(Experiment):
     """
 
     words: ClassVar[str] = "bits per element of pruned gradients over sparsity: the code of the paper, and packets"
+    keeps_charts: ClassVar[bool] = True
     claim: ClassVar[str] = "The paper claims 4 bits an element at 80 % zeros and 2 bits at 90 %."
     verdict: ClassVar[str] = (
         "The claim holds for a lognormal law of sigma 2 with 32-bit values; a wider law takes more. Gradients of the "

@@ -42,6 +42,7 @@ class Fig2(Experiment):
     """
 
     words: ClassVar[str] = "histograms and Q-Q plots: neural gradients against weight gradients"
+    keeps_charts: ClassVar[bool] = True
     claim: ClassVar[str] = (
         "The paper shows that neural gradients lie on the line of a lognormal law, and weight gradients do not, which "
         "are nearer to a normal one. It prints no numbers."

@@ -50,6 +50,8 @@ class Fig5(WaysToTrain):
 
     words: ClassVar[str] = "accuracy over achieved sparsity for each method of pruning; sparsity asked and got by law"
     title: ClassVar[str] = "Fig. 5: accuracy over sparsity"
+    keeps_charts: ClassVar[bool] = True
+    keeps: ClassVar = ("last",)  # as `profile.plan` does
     claim: ClassVar[str] = (
         "The paper claims that stochastic pruning beats top-k, that unequal sparsities beat equal ones, and that only "
         "the right law hits the target: ResNet18 on ImageNet loses nothing at 80 % equal and at 85 % unequal zeros, "

@@ -47,6 +47,7 @@ class Stability(Experiment):
     """
 
     words: ClassVar[str] = "mu and sigma of each layer over training; zeros missed if a threshold is kept for long"
+    keeps_charts: ClassVar[bool] = True
     claim: ClassVar[str] = (
         "The paper claims that mu and sigma change slowly enough for statistics once an epoch. Its figure prints no "
         "numbers."
