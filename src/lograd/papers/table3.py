@@ -3,8 +3,8 @@
     lograd reproduce table3 --data cifar100_20k.npz
 
 The gradient of every convolution is rounded to nearest at a scale of its own, which puts the largest magnitude at the
-top of the format; the last layer, which is linear, is left alone, as in the authors' code.  E* is the number of exponent
-bits that Table 2 gives for Cifar100.
+top of the format.  The last layer, which is linear, is left alone, as in the authors' code.  E* is the number of
+exponent bits that Table 2 gives for Cifar100.
 """
 
 from __future__ import annotations
