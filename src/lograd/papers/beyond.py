@@ -67,7 +67,7 @@ class Beyond(WaysToTrain):
         # 4 bits in all products, which `bits` has, and more turns of blocks are left out.
         "cpu": {
             "network": "charlm",
-            "only": "fp32,chmiel,fp4,bhq,interval,luq,mxfp4,nvfp4,lognormal90,empirical90,cosine90",
+            "only": "fp32,chmiel,bhq,interval,luq,mxfp4,nvfp4,lognormal90,empirical90,cosine90",
         },
         "paper": {"network": "imagenet-resnet18", "seeds": 1},
     }

@@ -44,7 +44,6 @@ PAPER: dict[str, Numbers] = {
 """Accuracies in percent by network, for a number of bits and a step from E*."""
 IMAGENET = {5: 4, 6: 5, 7: 5}
 """E* by Table 2 on ImageNet."""
-KEPT = ("last",)
 SPREAD = 3.0
 """The standard deviation of x for which a normal law chooses its format, as in Fig. 3c."""
 
@@ -87,14 +86,20 @@ class Table3(WaysToTrain):
                 format = FloatFormat(exponent, bits - 1 - exponent)
                 title = f"FP{bits}, {words}: {format}" + ", the choice of a normal law" * (exponent == normal)
                 found[f"fp{bits}-e{exponent}"] = Way(
-                    title, plan=self._plan(format, KEPT), paper=PAPER[printed].get((bits, step))
+                    title, plan=self._plan(format), paper=PAPER[printed].get((bits, step))
                 )
-        every = FloatFormat(best[5], 4 - best[5])
-        return found | {"fp5-all": Way(f"FP5, E*: {every}, in the last layer as well", plan=self._plan(every, ()))}
+        formats = {step: FloatFormat(best[5] + step, 4 - best[5] - step) for step in (0, -1, -2)}
+        found["fp5-all"] = Way(
+            f"FP5, E*: {formats[0]}, in the last layer as well", plan=self._plan(formats[0], keep=())
+        )
+        for step, format in formats.items():
+            title = f"FP5, {STEPS[step]}: {format}, mean of log2 |g| three octaves below 1, as the released code"
+            found[f"fp5-e{format.exponent}-mean"] = Way(title, plan=self._plan(format, "mean-3"))
+        return found
 
-    def _plan(self, format: FloatFormat, keep: tuple[str, ...]) -> Plan:
+    def _plan(self, format: FloatFormat, scale: str | None = None, keep: tuple[str, ...] = ("last",)) -> Plan:
         """Return the plan that rounds the gradients of all layers but some."""
-        rounded = Quantize(format, self.scale, self.rounding)  # type: ignore[arg-type]
+        rounded = Quantize(format, scale or self.scale, self.rounding)  # type: ignore[arg-type]
         return Plan(every=LayerPlan.of((rounded,)), keep=keep)
 
 
