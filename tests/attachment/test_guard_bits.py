@@ -102,6 +102,28 @@ def test_widened_elements_are_counted_and_bits_are_those_in_force():
     handle.remove()
 
 
+def test_a_product_without_more_bits_counts_none_of_its_elements_as_widened():
+    """dX of int4-ptq has 4 bits and dW has 8, which stay."""
+    model, x, handle = small("int4-ptq", Guard(1e6))
+    run(model, x, handle, 1.0, 4)
+    for place in handle.guard.places.values():
+        place.set_level(1, 1.0)
+    run(model, x, handle, 1.0, 4)
+    counts = handle.counters().gradients("2")
+    assert 0 < counts["input_gradient.gradient"].widened < counts["input_gradient.gradient"].elements
+    assert counts["weight_gradient.gradient"].widened == 0 < counts["weight_gradient.gradient"].elements
+    handle.remove()
+
+
+def test_a_waiting_layer_is_explained_by_its_plan():
+    model, x, handle = small("int4", Guard(1e-9))
+    run(model, x, handle, 1.0, 6)
+    assert statuses(handle) == {"waiting"}
+    assert "int4" in str(handle.explain())
+    assert "int8" not in str(handle.explain())
+    handle.remove()
+
+
 def test_without_a_guard_a_state_goes_on_with_the_bits_of_the_plan():
     """The scale of 8 bits would clip nearly all that 4 bits hold."""
     model, x, handle = small("int4", Guard(0.02))

@@ -73,7 +73,7 @@ def test_a_measured_cell_is_made_once_and_kept_with_all_that_it_depends_on(tmp_p
 def test_a_finished_cell_of_other_settings_is_refused_by_name(tmp_path):
     folder = CellFolder(tmp_path)
     folder.finish(Measured("a", {"steps": 1, "batch": 2}, dict))
-    with pytest.raises(InvalidValue, match=r"these differ: steps \(it has 1, given is 3\); give another folder"):
+    with pytest.raises(InvalidValue, match=r"these differ: steps \(it has 1, given is 3\); give another --runs"):
         folder.finish(Measured("a", {"steps": 3, "batch": 2}, dict))
 
 
@@ -112,7 +112,7 @@ def test_results_of_another_cell_are_not_mixed_with_those_that_follow_from_it(tm
         before.finish(Measured(name, {}, lambda: {"x": 1}))
     here.finish(Measured("plan", {}, lambda: {"x": 2}))
     (tmp_path / "results.json").write_text(json.dumps({"cells": [before.record("a"), before.record("plan")]}))
-    with pytest.raises(InvalidValue, match=r"the cell 'plan' is finished in .*here and in .*results.json, with other"):
+    with pytest.raises(InvalidValue, match=r"the cell 'plan' has one result in .*here.* and another in .*results.json"):
         here.take(tmp_path / "results.json")
     assert here.names == ["plan"]
 

@@ -139,6 +139,24 @@ def test_charts_are_written_beside_the_tables(tmp_path, searched):
     assert written == {f"speed-resnet8-8{end}" for end in (".json", ".md", "-1.svg", "-2.svg")}
 
 
+def test_results_with_more_cells_are_not_replaced(tmp_path, searched):
+    results = tmp_path / "results"
+    given = ["--preset", "smoke", "--data", files.images(tmp_path / "images.npz"), "--results", results, "--json"]
+
+    def made(*more):
+        return CliRunner().invoke(app, ["reproduce", "speed", *map(str, (*given, *more))])
+
+    assert made("--runs", tmp_path / "here").exit_code == 0
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
+    refused = made("--runs", tmp_path / "there", "--only", "dense")
+    assert isinstance(refused.exception, InvalidValue)
+    assert "finished cells that" in str(refused.exception)
+    assert "go on with them by --resume" in str(refused.exception)
+    assert not (tmp_path / "there").exists()
+    assert {path.name: path.read_bytes() for path in results.iterdir()} == before
+    assert made("--runs", tmp_path / "there", "--only", "dense", "--resume").exit_code == 0
+
+
 def test_committed_results_go_on_on_another_machine(tmp_path, searched):
     """A folder of results has all that the tables and charts are drawn from, and the plan for runs that are missing."""
     results = tmp_path / "results"

@@ -93,6 +93,26 @@ def test_a_plan_is_written_once_and_is_that_of_the_runs(data, tmp_path):
     ]
 
 
+def test_another_plan_of_the_same_name_is_neither_trained_nor_taken_for_the_first(data, tmp_path):
+    kind, folder = experiment_of("table3"), CellFolder(tmp_path)
+    options = {"data": data, "network": "digits", "seeds": 1, "only": "fp5-e4"}
+    (cell,) = kind(**options).cells(folder)
+    assert cell.settings["plan_hash"] == cell.config.load_plan().hash()
+    other = kind(**options, rounding="stochastic")
+    with pytest.raises(InvalidValue, match=r"fp5-e4\.json is another plan .* give another folder by --runs"):
+        list(other.cells(folder))
+    record = {**cell.settings}
+    folder.finish(Measured("fp5-e4-0", record, lambda: {"status": "finished"}))
+    (tmp_path / "fp5-e4.json").unlink()  # as where cells were taken from a file of results
+    (changed,) = other.cells(folder)
+    with pytest.raises(InvalidValue, match="these differ: plan_hash"):
+        folder.finish(changed)
+    del record["plan_hash"]  # as cells were before
+    folder.file("fp5-e4-0").unlink()
+    folder.finish(Measured("fp5-e4-0", record, lambda: {"status": "finished"}))
+    assert folder.finish(changed) == {"status": "finished"}
+
+
 def test_layers_that_an_experiment_keeps_are_left_alone_by_its_recipes(data, tmp_path):
     chosen, folder = experiment_of("table4")(data=data, network="digits"), CellFolder(tmp_path)
     config = chosen.config(folder, "max", 0)
@@ -110,7 +130,9 @@ def test_options_change_the_runs_and_are_told(data, tmp_path):
     assert list(chosen.chosen()) == ["fp6"]
     (table,) = chosen.draw(CellFolder(tmp_path))
     assert "but 3 steps" in table.claim
+    assert "--set only=fp6" in table.claim
     assert "--set steps=3" in table.claim
+    assert table.notes[-1].startswith("Trained on ")
     assert chosen.hours == pytest.approx(3 * 0.02 / 60)
 
 

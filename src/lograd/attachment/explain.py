@@ -207,10 +207,8 @@ def _label(site: str) -> str:
 
 
 def _site(site: Site, ready: bool, choice: Choice | None) -> str:
-    numbers = site.numbers_and_memory() if ready else site.remembered()
-    text = ", then ".join(
-        _treatment(treatment, values) for treatment, values in zip(site.treatments, numbers, strict=True)
-    )
+    numbers, treatments = (site.numbers_and_memory(), site.treatments) if ready else (site.remembered(), site.planned)
+    text = ", then ".join(_treatment(treatment, values) for treatment, values in zip(treatments, numbers, strict=True))
     return text if choice is None else f"{text}, {choice.words()}"
 
 

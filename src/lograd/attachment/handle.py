@@ -353,7 +353,8 @@ class Handle:
         for name, found in state["statistics"].items():
             for operand, values in found.items():
                 self._statistics[name][operand].load(values)
-        states.leave_guard(state if self.guard is None else {}, self._statistics, self._loss_scale or 1.0)
+        if self.guard is None:
+            states.leave_guard(state, self._statistics, self._loss_scale or 1.0)
         self._wait_or_begin()
         if self.guard is not None and "guard" in state:
             self.guard.load(state["guard"], self._loss_scale or 1.0)

@@ -254,7 +254,7 @@ def _check_tensors(name: str, tensors: Any, layer: LayerEngine) -> None:
         if kind == "counters":
             counted = dict(zip(COUNTERS, tensor.tolist(), strict=True))
             if max(counted[part] for part in ("zeros_after", "zeros_before", "nan", "widened")) > counted["elements"]:
-                raise InvalidValue(f"{key} of layer {name!r} counts more zeros, NaN or widened ones than elements.")
+                raise InvalidValue(f"{key} of layer {name!r} counts more zeros, NaN or widened elements than elements.")
 
 
 def _check_tensor(what: str, tensor: Any, like: Tensor, bounds: Range | None) -> None:

@@ -286,7 +286,8 @@ class Watch:
             inside = estimate.inside.copy()
             inside[index] = 1.0
             full = admitted >= self._allowed
-            if full and (place.level or not self._is_free(estimate, inside, travel)):
+            fallen = place.statistics.treats
+            if full and (fallen or not self._is_free(estimate, inside, travel)):
                 continue
             level = place.level
             self._fit_alone(place, index, loss_scale, estimate)

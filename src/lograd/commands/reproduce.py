@@ -73,6 +73,7 @@ def reproduce(
     from ..papers import EXPERIMENTS, THEORY
     from ..papers.cells import CellFolder
     from ..report import check_folder
+    from ..training.folder import make_folder
 
     if name is None:
         _list(as_json)
@@ -91,12 +92,16 @@ def reproduce(
             with ranks.together():
                 found = [(one, CellFolder(runs / one.label)) for one in _chosen(name, given, preset, runs)]
                 if results is not None and ranks.main:
-                    _take(found if resume else (), results, quiet=as_json)
+                    make_folder(results)
+                    if resume:
+                        _take(found, results, quiet=as_json)
             with ranks.together():
                 if name == "all" and tabulate:
                     found = [(one, folder) for one, folder in found if folder.names]
-                for _, folder in found if ranks.main else []:
+                for one, folder in found if ranks.main else []:
                     _check(folder, resume=resume, tabulate=tabulate)
+                    if results is not None:
+                        _check_kept(results / f"{one.label}.json", folder)
             for one, folder in found:
                 if not tabulate:
                     _finish(one, folder, ranks, quiet=as_json or not ranks.main)
@@ -206,10 +211,7 @@ def _together() -> Iterator[Ranks]:
 
 
 def _take(found: Sequence[tuple[Experiment, CellFolder]], results: Path, *, quiet: bool) -> None:
-    """Take the cells that are finished in a folder of results, which is made if it is not there."""
-    from ..training.folder import make_folder
-
-    make_folder(results)
+    """Take the cells that are finished in a folder of results."""
     for one, folder in found:
         path = results / f"{one.label}.json"
         if path.exists() and (count := folder.take(path)) and not quiet:
@@ -223,6 +225,18 @@ def _check(folder: CellFolder, *, resume: bool, tabulate: bool) -> None:
     if folder.begun and not resume and not tabulate:
         raise InvalidValue(
             f"the folder {folder} has cells already; go on with them by --resume, or give another --runs."
+        )
+
+
+def _check_kept(path: Path, folder: CellFolder) -> None:
+    """Refuse to replace a file of results by one without some of its cells; --resume has taken them all."""
+    from ..papers.cells import records_of
+
+    had = [record["name"] for record in records_of(path)] if path.exists() else []
+    if lost := [name for name in had if name not in folder.names]:
+        raise InvalidValue(
+            f"{path} has {plural(len(lost), 'finished cell')} that {folder} lacks, such as {lost[0]!r}; go on with "
+            "them by --resume, or give another --results."
         )
 
 

@@ -83,7 +83,10 @@ def parsed(text: str) -> Sentence:
 
 @lru_cache(maxsize=256)
 def in_force(text: str, ready: int) -> Sentence:
-    """Return the sentence of a text, or the one with more bits in its place, as the slot READY of `control` says."""
+    """Return the sentence of a text, or the one with more bits in its place, as the slot READY of `control` says.
+
+    Where there is none with more bits, it is the very object that `parsed` returns.
+    """
     return (wider(parsed(text)) if ready == WIDER else None) or parsed(text)
 
 

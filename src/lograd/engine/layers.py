@@ -82,14 +82,14 @@ def reason_not_channels_last(model: nn.Module) -> str | None:
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         return None
     for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.Conv2d)
-            and module.in_channels // module.groups < 8
-            and set(module.kernel_size) == {1} != set(module.stride)
-        ):
+        if not isinstance(module, nn.Conv2d):
+            continue
+        channels = module.in_channels // module.groups
+        if channels < 8 and set(module.kernel_size) == {1} != set(module.stride):
+            each = " in each group" * (module.groups > 1)
             return (
-                f"layer {name!r} is a convolution of one pixel with a stride and {module.in_channels} input channels, "
-                "for which PyTorch's channels-last kernels write beyond their memory on this CPU; 8 channels are safe"
+                f"layer {name!r} is a convolution of one pixel with a stride and {channels} input channels{each}, for "
+                "which PyTorch's channels-last kernels write beyond their memory on this CPU; 8 channels are safe"
             )
     return None
 

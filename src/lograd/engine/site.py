@@ -20,7 +20,7 @@ from ..ops.registry import call, register
 from ..treatments import Numbers, Sentence, describe, memories, settled, to_json, wider
 from .clock import BACKWARD
 from .coding import check_sentence, encoded, folded, in_force, parsed, settings_of, steps_of
-from .slots import COUNTERS, CPU, READY, WIDER, count_passed_through, count_treated, count_widened, zeros
+from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, count_widened, zeros
 
 
 class Site:
@@ -188,7 +188,7 @@ def _treat(
         results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
-    if ready == WIDER:
+    if treatments is not parsed(text):
         count_widened(counters, x.numel())
     BACKWARD.done()
     return result

@@ -51,7 +51,7 @@ class Beyond(WaysToTrain):
         "LUQ, MXFP4, NVFP4, empirical law and common cosine beside the papers' own; sparse wall clock"
     )
     title: ClassVar[str] = "Beyond the papers, at equal bits or zeros"
-    backend: ClassVar = "auto"  # as `bits`, whose cells are shared
+    backend: ClassVar = "auto"  # zeros and integers are timed with the products that they are made for
     keeps: ClassVar = ("first", "last")  # as in the work on LUQ and MXFP4
     claim: ClassVar[str] = (
         "No paper claims this: later formats and the empirical law should be ahead of the three papers' own methods at "
@@ -64,7 +64,7 @@ class Beyond(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "turns": 3, "only": "fp32,luq,cosine90"},
-        # 4 bits in all products, which `bits` has, and more turns of blocks are left out.
+        # Left out: 4 bits in all products, which `bits` has, one more FP4, and MXFP4 under a Hadamard transform.
         "cpu": {
             "network": "charlm",
             "only": "fp32,chmiel,bhq,interval,luq,mxfp4,nvfp4,lognormal90,empirical90,cosine90",

@@ -17,7 +17,7 @@ from os.path import basename
 from pathlib import Path
 from typing import Any, final
 
-from .. import InvalidValue
+from .. import InvalidValue, Plan
 from ..files.atomic import CannotRead, replace_file
 from ..files.checks import check_object
 from ..report.environment import commit, machine
@@ -28,6 +28,8 @@ from ..training.ranks import ALONE, Ranks
 
 VERSION = 1
 FIELDS = ("lograd_cell", "name", "settings", "paper", "versions", "machine", "commit", "seconds", "found")
+PLAN_HASH = "plan_hash"
+"""The setting that tells plans of one name apart; cells from before it was kept lack it, and are taken as they are."""
 Found = dict[str, Any]
 """The result of a cell: plain values."""
 
@@ -87,7 +89,9 @@ class Trained(Cell):
     @property
     def settings(self) -> dict[str, Any]:
         given = self.config.to_json()
-        return given | {name: given[name] and basename(given[name]) for name in ("data", "plan")}  # folders may move
+        names = {name: given[name] and basename(given[name]) for name in ("data", "plan")}  # folders may move
+        plan = self.config.load_plan() if self.config.plan is not None else None
+        return given | names | ({} if plan is None else {PLAN_HASH: plan.hash()})
 
     def is_like(self, work: Path) -> bool:
         run = RunFolder(work)
@@ -186,6 +190,18 @@ class CellFolder:
             raise CannotRead(f"Cannot read {path}: {error}") from None
         return record
 
+    def keep_plan(self, name: str, plan: Plan) -> str:
+        """Write the plan of a run into the folder, and return its path; another plan of that name is refused."""
+        path = make_folder(self.path) / f"{name}.json"
+        if not path.exists():
+            plan.save(path)
+        elif (found := Plan.load(path).hash()) != plan.hash():
+            raise InvalidValue(
+                f"{path} is another plan ({found}) than {name!r} has now ({plan.hash()}), so runs in that folder are "
+                "not those asked for; give another folder by --runs."
+            )
+        return str(path)
+
     def take(self, path: Path) -> int:
         """Take the finished cells of a file of results that are not finished here, and return how many these are.
 
@@ -195,20 +211,13 @@ class CellFolder:
         Args:
             path: a file that `--results` has written, with all cells of an experiment; older ones have none.
         """
-        records = read_json(path).get("cells", [])
-        try:
-            if not isinstance(records, list):
-                raise InvalidValue('its "cells" must be a list.')
-            for record in records:
-                _check_record(record)
-        except InvalidValue as error:
-            raise CannotRead(f"Cannot read {path}: {error}") from None
+        records = records_of(path)
         had = {record["name"]: self.found(record["name"]) for record in records}
         for record in records:
             if had[record["name"]] not in (None, record["found"]):
                 raise InvalidValue(
-                    f"the cell {record['name']!r} is finished in {self} and in {path}, with other results; give "
-                    "another folder of runs, or another one of results."
+                    f"the cell {record['name']!r} has one result in {self.file(record['name'])} and another in {path}; "
+                    "give another --runs or another --results."
                 )
         new = [record for record in records if had[record["name"]] is None]
         for record in new:
@@ -262,6 +271,19 @@ class CellFolder:
         return None
 
 
+def records_of(path: Path) -> list[dict[str, Any]]:
+    """Return the finished cells in a file of results; older files have none."""
+    records = read_json(path).get("cells", [])
+    try:
+        if not isinstance(records, list):
+            raise InvalidValue('its "cells" must be a list.')
+        for record in records:
+            _check_record(record)
+    except InvalidValue as error:
+        raise CannotRead(f"Cannot read {path}: {error}") from None
+    return records
+
+
 def _check_record(record: Any) -> None:
     """Refuse what is not the record of a finished cell."""
     check_object("a cell", record, FIELDS)
@@ -276,12 +298,12 @@ def _check_same(path: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> N
     different = [
         f"{name} (it has {had.get(name)}, given is {now.get(name)})"
         for name in dict.fromkeys([*had, *now])
-        if had.get(name) != now.get(name)
+        if had.get(name) != now.get(name) and not (name == PLAN_HASH and name not in had)
     ]
     if different:
         raise InvalidValue(
             f"the finished cell {path} was made with other settings, and these differ: {', '.join(different)}; give "
-            "another folder, or remove it, from the results that it may have been taken from as well."
+            "another --runs, and another --results if it was taken from there."
         )
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import mean, stdev
 from typing import ClassVar, NamedTuple
 
 from .. import InvalidValue, Plan
 from ..errors import nearest_name, plural
 from ..training import Config
-from ..training.folder import make_folder
 from ..training.measuring import metric_of
 from ..training.session import has_levels, prunes
 from ..treatments import Backend
@@ -153,10 +152,7 @@ class WaysToTrain(Experiment):
         config = replace(self.usual(), weights=way.weights, seed=seed, backend=backend)
         if treated is None or (way.recipe is not None and self.keeps is None):
             return replace(config, recipe=way.recipe)
-        path = make_folder(folder.path) / f"{name}.json"
-        if not path.exists():
-            treated.save(path)
-        return replace(config, plan=str(path))
+        return replace(config, plan=folder.keep_plan(name, treated))
 
     def usual(self) -> Config:
         """Return the settings that all runs share."""
@@ -179,9 +175,8 @@ class WaysToTrain(Experiment):
         usual = len(columns) - len(self.more_columns)
         shown = [place for place in range(len(columns)) if place < usual or any(row[place] is not None for row in rows)]
         rows = [[row[place] for place in shown] for row in rows]
-        return Result(
-            self.label, self.title, self._words(), [columns[place] for place in shown], rows, notes=list(self.notes)
-        )
+        notes = [*self.notes, f"Trained on {' and '.join(_machines(folder))}."]
+        return Result(self.label, self.title, self._words(), [columns[place] for place in shown], rows, notes=notes)
 
     more_columns: ClassVar[tuple[str, ...]] = ()
     """Columns beside the usual ones; one without a number is left out."""
@@ -210,7 +205,7 @@ class WaysToTrain(Experiment):
         )
         changed = f", but {' and '.join(length)}" if length else ""
         threads = ", one thread" * (config.get("threads") == 1)
-        names = ("network", "epochs", "steps", "batch", "width", "lr", "pixels", "seeds")
+        names = [one.name for one in fields(self) if one.name != "data"]
         base = self.ways()[self.base].title
         return (
             f"{self.claim} Here: {self.training.words}{changed}{threads}. Differences are those to {base}, of runs of "
@@ -232,6 +227,12 @@ def outcomes(folder: CellFolder, ways: Mapping[str, Way], seeds: int, kind: Kind
                 values, tuple(seed for seed in runs if seed not in ended), _zeros(list(ended.values()))
             )
     return found
+
+
+def _machines(folder: CellFolder) -> list[str]:
+    """Return the CPUs on which cells were finished, sorted."""
+    records = [record for name in folder.names if (record := folder.record(name)) is not None]
+    return sorted({record["machine"]["cpu"] for record in records})
 
 
 def _zeros(runs: list[Found]) -> float | None:

@@ -18,6 +18,7 @@ from statistics import mean, median, stdev
 from typing import Any, ClassVar, NamedTuple, final
 
 from .. import InvalidValue, Plan
+from ..engine.layers import reason_not_channels_last
 from ..errors import nearest_name, plural
 from ..report import Chart, Line
 from ..training import Config, Run, Session, load_data
@@ -137,8 +138,8 @@ class Speed(Experiment):
         found = folder.found(PLAN)
         if found is None or found["plan"] is None:
             return replace(self._config(), steps=self._fast_steps)
-        plan = Plan.from_json(found["plan"]).save(folder.path / "fast.json")
-        return replace(self._config(), steps=self._fast_steps, plan=str(plan), guard=True)
+        plan = folder.keep_plan(FAST, Plan.from_json(found["plan"]))
+        return replace(self._config(), steps=self._fast_steps, plan=plan, guard=True)
 
     @property
     def _fast_steps(self) -> int:
@@ -159,7 +160,7 @@ class Speed(Experiment):
         data = load_data(dense)
         planning = find_plan(BuiltIn(replace(fast, plan=None, guard=False, fast=True), data)).seconds
         sessions = {DENSE: Session(BuiltIn(dense, data), None)}
-        if self.data_kind == "images":
+        if self.data_kind == "images" and reason_not_channels_last(sessions[DENSE].model) is None:
             sessions[CHANNELS_LAST] = Session(BuiltIn(replace(dense, channels_last=True), data), None)
         if fast.plan is not None:
             sessions[FAST] = Session(BuiltIn(fast, data), fast.load_plan())

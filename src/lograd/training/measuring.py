@@ -166,8 +166,7 @@ def treated(handle: Handle | None) -> TreatedSums:
         for site, count in counters.gradients(name).items():
             elements, zeros = elements + count.elements, zeros + count.zeros_after
             one = layer.gradient.sites[site]
-            planned = count.elements if one.wider is None else count.elements - count.widened
-            bits += planned * width_of(one.planned) + (count.elements - planned) * width_of(one.wider or ())
+            bits += (count.elements - count.widened) * width_of(one.planned) + count.widened * width_of(one.wider or ())
     return TreatedSums(elements, zeros, bits)
 
 

@@ -22,7 +22,7 @@ from ...ops.registry import register
 from ...treatments import Sentence
 from ..clock import BACKWARD
 from ..coding import Codes, Levelled, applied, in_bytes, in_force, in_nibbles, levelled, parsed, steps_of
-from ..slots import COUNTERS, READY, WIDER, count_fallen_back, count_passed_through, count_treated, count_widened
+from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated, count_widened
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
 from .coded_shapes import (
@@ -163,7 +163,7 @@ def _products(
         results = gradient.by_dense(gradient.g)
     else:
         results = gradient.by(mode)
-        if ready == WIDER:
+        if gradient.treatments is not parsed(text):
             count_widened(counters, g.numel())
     found = tuple(
         laid(flat(result, stride), turned) if wanted and result.dim() > 1 else result
