@@ -118,6 +118,7 @@ class DigitsTask(Task):
     higher_is_better = True
     batch = 64
     width = 32
+    lr = 0.02
 
     @cached_property
     def data(self) -> data.Digits:
@@ -145,7 +146,7 @@ class DigitsTask(Task):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return SGD with momentum over all parameters."""
-        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9, weight_decay=5e-4)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch of images."""
@@ -166,6 +167,7 @@ class WideDigitsTask(DigitsTask):
     model_name = "CNN of width 96"
     data_name = "UCI digits, drawn at 16x16 pixels: 1,297 images to train, 500 to test"
     width = 96
+    lr = 0.05
     size = 16
 
     def drawn(self, images: Tensor) -> Tensor:

@@ -64,7 +64,11 @@ class Fig5(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,lognormal-90,topk-90,cosine-90"},
-        "cpu": {},
+        "cpu": {
+            "network": "charlm",
+            "targets": "90",
+            "only": "fp32,lognormal-90,cosine-90,topk-90,saw-90,atp-90,topk-stochastic-90",
+        },
         "paper": {"network": "imagenet-resnet18", "targets": "80,85,90,95", "seeds": 1},
     }
     committed: ClassVar = {"sparsity": (), "learning-resnet20": (), "learning-resnet18": ()}

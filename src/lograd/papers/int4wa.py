@@ -24,7 +24,7 @@ class Int4wa(WaysToTrain):
     )
     verdict: ClassVar[str] = (
         "It holds on a character transformer: FP6 gradients cost nothing beyond the spread over seeds, alone and beside "
-        "INT4 weights and activations, which cost 0.04 to 0.05 bits per character with ranges by channel. Learned "
+        "INT4 weights and activations, which cost 0.05 bits per character with ranges by channel. Learned "
         "steps cost a little more in so short a run, and learned clips, one range for a tensor, twice as much."
     )
     presets: ClassVar = {

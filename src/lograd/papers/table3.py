@@ -66,7 +66,7 @@ class Table3(WaysToTrain):
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,fp5-e4,fp5-e2"},
-        "cpu": {},
+        "cpu": {"network": "charlm"},
         "paper": {"network": "cifar-resnet18"},
     }
 
