@@ -133,7 +133,7 @@ def test_options_change_the_runs_and_are_told(data, tmp_path):
     assert "--set only=fp6" in table.claim
     assert "--set steps=3" in table.claim
     assert table.notes[-1].startswith("Trained on ")
-    assert chosen.hours == pytest.approx(3 * 0.02 / 60)
+    assert chosen.hours == pytest.approx(3 * 0.02 / 2 / 60)  # 3 of 6 steps
 
 
 def test_cost_follows_the_number_of_epochs():
@@ -172,7 +172,7 @@ def test_gradients_of_a_text_network_are_looked_at_in_images_beside_it(data, tmp
 def test_labels_differ_by_network_so_that_presets_do_not_meet_in_a_folder():
     kind = experiment_of("table4")
     labels = {kind.make({}, preset).label for preset in kind.presets}
-    assert labels == {"table4-6-epochs", "table4-digits", "table4-imagenet-resnet18"}
+    assert labels == {"table4-charlm", "table4-digits", "table4-imagenet-resnet18"}
 
 
 def test_a_text_is_judged_by_bits_of_its_characters_and_not_in_percent(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from math import prod
 from statistics import mean, stdev
 from typing import ClassVar, NamedTuple
 
@@ -122,10 +123,11 @@ class WaysToTrain(Experiment):
 
     @property
     def hours(self) -> float | None:
-        minutes, usual = self.training.minutes, self.training.options.get("epochs")
+        minutes, usual = self.training.minutes, self.training.options
         if minutes is None:
             return None
-        share = 1 if self.epochs is None or usual is None else self.epochs / usual
+        lengths = {"epochs": self.epochs, "steps": self.steps}
+        share = prod(given / usual[name] for name, given in lengths.items() if given is not None and name in usual)
         return len(self.chosen()) * self.seeds * minutes * share / 60
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
