@@ -127,7 +127,9 @@ class WaysToTrain(Experiment):
         if minutes is None:
             return None
         lengths = {"epochs": self.epochs, "steps": self.steps}
-        share = prod(given / usual[name] for name, given in lengths.items() if given is not None and name in usual)
+        share: float = prod(
+            given / usual[name] for name, given in lengths.items() if given is not None and name in usual
+        )
         return len(self.chosen()) * self.seeds * minutes * share / 60
 
     def cells(self, folder: CellFolder) -> Iterator[Cell]:

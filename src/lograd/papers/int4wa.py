@@ -23,9 +23,9 @@ class Int4wa(WaysToTrain):
         "points. How it chooses the ranges of these is not printed."
     )
     verdict: ClassVar[str] = (
-        "It holds on a character transformer: FP6 gradients cost nothing beyond the spread over seeds, alone and beside "
-        "INT4 weights and activations, which cost 0.05 bits per character with ranges by channel. Learned "
-        "steps cost a little more in so short a run, and learned clips, one range for a tensor, twice as much."
+        "It holds on a character transformer: FP6 gradients cost nothing beyond the spread over seeds, alone and "
+        "beside INT4 weights and activations, which cost 0.05 bits per character with ranges by channel. In so short a "
+        "run learned steps cost a little more, and learned clips, one range for a tensor, twice as much."
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,both"},
