@@ -63,9 +63,9 @@ class Beyond(WaysToTrain):
         "with the scale of the lognormal paper's code. StatQuant's block Householder quantizer is level with them, "
         "with 8 bits in dW. With 4 bits in all products, LUQ loses 0.06 and MXFP4 0.04. At 90 % zeros the histogram "
         "loses 0.55, the lognormal law, which makes 92.1 % zeros instead, 0.62, and the same cosine in all layers 0.52 "
-        "with 91.4 % zeros: both of ours are ahead, and so many zeros are too many here. They save no time in so narrow "
-        "a network, timed in its first 30 steps; `./dev bench models` times wider ones. In 6 epochs of ResNet-8 MXFP4 "
-        "loses about a point, and LUQ less than the spread over seeds."
+        "with 91.4 % zeros: both of ours are ahead, and so many zeros are too many here. They save no time in so "
+        "narrow a network, timed in its first 30 steps; `./dev bench models` times wider ones. In 6 epochs of ResNet-8 "
+        "MXFP4 loses about a point, and LUQ less than the spread over seeds."
     )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "turns": 3, "only": "fp32,luq,cosine90"},
