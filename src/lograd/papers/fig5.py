@@ -66,6 +66,7 @@ class Fig5(WaysToTrain):
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,lognormal-90,topk-90,cosine-90"},
         "cpu": {
             "network": "charlm",
+            "steps": 300,
             "targets": "90",
             "only": "fp32,lognormal-90,cosine-90,topk-90,saw-90,atp-90,topk-stochastic-90",
         },
