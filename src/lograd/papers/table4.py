@@ -42,6 +42,12 @@ class Table4(WaysToTrain):
         "The paper claims that FP4 (1-3-0) needs a scale for each layer: ResNet18 on ImageNet (70.4 %) reaches 64.8 % "
         "with it, at most 54.9 % with a static scale (2^18 of 2^13 to 2^19), and 3 % with a dynamic one."
     )
+    verdict: ClassVar[str] = (
+        "It holds on a character transformer: with the largest magnitude of each layer at the top of FP4 it loses 0.03 "
+        "bits per character, 0.01 with stochastic rounding, at least 0.11 with a static scale and 0.71 with a dynamic "
+        "one. The rule counts as much: with the mean of log2 |g| in place of the largest magnitude a scale for each "
+        "layer loses 0.11 to 0.60, as it saturates the largest gradients."
+    )
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,max,static13,dynamic"},
         "cpu": {"network": "charlm", "steps": 300},
