@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from lograd.report.markdown import line
+
 Maker = Callable[[], str]
 
 _START = re.compile(r"<!-- made by \./dev docs: (?P<name>[a-z0-9-]+) -->")
@@ -36,9 +38,5 @@ def filled(page: str, makers: Mapping[str, Maker], title: str = "the page") -> s
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, words: int = 1) -> str:
     """A Markdown table whose first columns, `words` many, are text; the others are numbers and stand to the right."""
-    lines = [_line(columns), "|" + "---|" * words + "---:|" * (len(columns) - words)]
-    return "\n".join([*lines, *map(_line, rows)])
-
-
-def _line(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    lines = [line(columns), "|" + "---|" * words + "---:|" * (len(columns) - words)]
+    return "\n".join([*lines, *map(line, rows)])

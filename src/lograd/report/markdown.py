@@ -13,6 +13,15 @@ def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         rows: cells by the name of their column; one that is missing is left empty.
         columns: the names, in order.
     """
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += [f"| {' | '.join(str(row.get(column, '')) for column in columns)} |" for row in rows]
+    lines = [line(columns), "|---|" + "---:|" * (len(columns) - 1)]
+    lines += [line([row.get(column, "") for column in columns]) for row in rows]
     return "\n".join(lines)
+
+
+def line(cells: Sequence[object]) -> str:
+    """A row, in which a bar inside a cell, as in |g|, does not end it.
+
+    >>> line(["|g|", 1])
+    '| \\\\|g\\\\| | 1 |'
+    """
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
