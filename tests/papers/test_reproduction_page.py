@@ -98,7 +98,7 @@ def test_rows_of_another_experiment_are_chosen_by_their_beginnings(page, tmp_pat
     assert experiment_of("statquant").verdict in found
     later = section(page, "beyond")
     assert "| MXFP4 | 3 |" in later
-    assert "StatQuant" not in later
+    assert "| StatQuant" not in later
     line = next(line for line in page.overview().splitlines() if "[statquant]" in line)
     assert "in part, by bits-resnet8" in line
 
