@@ -286,8 +286,7 @@ class Watch:
             inside = estimate.inside.copy()
             inside[index] = 1.0
             full = admitted >= self._allowed
-            fallen = place.statistics.treats
-            if full and (fallen or not self._is_free(estimate, inside, travel)):
+            if full and (place.statistics.treats or not self._is_free(estimate, inside, travel)):
                 continue
             level = place.level
             self._fit_alone(place, index, loss_scale, estimate)

@@ -73,7 +73,6 @@ def reproduce(
     from ..papers import EXPERIMENTS, THEORY
     from ..papers.cells import CellFolder
     from ..report import check_folder
-    from ..training.folder import make_folder
 
     if name is None:
         _list(as_json)
@@ -92,16 +91,13 @@ def reproduce(
             with ranks.together():
                 found = [(one, CellFolder(runs / one.label)) for one in _chosen(name, given, preset, runs)]
                 if results is not None and ranks.main:
-                    make_folder(results)
-                    if resume:
-                        _take(found, results, quiet=as_json)
+                    _prepare(found, results, resume=resume, quiet=as_json)
             with ranks.together():
                 if name == "all" and tabulate:
                     found = [(one, folder) for one, folder in found if folder.names]
                 for one, folder in found if ranks.main else []:
                     _check(folder, resume=resume, tabulate=tabulate)
-                    if results is not None:
-                        _check_kept(results / f"{one.label}.json", folder)
+                    _check_kept(one, folder, results)
             for one, folder in found:
                 if not tabulate:
                     _finish(one, folder, ranks, quiet=as_json or not ranks.main)
@@ -210,9 +206,12 @@ def _together() -> Iterator[Ranks]:
         raise typer.Exit(2) from None
 
 
-def _take(found: Sequence[tuple[Experiment, CellFolder]], results: Path, *, quiet: bool) -> None:
-    """Take the cells that are finished in a folder of results."""
-    for one, folder in found:
+def _prepare(found: Sequence[tuple[Experiment, CellFolder]], results: Path, *, resume: bool, quiet: bool) -> None:
+    """Make the folder of results, and take the cells that are finished there if work is to be resumed."""
+    from ..training.folder import make_folder
+
+    make_folder(results)
+    for one, folder in found if resume else ():
         path = results / f"{one.label}.json"
         if path.exists() and (count := folder.take(path)) and not quiet:
             say(f"{plural(count, 'finished cell')} taken from {path}")
@@ -228,10 +227,13 @@ def _check(folder: CellFolder, *, resume: bool, tabulate: bool) -> None:
         )
 
 
-def _check_kept(path: Path, folder: CellFolder) -> None:
+def _check_kept(chosen: Experiment, folder: CellFolder, results: Path | None) -> None:
     """Refuse to replace a file of results by one without some of its cells; --resume has taken them all."""
     from ..papers.cells import records_of
 
+    if results is None:
+        return
+    path = results / f"{chosen.label}.json"
     had = [record["name"] for record in records_of(path)] if path.exists() else []
     if lost := [name for name in had if name not in folder.names]:
         raise InvalidValue(
