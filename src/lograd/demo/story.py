@@ -47,14 +47,14 @@ def tasks(quick: bool = False) -> list[Task]:
     """Long enough to see differences; `quick` is long enough to see that everything works."""
     if quick:
         return [DigitsTask(24, scout=12, seeds=2, checkpoints=3), PlayTask(12, scout=4, seeds=1, checkpoints=2)]
-    return [DigitsTask(120, scout=60, seeds=3), PlayTask(60, scout=40, seeds=2)]
+    return [DigitsTask(120, scout=60, seeds=3), PlayTask(50, scout=40, seeds=2)]
 
 
 def wide_task(quick: bool = False) -> Task:
     """The task of the opening, of a width that gains; `quick` takes a narrow network for a few steps."""
     if quick:
         return DigitsTask(4, scout=0, seeds=1, checkpoints=2)
-    return WideDigitsTask(40, scout=0, seeds=2, checkpoints=5)
+    return WideDigitsTask(36, scout=0, seeds=2, checkpoints=4)
 
 
 def step_count(task: Task) -> int:
