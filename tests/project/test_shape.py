@@ -1,4 +1,4 @@
-"""The shape of the code: short files and functions, a docstring for everything public, tests beside every package."""
+"""The shape of the code: a docstring for everything public, tests beside every package, no notes from elsewhere."""
 
 from __future__ import annotations
 
@@ -11,22 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "lograd", ROOT / "tests"
-MOST_LINES = 400
-MOST_FUNCTION_LINES = 60
-LEAST_TESTS = 0.7
-"""Lines of tests for each line of source."""
 NOT_MIRRORS = {"golden", "project", "saved", "support"}
 """Folders of tests that belong to no package: golden results, the repository itself, old files, helpers."""
-BARE = re.compile(r"(Of|What|Whether|Why)\b")
 OUTSIDE = re.compile(r"\bMETHODS\b|\b(KERNELS|DESIGN|STYLE|PRODUCT)\.md\b|\bshared/|/work/")
 """References to notes that are not in the repository."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef
-
-
-def lines_of(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def trees(folder: Path) -> dict[str, ast.Module]:
@@ -42,25 +33,6 @@ def definitions(node: ast.AST) -> Iterator[Documented]:
             yield child
         if not isinstance(child, Function):
             yield from definitions(child)
-
-
-def long_functions(modules: dict[str, ast.Module]) -> list[str]:
-    return [
-        f"{path}:{node.lineno} {node.name} has {length} lines"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, Function) and (length := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
-    ]
-
-
-def bare_docstrings(modules: dict[str, ast.Module]) -> list[str]:
-    """Docstrings that begin with half a question, which no stranger can parse."""
-    return [
-        f"{path}: {text.splitlines()[0]}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | Documented) and (text := ast.get_docstring(node)) and BARE.match(text)
-    ]
 
 
 def undocumented(modules: dict[str, ast.Module]) -> list[str]:
@@ -108,23 +80,8 @@ def _is_documented_above(node: ast.ClassDef, name: str, classes: dict[str, ast.C
     return False
 
 
-def test_no_file_is_long() -> None:
-    paths = [path for folder in (SOURCE, TESTS) for end in ("py", "cpp", "h") for path in folder.rglob(f"*.{end}")]
-    assert len(paths) > 100
-    long = {str(path.relative_to(ROOT)): lines_of(path) for path in sorted(paths) if lines_of(path) > MOST_LINES}
-    assert long == {}
-
-
-def test_no_function_is_long() -> None:
-    assert long_functions(trees(SOURCE) | trees(TESTS)) == []
-
-
 def test_everything_public_has_a_docstring() -> None:
     assert undocumented(trees(SOURCE)) == []
-
-
-def test_no_docstring_begins_with_half_a_question() -> None:
-    assert bare_docstrings(trees(SOURCE)) == []
 
 
 def test_nothing_refers_to_notes_outside_of_the_repository() -> None:
@@ -139,11 +96,6 @@ def test_nothing_refers_to_notes_outside_of_the_repository() -> None:
     assert found == []
 
 
-def test_there_are_enough_tests() -> None:
-    source, tests = (sum(map(lines_of, folder.rglob("*.py"))) for folder in (SOURCE, TESTS))
-    assert tests >= LEAST_TESTS * source
-
-
 def test_folders_of_tests_mirror_the_packages() -> None:
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))} - NOT_MIRRORS
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
@@ -151,30 +103,22 @@ def test_folders_of_tests_mirror_the_packages() -> None:
     assert packages - folders - {"data"} == set(), "a package without a folder of tests"
 
 
-# The checkers themselves.  Each text has the given flaws.
-LONG = "def f():\n" + "    x = 1\n" * MOST_FUNCTION_LINES
-TEXTS: dict[str, tuple[str, list[str], list[str], list[str]]] = {
-    "clean": ('def f():\n    """Return one."""\ndef _g(): pass\nclass _C:\n    def m(self): pass', [], [], []),
-    "long": (LONG, ["f"], ["f"], []),
-    "bare": ('"""Why it is so."""\ndef f():\n    """What it is."""', [], [], ["Why it is so.", "What it is."]),
-    "whatever": ('def f():\n    """Whatever comes is returned."""', [], [], []),
-    "a method": ('class C:\n    """A class."""\n    def m(self): pass', [], ["m"], []),
+# The checker itself.  Each text has the given functions without a docstring.
+TEXTS: dict[str, tuple[str, list[str]]] = {
+    "clean": ('def f():\n    """Return one."""\ndef _g(): pass\nclass _C:\n    def m(self): pass', []),
+    "a function": ("def f(): pass", ["f"]),
+    "a method": ('class C:\n    """A class."""\n    def m(self): pass', ["m"]),
     "an override": (
         'class B:\n    """A base."""\n    def m(self):\n        """Return it."""\n'
         'class C(B):\n    """A class."""\n    def m(self): pass\n    def n(self): pass',
-        [],
         ["n"],
-        [],
     ),
-    "an overload": ('@overload\ndef f(x: int): ...\ndef f(x):\n    """Return it."""', [], [], []),
-    "inside of a function": ('def f():\n    """Return it."""\n    def g(): pass', [], [], []),
+    "an overload": ('@overload\ndef f(x: int): ...\ndef f(x):\n    """Return it."""', []),
+    "inside of a function": ('def f():\n    """Return it."""\n    def g(): pass', []),
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_checkers_see_planted_flaws(name: str) -> None:
-    text, long, without, bare = TEXTS[name]
-    modules = {"a.py": ast.parse(text)}
-    assert [line.split()[1] for line in long_functions(modules)] == long
-    assert [line.split()[1] for line in undocumented(modules)] == without
-    assert [line.removeprefix("a.py: ") for line in bare_docstrings(modules)] == bare
+def test_the_checker_sees_planted_flaws(name: str) -> None:
+    text, without = TEXTS[name]
+    assert [line.split()[1] for line in undocumented({"a.py": ast.parse(text)})] == without
