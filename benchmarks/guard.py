@@ -75,8 +75,9 @@ def main(
         what = (
             "The guard on real networks. The band of losses ends 4 standard deviations of dense runs above their mean, "
             "both of logarithms smoothed over ten steps; the first line of a case says how many dense runs leave the "
-            "band of the others. Noise is in units of the minibatch's own variance. `./dev bench guard` makes these "
-            f"tables. {'; '.join(dict.fromkeys(settings_in_words(row) for row in rows))}."
+            "band of the others. Measured noise is rho; the guard's bound and figure are guard noise, the "
+            "noise-to-signal ratio in the worst layer. `./dev bench guard` makes these tables. "
+            f"{'; '.join(dict.fromkeys(settings_in_words(row) for row in rows))}."
         )
         content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
         write("guard", content, what, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .blocks import Maker, table
-from .from_results import Row, benchmark
+from .from_results import Row, benchmark, machine_of
 
 FP32 = "FP32"
 
@@ -71,7 +71,10 @@ def summary() -> str:
         gain, threads = row["speed-up by median"]["int6-full, auto"], row["threads"]
         gains.setdefault(row["case"], []).append(f"{gain:.1f} on {threads} thread{'s' * (threads > 1)}")
     steps = "; ".join(f"{case}, {' and '.join(each)}" for case, each in gains.items())
-    return f"A whole step with int6-full, times faster than FP32 by medians (`./dev bench integer`): {steps}."
+    where = machine_of(benchmark("integer"))
+    return (
+        f"A whole step with int6-full, times faster than FP32 by medians (`./dev bench integer` on {where}): {steps}."
+    )
 
 
 def memory() -> str:

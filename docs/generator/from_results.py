@@ -54,10 +54,10 @@ def speed() -> str:
             row = next(one for one in rows if (one["model"], one["threads"]) == (model, count))
             line += [f"{_gain(row, part, '85%', 'median'):.2f}" for part in ("backward", "whole")]
         lines.append(line)
-    return f"{table(columns, lines)}\n\nMeasured by `./dev bench models` on {_where(benchmark('models'))}."
+    return f"{table(columns, lines)}\n\nMeasured by `./dev bench models` on {machine_of(benchmark('models'))}."
 
 
-def _where(found: Row) -> str:
+def machine_of(found: Row) -> str:
     """The machine of a benchmark, in words."""
     machine, torch = found["machine"], found["versions"]["torch"]
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['instruction set'].upper()}, with torch {torch}"

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from everyday import daily
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -145,7 +146,7 @@ inductor = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it uses w
 
 
 @inductor
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", daily(["before", "after"], ["after"]))
 def test_compiled_models(when):
     """fullgraph, inductor: the same counters and nearly the same weights as eagerly, and no second compilation."""
     torch._dynamo.reset()
@@ -174,6 +175,7 @@ def test_compiled_models(when):
         assert torch.allclose(a, b, atol=1e-3)
 
 
+@pytest.mark.slow
 @inductor
 def test_compiled_identity_is_compiled_plain():
     torch._dynamo.reset()

@@ -86,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_two_ranks_learn_what_one_process_learns(folder: Path) -> None:
     first, second = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2))
     for what in ("starts", "ends", "weights"):
@@ -99,6 +100,7 @@ def test_two_ranks_learn_what_one_process_learns(folder: Path) -> None:
         assert torch.allclose(weight, whole["weights"][name], atol=1e-5)
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_a_rank_without_gradients_counts_as_zero(folder: Path) -> None:
     own, first, second = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("own", "alone0", "alone1"))
     assert first == second == {name: value / 2 for name, value in own.items()}

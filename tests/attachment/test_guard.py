@@ -1,6 +1,8 @@
 """The guard: what it lets in, what falls back and returns, its words, its state, and that it changes nothing else."""
 
 import pickle
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from lograd import Guard, InvalidType, InvalidValue, Plan
 from lograd.attachment.place import Place
 from lograd.attachment.travel import Bound, Measured, travel_of
 from lograd.errors import LogradWarning
+from lograd.plan.expected import Expected
 from lograd.theory import Propagation
 
 
@@ -116,7 +119,8 @@ def test_noise_that_grows_is_warned_of_by_name_falls_back_and_returns():
     handle = lograd.attach(model, Plan.uniform("prune70"), backend="dense", guard=True)
     run(model, x, handle, [heavy(256)] * 20)
     assert handle.guard.waiting == []
-    with pytest.warns(LogradWarning, match=r"the gradient of '.*' gets noise of .* above the budget of 1; falling"):
+    words = r"the gradient of '.*' is where most noise arrives: guard noise is .* above the budget of 1; falling"
+    with pytest.warns(LogradWarning, match=words):
         run(model, x, handle, [even * heavy(256).mean()] * 20)
     fallen = {change.layer for change in handle.guard.changes if change.cause == "noise"}
     assert fallen
@@ -239,6 +243,7 @@ def _rank(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_ranks_decide_for_themselves_and_their_weights_agree(tmp_path):
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
@@ -273,6 +278,30 @@ def test_measured_factors_of_a_plan_give_its_noise():
     assert total == pytest.approx(energies.total(n, w) / 4.0)
     assert isinstance(travel_of(Expecting, ["a", "nobody"]), Bound)
     assert isinstance(travel_of(Plan(), ["a"]), Bound)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_what_a_guard_prints_is_not_taken_for_the_noise_that_a_plan_predicts(measured):
+    """A plan tells rho + pi, a guard its own measure by its own name, and which of two ratios it is."""
+    model, x = chain()
+    plan, names = Plan.uniform("prune70", keep=()), [f"{place}.0" for place in range(8)] + ["8"]
+    factors = {"layers": tuple(names), "energies": Propagation(np.ones(9), np.zeros(9), np.zeros((9, 9)))}
+    plan = replace(plan, expected=Expected(0.01, 100.0, **factors if measured else {}))
+    handle = lograd.attach(model, plan, backend="dense", guard=True)
+    run(model, x, handle, [heavy(256)] * 20)
+    with pytest.warns(LogradWarning) if not measured else nullcontext() as warned:
+        run(model, x, handle, [torch.ones(256, 1) * heavy(256).mean()] * 20)
+    means = "rho of the backward, without pi" if measured else "the noise-to-signal ratio in the worst layer"
+    summary = f"guard noise {handle.guard.noise:.2g} ({means}), budget 1"
+    said = [str(handle.guard), str(handle.explain()), *(str(one.message) for one in warned or ())]
+    changes = [str(change) for change in handle.guard.changes]
+    assert changes
+    assert all("; guard noise " in one for one in changes)
+    assert all(summary in one for one in said[:2])
+    assert all(f"({means})" in one for one in said)
+    assert not any("minibatch" in one for one in (*said, *changes)), "these are the words of a plan"
+    assert "minibatch's variance" in plan.expected.words()
+    handle.remove()
 
 
 def test_the_noise_of_a_layer_is_the_measured_one():

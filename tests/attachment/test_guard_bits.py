@@ -151,7 +151,7 @@ def test_bits_come_and_go_with_the_noise_and_a_fall_is_said():
     model, x, handle = small("int4", Guard(0.4))
     run(model, x, handle, spread(0.1), 20)
     assert statuses(handle) == {"treated"}
-    with pytest.warns(LogradWarning, match=r"gets noise of .* above the budget of 0.4; falling back"):
+    with pytest.warns(LogradWarning, match=r"guard noise is .* above the budget of 0.4; falling back"):
         run(model, x, handle, spread(3), 30)
     assert WIDE in statuses(handle)
     assert handle.guard.noise <= 0.4

@@ -38,7 +38,7 @@ def test_a_fall_is_said_and_layers_return_to_all_zeros_while_nothing_is_measured
     handle = lograd.attach(model, Plan.uniform("prune85", keep=()), backend="dense", guard=True)
     run(model, x, handle, spread(3), 20)
     assert not handle.guard.measures
-    with pytest.warns(LogradWarning, match="gets noise of .* above the budget of 1; falling back"):
+    with pytest.warns(LogradWarning, match="guard noise is .* above the budget of 1; falling back"):
         run(model, x, handle, spread(1), 30)
     fallen = {name: place.status for name, place in handle.guard.places.items()}
     assert "dense" in fallen.values(), "the test is of a layer that stays as it is"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from everyday import daily
 from guarded import band, mobile_net, resnet8, trained
 
 from lograd import Guard
@@ -20,6 +21,7 @@ def test_a_deep_narrow_network_pruned_from_its_first_step():
     assert guarded.watch.references
 
 
+@pytest.mark.slow
 def test_a_learning_rate_ten_times_too_high():
     dense = [trained(mobile_net, None, 40, seed, lr=0.5) for seed in SEEDS]
     plain, guarded = (trained(mobile_net, "prune85", 40, lr=0.5, guard=guard) for guard in (False, True))
@@ -43,7 +45,7 @@ def limit():
     return band([trained(resnet8, None, 60, seed, event=blown_up(1e6)) for seed in SEEDS], 45, 60)
 
 
-@pytest.mark.parametrize("factor", [1e4, 1e6])
+@pytest.mark.parametrize("factor", daily([1e4, 1e6], [1e4]))
 def test_a_layer_scaled_in_the_middle_of_a_run(factor, limit):
     """A few elements of 1e4 times their size are noise.  Of 1e6 times their size hardly one is left: no gradient."""
     options = {"event": blown_up(factor), "refresh": "epoch", "start": 20}

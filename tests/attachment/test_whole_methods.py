@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from everyday import daily
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -93,7 +94,9 @@ def test_a_resumed_run_goes_on_to_the_same_bits(name):
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in STATISTICAL])
+@pytest.mark.parametrize(
+    "name", daily([name for name in NAMES if name not in STATISTICAL], ["luq4", "fqt5-bhq", "mxfp4-full-ht"])
+)
 def test_compiled_gives_the_bits_of_eager(name):
     found = []
     for compiled in (False, True):
@@ -156,6 +159,7 @@ def _rank(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: a real process, its exit code, its output."""
+"""The command line as a person meets it: its exit code, its output."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from called import called
 
 import lograd
 from lograd.commands.cite import citations
@@ -18,16 +19,9 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def run(*arguments, cwd=None):
-    code = "from lograd.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, check=False
-    )
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command):
-    done = run(command, "--help")
+    done = called(command, "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
 
@@ -44,7 +38,7 @@ def test_every_command_has_help_and_json(command):
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):
-    done = run(*arguments, cwd=tmp_path)
+    done = called(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -64,46 +58,46 @@ def test_names_survive_a_narrow_terminal_and_brackets_in_paths(tmp_path):
     text = subprocess.run([sys.executable, "-c", code, "formats"], capture_output=True, text=True, check=True).stdout
     assert "…" not in text
     (tmp_path / "x[a]").mkdir()
-    done = run("reproduce", "table2", "-o", "x[a]/p.html", cwd=tmp_path)
+    done = called("reproduce", "table2", "-o", "x[a]/p.html", cwd=tmp_path)
     assert "x[a]/p.html" in done.stdout.replace("\n", "")
 
 
 def test_json_writes_a_page_only_when_asked(tmp_path):
-    run("reproduce", "table2", "--json", cwd=tmp_path)
+    called("reproduce", "table2", "--json", cwd=tmp_path)
     assert not list(tmp_path.iterdir())
-    run("reproduce", "table2", "--json", "-o", "page.html", cwd=tmp_path)
+    called("reproduce", "table2", "--json", "-o", "page.html", cwd=tmp_path)
     assert (tmp_path / "page.html").exists()
 
 
 def test_version_and_no_arguments():
-    assert run("--version").stdout.strip() == lograd.__version__
-    assert "formats" in run().stdout + run().stderr
+    assert called("--version").stdout.strip() == lograd.__version__
+    assert "formats" in called().stdout + called().stderr
 
 
 def test_formats_lists_the_catalogue_and_every_code():
-    rows = json.loads(run("formats", "--json").stdout)
+    rows = json.loads(called("formats", "--json").stdout)
     assert [row["name"] for row in rows] == list(CATALOGUE)
-    three = json.loads(run("formats", "1-3-0", "--json").stdout)
+    three = json.loads(called("formats", "1-3-0", "--json").stdout)
     positive = [0, 0.25, 0.5, 1, 2, 4, 8, 16]
     assert [code["value"] for code in three["codes"]] == [*positive, *(-value for value in positive)]
-    assert "nan" in [code["value"] for code in json.loads(run("formats", "e4m3fn", "--json").stdout)["codes"]]
-    text = run("formats", "nvfp4").stdout
+    assert "nan" in [code["value"] for code in json.loads(called("formats", "e4m3fn", "--json").stdout)["codes"]]
+    text = called("formats", "nvfp4").stdout
     assert "1-2-1/16/1-4-3:fn" in text
     assert "before its scale" in text
-    assert "too wide to list" in run("formats", "float32").stdout
+    assert "too wide to list" in called("formats", "float32").stdout
 
 
 def test_env_reports_versions_features_and_native_kernels():
-    sections = json.loads(run("env", "--json").stdout)
+    sections = json.loads(called("env", "--json").stdout)
     assert sections["versions"]["numpy"] == np.__version__
     native = sections["native module"]
     assert native["in use"] is (native["reason"] == "")
     assert ("log_histogram" in " ".join(native["kernels"])) is native["in use"]
-    assert "numpy" in run("env").stdout
+    assert "numpy" in called("env").stdout
 
 
 def test_cite_prints_what_the_docstrings_carry():
-    done = run("cite")
+    done = called("cite")
     assert done.returncode == 0
     for key in ("chmiel2021", "chen2020", "ocp2023", "nvidia2025", "ye2020"):
         assert f"{{{key}," in done.stdout

@@ -87,6 +87,7 @@ def test_without_a_metric_the_training_loss_is_told(folder, run):
     assert [line.split(",")[0] for line in err.splitlines()] == ["step 3/6", "step 6/6"]
 
 
+@pytest.mark.slow  # a process of its own
 def test_ctrl_c_is_resumed(folder):
     command = [sys.executable, "-c", "from lograd.cli import main; main()", "train"]
     process = subprocess.Popen([*command, "mine:slow", "-o", "x", "--steps", "1000", "--log-every", "1"],

@@ -277,6 +277,7 @@ def test_a_diverged_run_is_exit_code_1(folder, run):
     assert "start anew with other settings" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_real_process(folder):
     command = [sys.executable, "-c", "from lograd.cli import main; main()"]
     train = [*command, "train", *IMAGES, "-o", "x", "--width", "2", "--batch", "8", "--steps", "100000",

@@ -51,6 +51,7 @@ def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"{path} never came")
 
 
+@pytest.mark.slow  # processes that are stopped
 @pytest.mark.parametrize(
     ("number", "code", "words"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
@@ -69,6 +70,7 @@ def test_a_stopped_profile_says_one_sentence_and_leaves_no_folder(
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_demo_says_one_sentence_and_leaves_no_page(tmp_path: Path) -> None:
     process = _start(tmp_path, "demo", "-o", "page.html")
     first = process.stderr.readline() if process.stderr is not None else ""

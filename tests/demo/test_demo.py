@@ -66,6 +66,7 @@ def findings(story):
     return story.findings
 
 
+@pytest.mark.slow  # a minute on a slow machine
 def test_the_demo_in_a_process_of_its_own(tmp_path):
     done = demo("--quick", "--json", "-o", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -44,6 +44,11 @@ def profile():
 
 
 @pytest.fixture(scope="module")
+def plan(profile):
+    return profile.plan(bits=6, sparsity=0.8)
+
+
+@pytest.fixture(scope="module")
 def session(folder):
     """A run with a state in each of its parts: momentum, statistics, a loss scale."""
     data = training_files.images(folder / "images.npz", train=8, test=4, classes=2)
@@ -127,8 +132,7 @@ def test_a_flipped_byte_in_the_structure_of_an_unsealed_checkpoint_is_refused_or
 
 @given(st.data())
 @settings(max_examples=150)
-def test_a_flipped_byte_of_a_plan_is_refused_or_warned_of(folder, profile, data):
-    plan = profile.plan(bits=6, sparsity=0.8)
+def test_a_flipped_byte_of_a_plan_is_refused_or_warned_of(folder, plan, data):
     path = folder / "plan.json"
     content = plan.save(path).read_bytes()
     path.write_bytes(flipped(content, data.draw(flips(len(content)))))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from bits import assert_same_bits, awkward
+from everyday import daily
 from torch import Tensor
 
 import lograd
@@ -49,7 +50,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", daily(CALLS, ("float, stochastic", "text with options", "integer", "nvfp4", "luq")))
 def test_made_inside(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(CALLS[name], fullgraph=True, backend="aot_eager")
@@ -58,6 +59,7 @@ def test_made_inside(name: str) -> None:
         assert_same_bits(compiled(x), CALLS[name](x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_made_inside_of_code_that_inductor_generates() -> None:
     def step(x: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

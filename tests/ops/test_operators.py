@@ -10,7 +10,8 @@ from typing import Any
 import operators as table
 import pytest
 import torch
-from bits import DTYPES, MACHINES, awkward, layouts, machine
+from bits import DTYPES, IN_USE, MACHINES, awkward, layouts, machine
+from everyday import daily, slow
 from operators import arguments, examples, names
 from rows import same
 from torch import Tensor
@@ -33,6 +34,14 @@ def cases(name: str) -> list[tuple[torch.dtype, str, int]]:
     return [(dtype, layout, place) for dtype in DTYPES for layout in LAYOUTS for place in examples(name)]
 
 
+def some_cases(name: str) -> list[tuple[torch.dtype, str, int]]:
+    """One type in every layout and every type in one layout: those of every day."""
+    return [case for case in cases(name) if case[0] == DTYPES[0] or case[1] == LAYOUTS[0]]
+
+
+CASES = {"some": some_cases, "all": cases}
+
+
 def made(name: str, case: tuple[torch.dtype, str, int]) -> tuple[Any, ...]:
     dtype, layout, place = case
     return arguments(name, awkward(SHAPE, dtype, seed=4), lay_in(layout), place)
@@ -53,11 +62,19 @@ def test_every_operator_has_a_kernel_for_every_backend() -> None:
             assert set(operators[name].kernels) == set(DISPATCH_KEYS), name
 
 
-@pytest.mark.parametrize("isa", MACHINES, ids=str)
+@pytest.mark.parametrize(
+    ("isa", "which"),
+    [
+        (IN_USE, "all"),
+        *((isa, "some") for isa in MACHINES if isa != IN_USE),
+        *(slow((isa, "all")) for isa in MACHINES if isa != IN_USE),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels_give_the_bits_of_the_reference(name: str, isa: tuple[str, int]) -> None:
+def test_kernels_give_the_bits_of_the_reference(name: str, isa: tuple[str, int], which: str) -> None:
     kernels = operators[name].kernels
-    for case in cases(name):
+    for case in CASES[which](name):
         given, expected = made(name, case), made(name, case)
         wanted = tensors(kernels["reference"](*expected))
         with machine(*isa):
@@ -75,12 +92,13 @@ def pairs_of(given: tuple[Any, ...], expected: tuple[Any, ...]) -> list[tuple[Te
     ]
 
 
+@pytest.mark.parametrize("which", daily(CASES, ["some"]))
 @pytest.mark.parametrize("name", [name for name in NAMES if f"{name}_out" in operators])
-def test_out_of_any_layout_takes_what_a_new_tensor_would(name: str) -> None:
+def test_out_of_any_layout_takes_what_a_new_tensor_would(name: str, which: str) -> None:
     """Another layout than that of x, and x itself where the types agree."""
     for backend in operators[name].kernels:
         new, into = operators[name].kernels[backend], operators[f"{name}_out"].kernels[backend]
-        for case in cases(name):
+        for case in CASES[which](name):
             given = made(name, case)
             result, *others = tensors(new(*given))
             for out in outs_for(given[0], result):
@@ -105,11 +123,12 @@ def outs_for(x: Tensor, result: Tensor) -> list[Tensor]:
     ]
 
 
+@pytest.mark.parametrize("which", daily(CASES, ["some"]))
 @pytest.mark.parametrize("name", NAMES)
-def test_fakes_agree_with_what_is_computed(name: str) -> None:
+def test_fakes_agree_with_what_is_computed(name: str, which: str) -> None:
     """Shape, type and strides."""
     operator = getattr(torch.ops.lograd, name).default
-    for case in cases(name):
+    for case in CASES[which](name):
         given = made(name, case)
         wanted = tensors(operator(*given))
         with FakeTensorMode() as mode:
@@ -121,7 +140,7 @@ def test_fakes_agree_with_what_is_computed(name: str) -> None:
         ], case
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", daily(["contiguous", "channels_last"], ["contiguous"]))
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, layout: str) -> None:
     for dtype in DTYPES[: 2 if layout == "contiguous" else 1]:

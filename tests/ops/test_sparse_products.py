@@ -331,7 +331,7 @@ def test_plain_pytorch_agrees(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("need", NEEDS)
+@pytest.mark.parametrize("need", [NEEDS[0], *(pytest.param(need, marks=pytest.mark.slow) for need in NEEDS[1:])])
 @pytest.mark.parametrize("threshold", [None, torch.tensor(3.0)])
 def test_opcheck(name: str, need: tuple[bool, bool, bool], threshold: Tensor | None) -> None:
     layer = SMALL[name]

@@ -46,6 +46,7 @@ def test_lognormal(tmp_path):
     assert len(random.rows) == 2
 
 
+@pytest.mark.slow
 def test_sparsity(tmp_path):
     cells, (asked, errors) = finished("sparsity", tmp_path)
     assert len(asked.rows) == 12
@@ -59,6 +60,7 @@ def test_sparsity(tmp_path):
         experiment_of("sparsity").make({"steps": "20"})
 
 
+@pytest.mark.slow
 def test_noise(tmp_path):
     data = files.images(tmp_path / "images.npz")
     cells, (plans, layers) = finished("noise", tmp_path / "cells", data=data)
@@ -149,6 +151,7 @@ def test_bits_without_float32_copies_of_weights(tmp_path):
         assert stored["bytes"] < 0.3 * stored["float_bytes"]
 
 
+@pytest.mark.slow
 def test_explosion(tmp_path):
     cells, (table,) = finished("explosion", tmp_path)
     assert cells.names == ["0-after-0", "0-after-1", "3-after-0", "3-after-1"]

@@ -375,6 +375,34 @@ def test_gradients_that_are_not_finite_are_told(capsys):
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
+class Unlucky(Exception):
+    """An error of the user's own."""
+
+
+@pytest.mark.parametrize("call", [0, 1, 3, 6, 9, 12])
+def test_an_error_of_the_loss_is_raised_as_it_is_and_the_model_restored(call):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+    batches = [(torch.randn(4, 8, 8, 8), torch.randint(0, 4, (4,))) for _ in range(3)]
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    state, places = torch.get_rng_state(), [(one.data_ptr(), one.stride()) for one in model.parameters()]
+    calls, error = count(), Unlucky("no luck")
+
+    def loss(output, target):
+        if next(calls) == call:  # once: the trial that it fell into must not pass for one of a layout
+            raise error
+        return cross_entropy(output, target)
+
+    with pytest.raises(Unlucky) as caught:
+        lograd.accelerate(model, batches, loss, quiet=True)
+    assert caught.value is error
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == places
+    assert all(type(one).__module__.startswith("torch.nn") for one in model.modules())
+    assert not any("_lograd_engine" in vars(one) for one in model.modules())
+
+
 def test_bad_arguments_get_a_sentence():
     model = make_model()
     with pytest.raises(InvalidValue, match="at least 3 batches, for the variance between them; got 2"):

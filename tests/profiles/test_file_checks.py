@@ -174,7 +174,7 @@ def test_an_unsealed_profile_is_read(profile, arrays, tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_any_number_in_any_place_is_refused_or_makes_a_profile(arrays, tmp_path_factory, data):
     name = data.draw(st.sampled_from(["records", "counts", "masked", "noise"]))
     array = arrays[name].copy()
@@ -192,7 +192,7 @@ def check_usable(loaded, path):
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_any_json_in_any_place_of_the_header_is_refused_or_makes_a_profile(arrays, tmp_path_factory, data):
     header = header_of(arrays)
     places = [(header, name) for name in header] + [(layer, name) for layer in header["layers"] for name in layer]
@@ -223,6 +223,7 @@ def test_thinning_leaves_each_layer_a_record(profile, tmp_path):
     assert [len(layer.records) for layer in thin.layers.values()] == [1, 1]
 
 
+@pytest.mark.slow  # a process of its own
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory")
 def test_a_bomb_gets_no_memory(tmp_path):
     """Two hundred kilobytes that inflate to 200 MB, in a process that may not have as much."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict, UserDict
 
 import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from called import called
 from networks import mlp, vector_batches
 from torch import nn
 
@@ -232,8 +231,7 @@ def wrong():
 @pytest.mark.parametrize(("function", "code"), [("two", 0), ("three", 0), ("wrong", 2)])
 def test_the_command_takes_a_model_with_its_own_loss(function, code, tmp_path):
     (tmp_path / "own_loss.py").write_text(MODULE)
-    command = [sys.executable, "-c", "from lograd.cli import main; main()", "profile", f"own_loss:{function}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = called("profile", f"own_loss:{function}", cwd=tmp_path)
     assert done.returncode == code
     assert (tmp_path / "run" / "profile.npz").exists() == (code == 0)
     if code:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, Profile
+from lograd.errors import LogradWarning
 from lograd.plan import Expected, LayerPlan
 from lograd.profiles.measured import Measured
 from lograd.profiles.minibatch import VECTORS, GradientVariance, Minibatch
@@ -24,6 +26,11 @@ from lograd.treatments import Prune, gradients
 @pytest.fixture(scope="module")
 def profile():
     return lograd.profile(conv_net(), image_batches(5), cross_entropy, noise=2)
+
+
+@pytest.fixture(scope="module")
+def half(profile):
+    return profile.plan(sparsity=0.5)
 
 
 def all_gradients(model, batch):
@@ -77,6 +84,7 @@ def test_two_batches_are_too_few_and_the_profile_says_so():
     assert "variance" not in words_of(plain)
 
 
+@pytest.mark.slow  # a hundred seeds; test_noise.py has the like for weights
 def test_energies_predict_the_noise_of_all_parameters_that_attach_brings():
     """All layers pruned together on one batch; weights, biases and the parameters of norms count."""
     (batch,) = image_batches(1, size=32)
@@ -238,6 +246,30 @@ def test_a_uniform_plan_has_the_noise_of_the_same_plan_by_layers(profile):
         profile.expected("fp6")
 
 
+def test_a_profile_without_measured_noise_says_what_it_lacks(profile):
+    same = [image_batches(1)[0]] * 3
+    broken = conv_net()
+    with torch.no_grad():
+        broken[7].weight[0, 0] = float("nan")
+    with pytest.warns(LogradWarning):
+        nan = lograd.profile(broken, image_batches(3), cross_entropy, noise=1)
+    for found, words in (
+        (lograd.profile(conv_net(), image_batches(3), cross_entropy), "it was not measured how noise travels"),
+        (
+            lograd.profile(conv_net(), image_batches(2), cross_entropy, noise=1),
+            "takes 3 batches, and the profile has 2",
+        ),
+        (lograd.profile(conv_net(), same, cross_entropy, noise=1), "the gradient was the same in all of its batches"),
+        (replace(profile, minibatch=None), "it is of an older lograd, or not all gradients of parameters were finite"),
+        (replace(profile, noise=replace(profile.noise, energies=None)), "the energies of noise"),
+        (nan, nan.broken.rstrip(".")),
+    ):
+        with pytest.raises(InvalidValue, match=r"^the noise of a plan is not predicted by this profile: ") as refused:
+            found.expected(Plan.uniform("fp6"))
+        assert words in str(refused.value)
+        assert str(refused.value).endswith(("; profile again with noise=2 on at least 3 batches.", "; give it others."))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -271,8 +303,8 @@ def test_noise_is_saved_with_a_plan_and_changes_no_hash(profile, tmp_path):
         {"unknown": "why"}, {"other": 1}, {"unknown": 5},
     ],
 )  # fmt: skip
-def test_forged_noise_is_refused(profile, change):
-    data = profile.plan(sparsity=0.5).to_json()
+def test_forged_noise_is_refused(half, change):
+    data = half.to_json()
     with pytest.raises(InvalidValue):
         Plan.from_json(data | {"expected": data["expected"] | change})
 

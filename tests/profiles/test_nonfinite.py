@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
+from called import called
 from networks import vector_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -214,11 +213,6 @@ def make():
 """
 
 
-def run(*arguments, cwd):
-    command = [sys.executable, "-c", "from lograd.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
-
-
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "broken_project.py").write_text(MODULE)
@@ -226,11 +220,11 @@ def project(tmp_path):
 
 
 def test_the_commands_say_it_and_refuse(project):
-    done = run("profile", "broken_project:make", "-o", "run", cwd=project)
+    done = called("profile", "broken_project:make", "-o", "run", cwd=project)
     assert done.returncode == 0
     assert "lograd: NaN or infinite gradients in 2 of 2 layers: '0' (32 NaN of 32 elements at step 0)" in done.stderr
     assert "the loss was NaN at step 0 and at 1 more." in done.stderr
-    refused = run("plan", "run", "--bits", "6", cwd=project)
+    refused = called("plan", "run", "--bits", "6", cwd=project)
     assert refused.returncode == 2
     assert refused.stderr.startswith("lograd: no plan follows from NaN or infinite gradients")
     assert refused.stderr.count("\n") == 1
@@ -238,7 +232,7 @@ def test_the_commands_say_it_and_refuse(project):
 
 
 def test_json_carries_the_counts(project):
-    done = run("profile", "broken_project:make", "-o", "run", "--json", cwd=project)
+    done = called("profile", "broken_project:make", "-o", "run", "--json", cwd=project)
     data = json.loads(done.stdout)
     first, second = data["layers"]
     assert (first["nan"], first["infinities"], first["first_broken_step"]) == (2 * 32, 0, 0)

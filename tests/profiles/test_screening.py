@@ -159,6 +159,39 @@ def test_a_model_that_does_not_run_in_a_layout_keeps_its_own(planted, reads):
     assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == before
 
 
+class Unlucky(Exception):
+    """An error of the user's own."""
+
+
+@NATIVE
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("trial", [screening.TURNED, screening.PLAIN_TURNED])
+def test_an_error_of_the_loss_in_a_trial_of_a_layout_is_raised_as_it_is(planted, monkeypatch, trial, lasting):
+    planted({"dense": 1.0, "int8": 0.5}, {"dense": 3.0, screening.FASTEST: 2.0})
+    model, errors, tried = Pictures(), [], []
+    before = [(one.data_ptr(), one.stride()) for one in model.parameters()]
+    real = screening.Timer.timing
+
+    def timing(timer, name, *rest):
+        tried.append(name)
+        return real(timer, name, *rest)
+
+    def loss():
+        if trial in tried and (lasting or not errors):
+            errors.append(Unlucky("no luck"))
+            raise errors[-1]
+        return model(x).square().mean()
+
+    monkeypatch.setattr(screening.Timer, "timing", timing)
+    x = torch.randn(2, 8, 9, 9)
+    with pytest.raises(Unlucky) as caught:
+        screen(model, loss, ("dense", "int8"), (), 0.03)
+    assert caught.value is errors[0]
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert type(model.layers[0]) is nn.Conv2d
+    assert [(one.data_ptr(), one.stride()) for one in model.parameters()] == before
+
+
 def test_layouts_are_timed_for_convolutions_in_integers_alone(planted):
     timed = planted({"dense": 1.0}, {"dense": 1.0})
     looked(Pictures(), ("dense", "prune95"))

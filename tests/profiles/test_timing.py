@@ -68,9 +68,11 @@ def test_noise_is_measured_for_rounding_and_predicted_for_pruning(profile):
         assert menu["prune80"].weight_noise == pytest.approx(expected)
         assert menu["prune90-dW"].input_noise == 0 < menu["prune80"].weight_noise < menu["prune90-dW"].weight_noise
         passes_on = name != "0"  # the images need no gradient
-        assert (menu["int8"].input_noise, menu["prune80"].input_noise) == (
-            (menu["int8"].weight_noise, menu["prune80"].weight_noise) if passes_on else (0, 0)
-        )
+        assert menu["prune80"].input_noise == (menu["prune80"].weight_noise if passes_on else 0)
+        if passes_on:  # dX has one range for all outputs, dW one for each
+            assert menu["int8"].weight_noise < menu["int8"].input_noise < 100 * menu["int8"].weight_noise
+        else:
+            assert menu["int8"].input_noise == 0
 
 
 def test_penalties_are_those_of_one_rounded_layer(profile, batch):

@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from everyday import daily
 
 from lograd import native
 
@@ -102,7 +103,7 @@ def test_only_the_sources_in_isa_have_flags_of_an_instruction_set(commands: dict
 
 
 @needs_compiler
-@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+@pytest.mark.parametrize("isa", daily(native.INSTRUCTION_SETS, ("avx2",)))
 def test_kernels_share_no_symbol_with_another_instruction_set(
     isa: str, commands: dict[str, list[str]], tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_function_outside_the_namespace_would_be_found(commands: dict[str, lis
     assert [symbol for symbol in symbols if "lograd::generic::" not in symbol] == ["lograd::hazard(int)"]
 
 
+@pytest.mark.slow  # builds a wheel
 def test_without_a_compiler(tree: Path) -> None:
     # cmake and ninja live beside the interpreter; compilers do not.
     tools = str(Path(sys.executable).parent)
@@ -137,6 +139,7 @@ def test_without_a_compiler(tree: Path) -> None:
     assert reason == "no C++ compiler was found when lograd was installed"
 
 
+@pytest.mark.slow  # builds a wheel
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs a C++ compiler")
 def test_when_compiling_fails(tree: Path) -> None:
     with (tree / "src/lograd/csrc/base/cpu.cpp").open("a", encoding="utf-8") as file:

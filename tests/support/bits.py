@@ -17,6 +17,8 @@ from lograd.ops.registry import Kernel, operators
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MACHINES = [("generic", 1), ("avx2", 1), ("avx2", 2), ("avx512", 2)]
 """Instruction sets and threads."""
+IN_USE = next((one for one in MACHINES if (native.status().isa or "").startswith(one[0])), MACHINES[0])
+"""The one that has the whole of a large table every day; the others have a part of it, and all with ./dev slow."""
 
 _WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 

@@ -76,6 +76,7 @@ def test_small_problems_are_solved_exactly(seed, layers, at):
     assert max(losses(problem, all_choices(problem), at)) < 1e-7
 
 
+@pytest.mark.slow
 def test_prices_and_exchanges_find_what_brute_force_finds(monkeypatch):
     """In 730 problems of 3 to 6 layers the choices were the best in 99.5 % for noise and speed, in all for progress."""
     monkeypatch.setattr(module, "EXACT", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from everyday import daily
 from scipy import optimize
 
 from lograd import InvalidValue
@@ -41,7 +42,7 @@ def test_a_chain_multiplies_the_energy_and_one_layer_alone_passes_its_own():
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("zeros", [0.0, 0.4])
+@pytest.mark.parametrize("zeros", daily([0.0, 0.4], [0.4]))
 def test_least_noise_is_the_optimum_of_the_propagated_noise(split, zeros):
     """scipy minimises the total over all splits of the work, and finds nothing better."""
     factors, laws, work = chain()

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from everyday import daily
 from training_runs import assert_same_run, crashed, settings
 
 import lograd
@@ -41,8 +42,13 @@ def epochs():
 """
 
 
-@pytest.mark.parametrize("name", ["make", "buffered", "seeded", "epochs"])
-@pytest.mark.parametrize("recipe", [None, "prune85+fp6"])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    daily(
+        [(name, recipe) for recipe in (None, "prune85+fp6") for name in ("make", "buffered", "seeded", "epochs")],
+        [("seeded", "prune85+fp6")],
+    ),
+)
 def test_a_crash_anywhere_is_resumed_to_the_same_bits(name, recipe, mine, tmp_path):
     mine(BUFFER)
     config = settings(f"mine:{name}", recipe=recipe)
@@ -54,6 +60,7 @@ def test_a_crash_anywhere_is_resumed_to_the_same_bits(name, recipe, mine, tmp_pa
         assert_same_run(tmp_path / "whole", folder)
 
 
+@pytest.mark.slow  # a process that is killed
 def test_kill_9_at_a_random_moment_is_resumed_from_another_folder_to_the_same_bits(mine, tmp_path):
     """By the command, whose folder remembers where the module is."""
     mine("""

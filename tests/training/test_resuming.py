@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 import training_files as files
+from everyday import daily
 from torch import nn
 from training_runs import Crash, assert_same_run
 
@@ -30,7 +31,7 @@ def dropout_net(classes, width):
     )
 
 
-@pytest.mark.parametrize("recipe", [None, "prune85+fp6", "int4wa-clips+fp6"])
+@pytest.mark.parametrize("recipe", daily([None, "prune85+fp6", "int4wa-clips+fp6"], ["prune85+fp6"]))
 def test_a_crash_anywhere_is_resumed_to_the_same_bits(recipe, tiny, tmp_path, monkeypatch):
     """In one process, at every step; dropout depends on torch's own random state."""
     monkeypatch.setitem(TASKS, "resnet8", replace(TASKS["resnet8"], build=dropout_net))
@@ -88,6 +89,7 @@ def test_a_layout_in_which_torch_writes_beyond_its_memory_is_refused(tiny, tmp_p
     assert reason_not_channels_last(nn.Conv2d(2, 4, 1, 2)) is None
 
 
+@pytest.mark.slow  # a process that is killed
 def test_kill_9_at_a_random_moment_is_resumed_to_the_same_bits(tiny, tmp_path):
     config = tiny(recipe="prune85", steps=40, log_every=1, checkpoint_every=7, evaluate_every=10)
     train(config, tmp_path / "whole")

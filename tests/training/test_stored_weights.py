@@ -132,6 +132,7 @@ def test_the_end_of_a_session_gives_plain_parameters_back(small):
     assert type(session.model[1].weight) is nn.Parameter
 
 
+@pytest.mark.slow  # looks at all objects of Python; weights/test_steps.py does so every day
 def test_no_float32_copy_of_a_weight_is_left_between_steps(small, tmp_path):
     """Tensors of the shape of the large weight: only its gradient, and the momentum that nobody asked to store."""
     shape, found = torch.Size([8 * 7, 192]), []
@@ -268,6 +269,7 @@ def frozen():
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_weights_of_8_bits_learn(data, tmp_path):
     """Classes are rows of bright pixels: chance is a quarter, and float32 finds all of them."""
     config = Config("resnet8", data["images"], width=8, batch=16, epochs=8, threads=1, augment=False, weights="int8")

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import training_files as files
+from everyday import slow
 
 import lograd
 from lograd.training import Config, Diverged, Run, load_data, resume, train
@@ -27,8 +28,8 @@ from lograd.treatments import recipe
     ("model", "kind", "width", "metric"),
     [
         ("resnet8", "images", 4, "accuracy"),
-        ("resnet20", "images", 2, "accuracy"),
-        ("resnet18", "images", 1, "accuracy"),
+        slow(("resnet20", "images", 2, "accuracy")),
+        slow(("resnet18", "images", 1, "accuracy")),
         ("charlm", "text", 8, "bits_per_character"),
         ("bert-mini", "sentences", 8, "accuracy"),
     ],

@@ -156,10 +156,11 @@ def test_refusals(arguments: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])
-def test_recipes_code_each_operand_once_for_its_two_products(bits: int) -> None:
+def test_recipes_code_the_gradient_for_each_product_and_other_operands_once(bits: int) -> None:
     found = recipe(f"int{bits}-full")
     activations, weights = (Integers(bits, ranges="hindsight"),), (Integers(bits, "channel", symmetric=True),)
     gradient = (Integers(bits, symmetric=bits == 8, rounding="stochastic"),)
     assert found.output == ProductPlan(activations=activations, weights=weights)
     assert found.input_gradient == ProductPlan(gradient, weights=weights)
-    assert found.weight_gradient == ProductPlan(gradient, activations=activations)
+    by_output = (Integers(bits, "column", symmetric=True, rounding="stochastic"),)
+    assert found.weight_gradient == ProductPlan(by_output, activations=activations)

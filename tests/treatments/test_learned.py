@@ -211,6 +211,7 @@ def test_integer_and_simulated_products_learn_alike() -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+@pytest.mark.slow  # torch.compile; treatments/test_methods_training.py compiles others every day
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile, by itself
 def test_compiled_equals_eager() -> None:
     assert clips(trained("integer")[0]) == clips(trained("integer", compiled=True)[0])

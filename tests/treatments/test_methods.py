@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from methods import NAMES, gradient, sides
+from everyday import daily
+from methods import EXAMPLES, NAMES, gradient, sides
 from torch import nn
 
 import lograd
@@ -39,7 +40,7 @@ def projections(sentence, contracted, draws, g):
     return (errors @ directions.T).numpy()
 
 
-@pytest.mark.parametrize("name", UNBIASED)
+@pytest.mark.parametrize("name", daily(UNBIASED, ("prune85", "fp6", "int8-psq", "fp4-luq")))
 def test_a_claim_of_no_bias_holds_within_the_band_over_seeds(name):
     for sentence, contracted in sides(name):
         found = projections(sentence, contracted, 400, gradient(16, 64))
@@ -60,7 +61,7 @@ def test_a_bias_that_is_admitted_is_there(name):
 # -- prediction and measurement --
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, EXAMPLES))
 def test_predicted_is_measured(name):
     half = gradient(128, 512)
     g = torch.cat([half, -half])  # ranges are symmetric, which quantizers per tensor are predicted for
@@ -231,7 +232,7 @@ def test_nan_stays_and_is_counted(name):
             assert int(counts[1]) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, ("prune85", "fp6", "int6-full", "int5-bhq", "topk85", "mxfp4-rht")))
 def test_equal_bits_for_any_number_of_threads(name):
     g = gradient(307, 1009)  # vectors have tails, in every thread's part
     threads = torch.get_num_threads()

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from methods import NAMES, gradient
+from everyday import daily
+from methods import EXAMPLES, NAMES, gradient
 from networks import conv_net, image_batches, mlp, vector_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -18,6 +19,8 @@ from lograd.plan import LayerPlan
 from lograd.treatments import OPERANDS, PRODUCTS, Interval, Quantize, apply, recipe
 
 MODELS = {"conv": (conv_net, image_batches), "linear": (mlp, vector_batches)}
+SOME = ("prune85", "fp6", "int6-full", "mxfp4-rht")
+"""Zeros, fewer bits, whole numbers and a transform: those of every day where all would take minutes."""
 
 
 def train(model, handle, batches, optimizer, wrap=lambda model: model):
@@ -46,8 +49,13 @@ def weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    daily(
+        [(name, kind) for name in NAMES for kind in MODELS],
+        lambda row: row[0] in EXAMPLES if row[1] == "linear" else row[0] in SOME,
+    ),
+)
 def test_training_acts_is_counted_and_resumes_to_the_same_bits(name, kind, tmp_path):
     model, optimizer, handle, batches = start(kind, name)
     train(model, handle, batches[:3], optimizer)
@@ -87,7 +95,7 @@ def test_training_acts_is_counted_and_resumes_to_the_same_bits(name, kind, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, SOME))
 def test_compiled_gives_the_bits_of_eager(name):
     found = []
     for wrap in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)):

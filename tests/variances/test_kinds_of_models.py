@@ -78,7 +78,7 @@ def test_kinds_of_layers_and_gradients():
     images = nn.Sequential(nn.ConvTranspose2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), Conv1D(5, 1152))
     plan = lograd.Plan.uniform("int6-full", keep=())
     found = lograd.variance(images, image_batches(3), plan, F.cross_entropy, **FEW)
-    assert [site.layer for site in found.sites] == ["0", "2", "4"]
+    assert [site.layer for site in found.sites] == ["0", "2", "2", "4", "4"]
     assert found.biased == ()
     words = nn.Sequential(nn.Embedding(20, 16, sparse=True), nn.Flatten(), nn.Linear(96, 5))
     batches = [(torch.randint(0, 20, (4, 6)), torch.randint(0, 5, (4,))) for _ in range(3)]

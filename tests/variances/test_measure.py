@@ -128,6 +128,7 @@ def test_minibatch_variance_and_signal_against_numpy():
         assert one.rho.mean == pytest.approx(one.noise.mean / variance, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_standard_error_of_the_minibatch_variance_is_that_of_batches_that_share_nothing():
     batches, options = vector_batches(240), {"steps": 6, "treated": 1, "repeats": 4, "contributions": False}
     found = [

@@ -194,6 +194,7 @@ def _rank(rank: int, folder: str, format: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_two_processes_keep_equal_weights(tmp_path: Any) -> None:
     mp.spawn(_rank, (str(tmp_path), "int8"), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))

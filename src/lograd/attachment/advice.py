@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from ..engine.layers import ON_META
 from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
 from ..treatments import BACKWARD, Backend
@@ -67,6 +68,26 @@ def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str])
             LogradWarning,
             stacklevel=3,
         )
+
+
+def warn_of_converted_layers(reasons: Mapping[str, str], layers: int) -> bool:
+    """Warn of layers that pass everything through, as the model was converted after `attach`; return True if any do.
+
+    Args:
+        reasons: why, by layer; a layer on the meta device computes nothing, which whoever put it there knows.
+        layers: how many layers the plan treats.
+    """
+    reasons = {name: reason for name, reason in reasons.items() if reason != ON_META}
+    if not reasons:
+        return False
+    name, reason = next(iter(reasons.items()))
+    warnings.warn(
+        f"{len(reasons)} of the {plural(layers, 'layer')} of the plan pass through unchanged since the model was "
+        f"converted, such as {name!r}: {reason}; convert it back, or remove the plan.",
+        LogradWarning,
+        stacklevel=3,
+    )
+    return True
 
 
 def warn_of_untreated_gradients(total: Count, steps: int, start: int, seen: int) -> None:

@@ -85,12 +85,12 @@ class Estimate:
         return np.where(self._of_all("known") > 0, self._travel.shares(growth, noise, weight), 0.0)
 
     def total(self, inside: Values, travel: Values, pessimistic: bool = False) -> float:
-        """Return the noise of the plan with these layers treated, in units of the minibatch's own variance."""
+        """Return the guard noise of the plan with these layers treated."""
         return self._travel.total(self.shares(inside, travel, pessimistic)) if self._places else 0.0
 
     @property
     def noise(self) -> float:
-        """The noise of the plan as it is in force."""
+        """The guard noise of the plan as it is in force."""
         return self.total(self.inside, self.travels())
 
     @property

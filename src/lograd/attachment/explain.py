@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 from rich.text import Text
@@ -9,17 +10,16 @@ from torch import nn
 
 from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
-from ..engine.layers import plain_name, unwrapped
+from ..engine.layers import ON_META, plain_name, unwrapped
 from ..engine.site import Site
 from ..engine.slots import NANOSECONDS
 from ..errors import plural
 from ..plan import Plan
-from ..treatments import SYMBOLS, Numbers, Treatment
+from ..treatments import SYMBOLS, Numbers, Prediction, Treatment
 from ..treatments.verdicts import verdict
 from .counters import Count, read_counters
 from .explosion import Growth
 from .refresh import Cost, OperandStatistics
-from .speed import Saving
 from .untreated import untreated_parts
 from .watch import Watch
 
@@ -62,9 +62,9 @@ def explain(
     growth: Growth | None,
     start: int,
     plan: Plan,
-    saved: Saving | None,
     beside: dict[str, str],
     guard: Watch | None = None,
+    converted: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -75,16 +75,21 @@ def explain(
         cost: of all statistics.
         loss_scale: the one in force.
         growth: of noise, where it was warned of.
-        saved: time that sparse products save; None where there is no choice.
         beside: words for what is done beside layers, by name.
         guard: the guard at work.
+        converted: layers that were converted since to what is not treated, by name with the reason.
     """
+    converted = converted or {}
     counts = read_counters(layers)
     lines: dict[str, str] = {}
     step = plan.step
     left = untreated_parts(model, step)
     for name in (plain_name(name) for name, _ in unwrapped(model).named_modules()):
-        if name in layers:
+        if name in layers and name in converted:
+            before = counts.layers[name].treated
+            lines[name] = f"not treated: {converted[name]}"
+            lines[name] += f"; {plural(before, 'gradient')} treated before" if before else ""
+        elif name in layers:
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
             if steps < start:
                 lines[name] += f"; treated from step {start} on"
@@ -98,13 +103,11 @@ def explain(
     lines |= beside
     if plan.channels_last:
         lines["layout"] = "outputs of integer convolutions lie channels-last"
-    summary = _counted(counts.total, steps, guard is not None)
+    summary = _counted(counts.total, steps, guard is not None, not {*converted.values()} <= {ON_META})
     if cost.refreshes:
         summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
         summary += f".\n{step.division(plan.work)}"
-    if saved is not None:
-        summary += f".\n{saved.words()}"
     if guard is not None:
         summary += f".\nGuard: {guard.summary()}"
     if growth is not None:
@@ -112,9 +115,10 @@ def explain(
     return Explanation(lines, summary + ".")
 
 
-def _counted(total: Count, steps: int, guarded: bool) -> str:
+def _counted(total: Count, steps: int, guarded: bool, converted: bool) -> str:
     """Return how many gradients were treated, in words."""
     why = "without statistics or by the guard" if guarded else "before there were statistics"
+    why += " or in a type that is not treated" if converted else ""
     return (
         f"{plural(steps, 'step')}; {plural(total.treated, 'gradient')} treated, {total.passed_through:,} passed "
         f"through {why}; {plural(total.elements, 'element')}, {total.sparsity:.1%} zeros"
@@ -137,14 +141,16 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
     gradient = layer.gradient
     # Where tensors of another type came, the choice among products of codes is in force nowhere.
     choices = {name: one for name, one in layer.choices.items() if layer.coded or SPARSE in one.serving}
+    unused = _unused(layer)
     parts = [
         _label(name) + _site(site, operand.ready, choices.get(name))
         for operand in layer.operands.values()
         for name, site in operand.sites.items()
+        if name not in unused
     ]
     if "output" in choices:
         parts.append(f"Y: {layer.choices['output'].words()}")
-    text = "; ".join([*parts, *_bits(layer)])
+    text = "; ".join([*parts, *_bits(layer, unused)])
     if statistics is None:
         return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
     if not count.passes:
@@ -163,10 +169,8 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
         text += f", dense products: {layer.why_dense}"
     if statistics.table is None:
         return text
-    predicted = statistics.predictions(loss_scale)
-    cosine = " and ".join(
-        "unknown" if one is None else f"{one.cosine:.3f} ({verdict(one.cosine)})" for one in predicted.values()
-    )
+    predicted, bounds = statistics.predictions(loss_scale), statistics.bounds(loss_scale)
+    cosine = " and ".join(_cosine(one, bounds.get(name)) for name, one in predicted.items() if name not in unused)
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
 
@@ -178,15 +182,30 @@ def _until(statistics: OperandStatistics) -> str:
     return " in this step, a reference for the guard" if reference else " until handle.step() has statistics"
 
 
-def _bits(layer: LayerEngine) -> list[str]:
+def _cosine(predicted: Prediction | None, bound: Prediction | None) -> str:
+    """Return a predicted cosine in words, or the least that it is; `bound` has at least as much noise."""
+    known = predicted or bound
+    if known is None:
+        return "unknown"
+    return f"{'' if predicted else 'at least '}{known.cosine:.3f} ({verdict(known.cosine)})"
+
+
+def _unused(layer: LayerEngine) -> set[str]:
+    """Return the sites of a gradient in a product that nobody needs, such as dX of the first layer."""
+    used = {name: bool(site.counters.any()) for name, site in layer.gradient.sites.items()}
+    return {name for name, one in used.items() if not one} if any(used.values()) else set()
+
+
+def _bits(layer: LayerEngine, unused: set[str]) -> list[str]:
     """Return whether few bits are real, in products and memory, or simulated; nothing without rounding."""
     if not any(one.element_bits is not None for site in layer.sites.values() for one in site.treatments):
         return []
     if not layer.coded:
         levels = any(site.levels or site.per_sample or site.block_levels for site in layer.sites.values())
         return [f"bits are simulated: {layer.why_simulated}" if levels else "bits are simulated"]
-    real = [name for name, choice in layer.choices.items() if choice.in_force == INTEGER]
-    if len(real) == len(layer.choices):
+    choices = {name: choice for name, choice in layer.choices.items() if name not in unused}
+    real = [name for name, choice in choices.items() if choice.in_force == INTEGER]
+    if len(real) == len(choices):
         return ["bits are real"]
     other = f": {layer.why_simulated}" if layer.why_simulated else ""
     parts = [*(["what is saved"] if layer.saves_codes else []), *(_product(name) for name in real)]

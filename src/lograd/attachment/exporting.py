@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from ..coded import CodedTensor
 from ..engine.coding import applied, encoded
 from ..engine.layer import LayerEngine
-from ..engine.layers import unwrapped, works_transposed
+from ..engine.layers import reason_converted, unwrapped, works_transposed
 from ..integer.running import take_off
 
 Result = TypeVar("Result")
@@ -63,6 +63,9 @@ def _write(found: Exported, name: str, layer: LayerEngine) -> None:
     weight = module._parameters.get("weight")
     if weight is None:
         found.left_alone[name] = "its weight is computed from other parameters"
+        return
+    if (reason := reason_converted(module)) is not None:
+        found.left_alone[name] = reason
         return
     if not layer.weights.ready:
         found.left_alone[name] = "its weight was not treated yet"

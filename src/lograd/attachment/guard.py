@@ -20,8 +20,8 @@ class Guard:
     """How `attach` guards a run against noise.
 
     Args:
-        budget: the most noise, in units of the variance that the minibatch itself puts into the gradient; None takes
-            the budget that the plan was made for, or 1.
+        budget: the most guard noise: rho of the backward where the plan brings measured factors, else the
+            noise-to-signal ratio in the worst layer.  None takes the budget that the plan was made for, or 1.
         fall_back: let treated layers with too much noise fall back, to fewer zeros, to 8 bits or to a gradient as it
             is; False only warns.
     """
@@ -57,12 +57,11 @@ class Change(NamedTuple):
     cause: str
     """"fits", "noise", "size" or "clipped"."""
     noise: float
-    """The noise of the whole plan after it, in units of the minibatch's own variance."""
+    """The guard noise after it."""
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}: {self.layer} {self.before} -> {self.after} ({self.cause}; noise {self.noise:.2g} of "
-            "the minibatch's)"
+            f"step {self.step}: {self.layer} {self.before} -> {self.after} ({self.cause}; guard noise {self.noise:.2g})"
         )
 
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from ..engine.clock import StepClock
 from ..engine.layer import LayerEngine
-from ..engine.layers import reason_dense, reason_not_integer, unwrapped, work_of_element
+from ..engine.layers import (
+    output_ranges,
+    reason_converted,
+    reason_dense,
+    reason_not_integer,
+    unwrapped,
+    work_of_element,
+)
 from ..engine.slots import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
@@ -28,7 +35,13 @@ from ..treatments.products import check_backend
 from . import explain as explaining
 from . import exporting
 from . import state as states
-from .advice import renamed, warn_of_skipped_layers, warn_of_untreated_gradients, warn_of_useless_formats
+from .advice import (
+    renamed,
+    warn_of_converted_layers,
+    warn_of_skipped_layers,
+    warn_of_untreated_gradients,
+    warn_of_useless_formats,
+)
 from .averaging import Group, average_over_ranks, sum_over_ranks
 from .beside import carried_out_beside
 from .choosing import chosen_layers, fitting_modules
@@ -40,7 +53,6 @@ from .guard import Guard, check_guard
 from .intervals import Intervals, intervals_of
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
-from .speed import saving
 from .swap import reason_not_restored, restore, swap
 from .watch import Watch
 
@@ -124,8 +136,8 @@ class Handle:
         """By layer and operand."""
         self._loss_scale = loss_scale
         self._last_collected = 0
-        self._copy_was_said = False
-        self._clock = StepClock()
+        self._copy_was_said = self._conversion_was_said = False
+        self._last_converted: dict[str, str] = {}
         self._growth: Growth | None = None
         """The growth of noise that was warned of."""
         chosen, skipped = chosen_layers(plan, modules)
@@ -143,7 +155,8 @@ class Handle:
                 one.name: OperandStatistics(one) for one in (engine.weights, engine.activations) if one.has_statistics
             }
             if engine.gradient.sites:
-                found["gradient"] = OperandStatistics(engine.gradient, layer.masked, work_of_element(module))
+                factors = partial(output_ranges, module) if layer.folds else None
+                found["gradient"] = OperandStatistics(engine.gradient, layer.masked, work_of_element(module), factors)
             if found:
                 self._statistics[name] = found
         self.guard = None if guard is None else Watch(guard, plan, self._gradients)
@@ -170,7 +183,8 @@ class Handle:
                 Thresholds and scales then follow it; without it they lag until the next refresh.
         """
         loss_scale = check_loss_scale(loss_scale)
-        self._clock.step()
+        if not self._conversion_was_said:
+            self._conversion_was_said = warn_of_converted_layers(self._converted(), len(self.layers))
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
@@ -202,6 +216,13 @@ class Handle:
         if self.guard is not None and self.steps >= self.start:
             self.guard.prepare(self.steps)
         set_keys(self.layers.values(), self.seed, self.steps)
+
+    def _converted(self) -> dict[str, str]:
+        """Return why layers are not treated as they are now, by name; after `remove`, as they were then."""
+        if self._modules:
+            found = {name: reason_converted(module) for name, module in self._modules.items()}
+            self._last_converted = {name: reason for name, reason in found.items() if reason is not None}
+        return self._last_converted
 
     def _judge(self, loss_scale: float) -> None:
         """Let the guard decide by new statistics; without one, warn, once, of noise that explodes."""
@@ -289,8 +310,8 @@ class Handle:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
             self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan, saving(self.layers, self.steps, self._clock),
-            {name: one.words() for name, one in self._beside.items()}, self.guard,
+            self._growth, self.start, self.plan,
+            {name: one.words() for name, one in self._beside.items()}, self.guard, self._converted(),
         )  # fmt: skip
 
     # -- what it leaves behind --
@@ -371,14 +392,20 @@ class Handle:
         for name, module in self._modules.items():
             if (reason := reason_not_restored(module)) is not None:
                 raise InvalidValue(f"layer {name!r} cannot be given back: {reason}; set back its class first.")
+        converted = self._converted()
         modules, self._modules = self._modules, {}
         for module in modules.values():
             restore(module)
         for other in self._beside.values():
             other.remove()
+        if not modules or self._conversion_was_said:
+            return
         seen = max((int(layer.gradient.seen[PASSES]) for layer in self.layers.values()), default=0)
-        if modules and not (self.guard is not None and self.steps):  # a guard may keep all layers as they are
-            warn_of_untreated_gradients(self.counters().total, self.steps, self.start, seen)
+        total = self.counters().total
+        if seen and not (self.steps or total.treated) and warn_of_converted_layers(converted, len(modules)):
+            return
+        if not (self.guard is not None and self.steps):  # a guard may keep all layers as they are
+            warn_of_untreated_gradients(total, self.steps, self.start, seen)
 
     def copied(self) -> None:
         """Warn, once, that a layer that is being copied or pickled gives a plain copy."""

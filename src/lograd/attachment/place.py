@@ -10,6 +10,7 @@ import numpy as np
 from ..engine.site import Site
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_whole
+from ..laws.law import Values
 from ..treatments import Integers, Prune, Statistics, predict
 from ..treatments.verdicts import noise_of
 from .refresh import OperandStatistics
@@ -131,7 +132,7 @@ class Place:
         statistics = self.statistics.statistics(loss_scale)
         at = self.statistics.operand.at
         sites = at["input_gradient"], at["weight_gradient"]
-        first = 0.0 if sites[0] is None else _noise(sites[0], statistics)
+        first = 0.0 if sites[0] is None else _noise(sites[0], statistics, self.statistics.factors(sites[0]))
         if sites[1] is sites[0]:
             return first, first
         return first, 0.0 if sites[1] is None else _noise(sites[1], statistics)
@@ -263,7 +264,7 @@ def check_place(name: str, state: Any) -> None:
         raise InvalidValue(sentence(f"said of {what}", state["said"], "a list"))
 
 
-def _noise(site: Site, statistics: Statistics) -> float:
+def _noise(site: Site, statistics: Statistics, factors: Values | None = None) -> float:
     """Return the noise-to-signal ratio of a site's treatments by the law of the gradient, with the numbers in force.
 
     Where scales belong to rows or blocks, the law does not tell: as many bits with one scale for the tensor are taken,
@@ -271,10 +272,10 @@ def _noise(site: Site, statistics: Statistics) -> float:
     """
     if len(site.treatments) == 1 and isinstance(site.treatments[0], Prune):
         return _of_pruning(statistics, float(site.numbers[0]))
-    predicted = predict(site.treatments, statistics, site.numbers_and_memory())
+    predicted = predict(site.treatments, statistics, site.numbers_and_memory(), factors)
     if predicted is None:
         bits = min((one.element_bits for one in site.treatments if one.element_bits is not None), default=8.0)
-        predicted = predict((Integers(max(int(bits), 2), rounding="stochastic"),), statistics)
+        predicted = predict((Integers(max(int(bits), 2), rounding="stochastic"),), statistics, None, factors)
     assert predicted is not None
     return min(noise_of(predicted.cosine), MOST_NOISE)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ..engine.operand import Operand
+from ..engine.site import Site
 from ..engine.slots import CPU, STRIDE
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..laws import Empirical
+from ..laws.law import Values
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
@@ -120,8 +122,11 @@ class Cost:
 class OperandStatistics:
     """The statistics of one operand of a layer, and their history."""
 
-    def __init__(self, operand: Operand, masked: float = 0.0, work: float = 0.0) -> None:
+    def __init__(
+        self, operand: Operand, masked: float = 0.0, work: float = 0.0, factors: Callable[[], Tensor] | None = None
+    ) -> None:
         self.operand = operand
+        self._factors = factors
         self.masked = masked
         self.work = work
         """Multiply-adds that an element of the gradient costs: a sparsity that layers share is a share of work."""
@@ -231,9 +236,31 @@ class OperandStatistics:
         """Return the prediction for each site with the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
-            name: predict(site.treatments, statistics, site.numbers_and_memory())
+            name: predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site))
             for name, site in self.operand.sites.items()
         }
+
+    def bounds(self, loss_scale: float) -> dict[str, Prediction]:
+        """Return a prediction with at least as much noise for each site whose own the law does not tell."""
+        statistics = self.statistics(loss_scale)
+        found: dict[str, Prediction] = {}
+        for name, site in self.operand.sites.items():
+            if (last := site.treatments[-1].bounded_by) is not None:
+                bound = predict(
+                    (*site.treatments[:-1], last), statistics, site.numbers_and_memory(), self.factors(site)
+                )
+                found |= {} if bound is None else {name: bound}
+        return found
+
+    def factors(self, site: Site) -> Values | None:
+        """Return the factors by which the gradient's channels are multiplied before the last rounding of a site.
+
+        They are steps of the weight; their unit does not matter here.  None for a site that has none.
+        """
+        if self._factors is None or site is not self.operand.at["input_gradient"]:
+            return None
+        found: Values = self._factors().double().numpy()
+        return found
 
     def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
         """Use the histogram that the step has taken, if there is one.

@@ -96,7 +96,7 @@ class _Swapped:
         result: Any = super()._apply(*arguments, **options)  # type: ignore[misc]
         engine, parameter = engine_of(self), next(self.parameters(), None)
         if engine is not None and parameter is not None:
-            engine.move_to(parameter.device)
+            engine.converted(parameter)
         return result
 
 

@@ -1,7 +1,8 @@
 """Noise that arrives at the layers of a network, for a guard: a bound, or factors that a profile has measured.
 
 Layers are in the order in which they run, so that noise of a layer reaches those in front of it.  `watch` corrects what
-is predicted here by measured growth.
+is predicted here by measured growth.  The guard noise that follows is not what a plan predicts: see `Bound` and
+`Measured`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Travel(Protocol):
 
     measured: bool
     """True if the factors were measured."""
+    words: str
+    """The meaning of `total`, for people."""
 
     def growth(self, noise: Values) -> Values:
         """Return log x, the growth of the energy that arrives at each layer.
@@ -33,7 +36,7 @@ class Travel(Protocol):
         """
 
     def shares(self, growth: Values, noise: Values, noise_weight: Values) -> Values:
-        """Return the noise of each layer, in units of the minibatch's own variance.
+        """Return the guard noise of each layer.
 
         Args:
             growth: log x.
@@ -41,17 +44,19 @@ class Travel(Protocol):
         """
 
     def total(self, shares: Values) -> float:
-        """Return the number that a budget limits."""
+        """Return the guard noise of all layers, the number that a budget limits."""
 
 
 class Bound(Travel):
     """The noise that arrives if layers stand in one row and noise travels as the gradient does.
 
-    The noise in the weight gradient of a layer is then x (1 + n) - 1 of the energy that its gradients of single samples
-    have, which is what the minibatch's own variance is made of.  The layer with most noise is held against the budget.
+    The gradient that enters dW of a layer then has noise of x (1 + n) - 1 of its energy.  The layer where this is
+    largest is held against the budget.  It is not rho: that would be the noise of all parameters over V.  The two agree
+    in a single weight whose V is the energy of its samples' gradients; over all weights rho is mostly smaller.
     """
 
     measured = False
+    words = "the noise-to-signal ratio in the worst layer"
 
     def growth(self, noise: Values) -> Values:
         each = np.log1p(noise)
@@ -69,12 +74,16 @@ class Bound(Travel):
 class Measured(Travel):
     """The noise that arrives by measured factors, in absolute energy, over a measured variance of the minibatch.
 
+    This is rho of the plan's profile, with the laws of now and the measured growth.  pi, which the plan adds to it, is
+    not in it.
+
     Args:
         energies: own and passed energy of each layer's noise, and the transfer between layers.
         unit: V, the minibatch's own variance.
     """
 
     measured = True
+    words = "rho of the backward, without pi"
 
     def __init__(self, energies: Propagation, unit: float) -> None:
         self.energies, self.unit = energies, unit

@@ -1,8 +1,8 @@
 """A guard over the noise of an attached plan: layers are let in when their noise fits, and fall back when it does not.
 
-The unit of noise is the variance that the minibatch itself puts into a gradient.  The noise of a treatment follows from
-the law of the gradient; how far it travels to layers in front is measured: now and then no gradient is treated for one
-step, and the energies of that step are held against those of the next.
+What it holds against its budget is called guard noise, as it is not always what a plan predicts (`travel`).  The noise
+of a treatment follows from the law of the gradient; how far it travels to layers in front is measured: now and then no
+gradient is treated for one step, and the energies of that step are held against those of the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .refresh import OperandStatistics
 from .travel import budget_of, travel_of
 
 USUAL_BUDGET = 1.0
-"""A noise as large as the minibatch's own: more than that is not worth its step."""
+"""A noise as large as what it is measured against: more than that is not worth its step."""
 INSIDE, AIM = 0.7, 0.85
 """Shares of the budget up to which layers are let in, and to which they fall back."""
 FREELY = 0.25
@@ -97,8 +97,13 @@ class Watch:
 
     @property
     def noise(self) -> float:
-        """The noise of the plan as it is in force, in units of the minibatch's own variance."""
+        """The guard noise of the plan as it is in force; `noise_words` says what it is."""
         return self._estimate().noise
+
+    @property
+    def noise_words(self) -> str:
+        """The meaning of `noise`: of which ratio, for people."""
+        return self._travel.words
 
     def _estimate(self) -> Estimate:
         return Estimate(self._travel, self._all, self._spread, self._loudness)
@@ -117,8 +122,8 @@ class Watch:
         """Return one line for people."""
         treated = len(self._all) - len(self.waiting)
         text = (
-            f"{treated} of {plural(len(self._all), 'layer')} treated; noise {self.noise:.2g} of the minibatch's own, "
-            f"budget {self.budget:g}"
+            f"{treated} of {plural(len(self._all), 'layer')} treated; guard noise {self.noise:.2g} "
+            f"({self.noise_words}), budget {self.budget:g}"
         )
         falls, outside = sum(one.falls for one in self._all), sum(one.outside for one in self._all)
         text += f"; {plural(self.references, 'untreated step')} as reference" if self.references else ""
@@ -352,8 +357,8 @@ class Watch:
         done = f"; falling back: {names}" if names else "; nothing is changed (fall_back=False)"
         if self._measured <= QUIET:
             return  # while layers are being let in, a step back is no news
-        self._say(step, "noise", [worst], f"gets noise of {noise:.2g} times the minibatch's own variance, above the "
-                  f"budget of {self.budget:g}{done}")  # fmt: skip
+        self._say(step, "noise", [worst], f"is where most noise arrives: guard noise is {noise:.2g} "
+                  f"({self.noise_words}), above the budget of {self.budget:g}{done}")  # fmt: skip
 
     def _note(self, step: int, place: Place, before: str, cause: str, after: str = "") -> None:
         if (after := after or place.status) != before:

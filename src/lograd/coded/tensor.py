@@ -75,8 +75,7 @@ class CodedTensor:
         if folded is None:
             return self.layout.restore(self._unfolded(dtype))
         values = self.layout.shaped(self._unfolded(torch.float32))
-        factors = folded.factors.reshape([-1 if dim == folded.dim % values.dim() else 1 for dim in range(values.dim())])
-        return self.layout.laid(_narrowed(values / factors, dtype))
+        return self.layout.laid(_narrowed(folded.undone(values), dtype))
 
     def in_bytes(self) -> Tensor:
         """The codes, one to a byte."""
@@ -173,6 +172,7 @@ def _register(kind: type, tensors: tuple[str, ...]) -> None:
 
 _register(Householder, ("groups", "stretch"))
 _register(Hadamard, ("key",))
+_register(Folded, ("factors",))
 _register(ThreeQuarters, ())
 _register(Table, ("values",))
 _register(CodedTensor, ("codes", "scale", "zero", "low", "block_scales", "transform"))

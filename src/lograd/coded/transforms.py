@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 
@@ -50,9 +51,14 @@ class Folded:
     """Channels were multiplied by factors, those of a weight that a product sums over; decoding divides by them."""
 
     factors: Tensor
-    """float32, one for each channel."""
+    """float32, one for each channel; 0 for one that the product does not need, which is zero afterwards."""
     dim: int = 1
     """The dimension of the tensor along which its channels lie."""
+
+    def undone(self, x: Tensor) -> Tensor:
+        """Return a tensor of multiplied channels divided by the factors; NaN stays NaN."""
+        factors = self.factors.reshape([-1 if dim == self.dim % x.dim() else 1 for dim in range(x.dim())])
+        return torch.where(factors != 0, x / factors, x * 0)
 
 
 Transform = Folded | Householder | Hadamard | ThreeQuarters | Table

@@ -182,6 +182,9 @@ class _Batch(NamedTuple):
 class _Layer(torch.autograd.Function):
     """The layer for plain autograd and torch.compile."""
 
+    lograd_operands = (0, 1)
+    """Places of x and weight among the saved tensors, which `Plan.saved` may round."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any,
@@ -208,6 +211,9 @@ class _Layer(torch.autograd.Function):
 
 class _Coded(torch.autograd.Function):
     """The layer for plain autograd and torch.compile, where codes are saved in the place of its operands."""
+
+    lograd_operands = ()
+    """A product, which saves nothing that `Plan.saved` could round."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, coder: Coder) -> Tensor:

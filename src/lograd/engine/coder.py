@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..ops.integer_operands import fold_by
 from ..ops.registry import call
 from ..treatments import SYMBOLS
 from .autograd import Engine, Form, Gradients, Need, Saved
 from .backends.choice import Choice
-from .coding import Codes, in_bytes, steps_of
+from .coding import Codes, in_bytes
 from .operand import Operand
 from .site import Site
 
@@ -103,7 +104,7 @@ class LayerCoder:
         values = [one.decode() for one in (x, weight)]
         if len(form.geometry.stride) == 1:
             values = [one.squeeze(2) for one in values]
-        fold = steps_of(weight.scale) if self.engine.folds else None
+        fold = fold_by(weight.step).factors if self.engine.folds else None
         return values[0], form.as_stored(values[1]), fold
 
     def _folds(self, name: str) -> bool:
@@ -119,6 +120,8 @@ def reason_not_coded(engine: Layer) -> str | None:
             return f"{operand.name} of Y are not rounded to levels"
         if not operand.shared:
             return f"{operand.name} are not the same in Y and in the backward"
+        if site.per_column:
+            return f"{operand.name} have a scale for each column, and Y sums over columns"
     site = engine.activations.at["output"]
     return "activations have a scale for each sample" if site is not None and site.per_channel else None
 
@@ -138,6 +141,8 @@ def reason_not_integer(engine: Layer, name: str) -> str | None:
         return f"the gradient{where} is not rounded to levels"
     if site.per_channel:
         return f"the gradient{where} has a scale for each sample"
+    if site.per_column and product != "weight_gradient":
+        return f"the gradient{where} has a scale for each column, and dX sums over columns"
     weights = engine.weights.at["input_gradient"]
     if product != "weight_gradient" and not site.can_fold and weights is not None and weights.per_channel:
         return f"dX sums over the scales of the weights, which the gradient{where} cannot be multiplied by"

@@ -19,7 +19,7 @@ from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.levels import levels_of
 from ..ops.registry import call
-from ..treatments import Sentence, Setting, Treatment, from_json, settled, stages, total_counts, wider
+from ..treatments import Sentence, Setting, Treatment, checked_result, from_json, settled, stages, total_counts, wider
 from ..treatments.tensors import is_finite
 from .slots import WIDER
 
@@ -37,7 +37,8 @@ class Codes(NamedTuple):
     codes: Tensor
     """uint8, in the shape of the operand."""
     scale: Tensor
-    """float32: one for the operand, or one for each row (first dimension); NaN where an element was not finite."""
+    """float32: one for the operand, or one for each row (first dimension), or for a gradient in dW alone one for each
+    column (second dimension); NaN where an element was not finite."""
     zero: Tensor
     """float32, one: a whole number from 0 to 255."""
     low: Tensor | None = None
@@ -99,7 +100,8 @@ def applied(
     settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
     for one, setting in zip(treatments, settings, strict=True):
         current = results[-1].result if results else x
-        results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
+        found = one.apply(current, setting) if setting.fold is None else folded(one, current, setting)
+        results.append(checked_result(one, current, found))
     return settled(treatments, x, results)
 
 
@@ -107,9 +109,10 @@ def folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
     """Return a tensor treated, its channels multiplied before by the factors of the setting, and divided afterwards."""
     if one.reads_fold:
         return one.apply(x, setting)
-    factors = _factors(setting, x)
-    found = one.apply(x.float() * factors, setting._replace(fold=None))
-    return Counted((found.result / factors).to(x.dtype), found.counts)
+    assert setting.fold is not None
+    multiplied = x.float() * _factors(setting, x)
+    found = checked_result(one, multiplied, one.apply(multiplied, setting._replace(fold=None)))
+    return Counted(Folded(setting.fold, setting.fold_dim).undone(found.result).to(x.dtype), found.counts)
 
 
 def encoded(
@@ -120,7 +123,7 @@ def encoded(
     settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
     current, counts = x, []
     for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
-        current, found = one.apply(current, setting)
+        current, found = checked_result(one, current, one.apply(current, setting))
         counts.append(found)
     last, setting = treatments[-1], settings[-1]
     if fold is None or last.reads_fold:
@@ -146,12 +149,14 @@ def levelled(
     finite = not nan
     if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
         finite = is_finite(x)
-    return Levelled(_levels(coded, finite, treatments[-1].per_sample), counts, finite)
+    return Levelled(_levels(coded, finite, treatments[-1]), counts, finite)
 
 
-def _levels(coded: CodedTensor, finite: bool, per_sample: bool) -> Codes:
-    """Return a coded tensor as plain tensors."""
+def _levels(coded: CodedTensor, finite: bool, by: Treatment) -> Codes:
+    """Return a tensor that a treatment has coded as plain tensors."""
     codes, scale, zero = coded.codes, coded.scale, coded.zero
+    if by.per_column:
+        scale = scale * next(step.factors for step in coded.transform if isinstance(step, Folded))
     if zero is None:
         known = levels_of(coded.format)
         codes = codes if known.identity else call("code_levels", codes, coded.format)
@@ -162,7 +167,7 @@ def _levels(coded: CodedTensor, finite: bool, per_sample: bool) -> Codes:
         scale = torch.full_like(scale, math.nan)
     mixing = next((step for step in coded.transform if isinstance(step, Householder)), None)
     codes = codes.contiguous() if codes.dim() == 2 else codes
-    return Codes(codes, scale, zero[:1], coded.low if per_sample else None, mixing)
+    return Codes(codes, scale, zero[:1], coded.low if by.per_sample else None, mixing)
 
 
 def _factors(setting: Setting, x: Tensor) -> Tensor:
@@ -206,11 +211,6 @@ def in_bytes(codes: Tensor, channels: int, needed: bool = True) -> Tensor:
         return codes.new_empty(()).expand(codes.shape[0], channels, *codes.shape[2:])
     whole: Tensor = call("unpack_nibbles", codes if codes.dim() == 2 else codes.permute(0, 2, 3, 1), channels)
     return whole if codes.dim() == 2 else whole.permute(0, 3, 1, 2)
-
-
-def steps_of(scale: Tensor) -> Tensor:
-    """Return the steps of a weight's channels, which a gradient is multiplied by; 1 where one is not finite."""
-    return scale.reciprocal().nan_to_num(nan=1.0)
 
 
 def check_sentence(text: str, numbers: Tensor, memory: Tensor) -> None:

@@ -19,7 +19,7 @@ from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, describ
 from .autograd import Form, Gradients, Need, Treated
 from .backends.choice import INTEGER, SPARSE, Choice
 from .block_coder import BlockCoder, reason_not_blocks
-from .coder import LayerCoder, reason_not_coded, reason_not_integer
+from .coder import LayerCoder, reason_not_coded, reason_not_integer, reason_not_served
 from .learning import learning
 from .operand import Operand
 from .site import Site
@@ -57,8 +57,7 @@ class LayerEngine:
         self._coder: LayerCoder | BlockCoder | None = None
         self.aligned = {product: self._is_aligned(product) for product in PRODUCTS}
         """By product, True if both operands are under one Hadamard transform, so that they have the same signs."""
-        at = self.gradient.at["input_gradient"], self.weights.at["input_gradient"]
-        self.folds = bool(at[0] and at[0].can_fold) and bool(at[1] and at[1].per_channel)
+        self.folds = plan.folds
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
         self.turns = False
         """True if images leave an integer convolution channels-last, whatever the layout of its operands."""
@@ -341,6 +340,12 @@ class LayerEngine:
         if device.type != "meta" and device != self.gradient.histogram.device:
             for operand in self.operands.values():
                 operand.move_to(device)
+
+    def converted(self, parameter: Tensor) -> None:
+        """Follow the layer to the device and type of its parameters."""
+        self.move_to(parameter.device)
+        if self._coder is not None and (reason := reason_not_served(parameter, parameter)):
+            self._coder.refused = reason  # until the next tensors come, which may be those of another type again
 
     def copied(self) -> None:
         """Say that the copy of the layer that is being made is plain."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from ..ops.contracts import FLOAT_TYPES
 from .backends import integer, sparse
 from .slots import CPU
 
@@ -23,6 +24,7 @@ KINDS: tuple[type[nn.Module], ...] = (
     nn.ConvTranspose3d,
 )
 """The classes whose products we know; the Conv1D of transformers is known by its name."""
+ON_META = "its weight is on the meta device, where nothing is computed"
 
 
 def kind_of(module: nn.Module) -> type[nn.Module] | None:
@@ -50,17 +52,42 @@ def reason_not_supported(module: nn.Module) -> str | None:
     for method in ("forward", "_conv_forward"):
         if method in vars(module) or getattr(type(module), method, None) is not getattr(kind, method, None):
             return f"{type(module).__name__} has its own {method}, which may do anything"
-    weight = module._parameters.get("weight")
-    if weight is None:  # a computed one; what it is computed from has its type, and to look at it may change buffers
-        weight = next(module.parameters(), None)
+    weight = _own_weight(module)
     if weight is None:
         return "it has no parameters of its own; under FullyShardedDataParallel attach first, then wrap"
     if type(weight).__name__ == "DTensor" and not getattr(module, "_is_fsdp_managed_module", False):
         return "its weight is distributed over processes; fully_shard and DistributedDataParallel are supported"
-    if not isinstance(weight, Tensor) or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        kind_of_weight = getattr(weight, "dtype", type(weight).__name__)
-        return f"its weight is {kind_of_weight}, and float32, bfloat16 and float16 are treated"
-    return None
+    return _reason_of_type(weight)
+
+
+def reason_converted(module: nn.Module) -> str | None:
+    """Return why a layer that was supported when it was attached is not treated now; None if it is.
+
+    It may have been converted since, by `model.double()` or in any other way.
+    """
+    weight = _own_weight(module)
+    if weight is None:
+        return None
+    if isinstance(weight, Tensor) and weight.is_meta:
+        return ON_META
+    return _reason_of_type(weight)
+
+
+def _own_weight(module: nn.Module) -> Any:
+    """Return the weight of a layer, or a parameter that it is computed from; None where it has neither.
+
+    What a weight is computed from has its type, and to look at the weight itself may change buffers.
+    """
+    weight = module._parameters.get("weight")
+    return next(module.parameters(), None) if weight is None else weight
+
+
+def _reason_of_type(weight: Any) -> str | None:
+    """Return why a layer with a weight of this type is not treated; None if it is."""
+    if isinstance(weight, Tensor) and weight.dtype in FLOAT_TYPES:
+        return None
+    found = getattr(weight, "dtype", type(weight).__name__)
+    return f"its weight is {found}, and float32, bfloat16 and float16 are treated"
 
 
 def reason_dense(module: nn.Module) -> str | None:
@@ -104,6 +131,15 @@ def _unserved(module: nn.Module, backend: Any) -> str | None:
     reason: str | None = backend.unserved(shape, groups, isinstance(module, _ConvTransposeNd))
     # A layer on meta has its device still to come; the operator that multiplies serves any.
     return reason or backend.unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
+
+
+def output_ranges(module: nn.Module) -> Tensor:
+    """Return the largest magnitude among the weights of each output, float32 on the CPU."""
+    with torch.no_grad():
+        weight: Any = module.weight
+        weight = weight.t() if works_transposed(module) else weight
+        found: Tensor = weight.flatten(1).abs().amax(1).float().cpu()
+        return found
 
 
 def works_transposed(module: nn.Module) -> bool:

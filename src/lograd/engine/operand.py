@@ -12,7 +12,6 @@ from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.histogram import SLOTS
 from ..ops.registry import call, register
 from ..treatments import OPERANDS, PRODUCTS, Sentence
-from .clock import BACKWARD
 from .limits import OUTSIDE
 from .site import Site
 from .slots import CPU, READY, STRIDE, TREATED, WIDER, constant, zeros
@@ -125,7 +124,6 @@ class Operand:
 
 
 def _observe(x: Tensor, control: Tensor, histogram: Tensor, seen: Tensor) -> None:
-    BACKWARD.arrived()
     stride = control.tolist()[STRIDE]
     spent = 0
     if stride and x.dtype in FLOAT_TYPES:

@@ -15,11 +15,11 @@ from torch import Tensor
 from ..errors import InvalidValue, sentence
 from ..ops import Counted
 from ..ops.contracts import FLOAT_TYPES, Takes
+from ..ops.integer_operands import fold_by
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, describe, memories, settled, to_json, wider
-from .clock import BACKWARD
-from .coding import check_sentence, encoded, folded, in_force, parsed, settings_of, steps_of
+from ..treatments import Numbers, Sentence, checked_result, describe, memories, settled, to_json, wider
+from .coding import check_sentence, encoded, folded, in_force, parsed, settings_of
 from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, count_widened, zeros
 
 
@@ -30,6 +30,9 @@ class Site:
         self.treatments = treatments
         """Those in force; compiled code takes them from the text and from `control`, and does not look here."""
         self.text = json.dumps(to_json(treatments))
+        if parsed(self.text) != treatments:  # a class was written anew under its old kind, as in a notebook
+            parsed.cache_clear()
+            in_force.cache_clear()
         self.planned, self.wider = treatments, wider(treatments)
         """Those of the plan, and those with more bits that may stand in their place; None without any."""
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
@@ -46,6 +49,8 @@ class Site:
         """True if the operand comes out as levels, which integer products take."""
         self.per_channel = last is not None and last.levels and last.per_channel
         """True if each channel comes out with a scale of its own."""
+        self.per_column = last is not None and last.levels and last.per_column
+        """True if each column comes out with a scale of its own."""
         self.per_sample = last is not None and last.per_sample
         """True if codes of the operand count from the low end of each sample."""
         self.block_levels = last is not None and last.block_levels
@@ -185,12 +190,12 @@ def _treat(
         treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs), strict=True
     ):
         current = results[-1].result if results else x
-        results.append(one.apply(current, setting) if setting.fold is None else folded(one, current, setting))
+        found = one.apply(current, setting) if setting.fold is None else folded(one, current, setting)
+        results.append(checked_result(one, current, found))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
     if treatments is not parsed(text):
         count_widened(counters, x.numel())
-    BACKWARD.done()
     return result
 
 
@@ -203,7 +208,7 @@ def _treat_channels(
         return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
     coded, total = encoded(x, parsed(text), numbers, key, memory)
     count_treated(counters, key, total, x.numel())
-    return coded.decode(), steps_of(coded.scale)
+    return coded.decode(), fold_by(coded.scale.reciprocal()).factors
 
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""Layers whose three products are computed in exact integers: faster than dense products on the CPU, and smaller.
+"""Layers whose three products are computed in exact integers on the CPU.
 
 Activations, weights and gradients are rounded to 2 to 8 bits; what the backward needs is saved as codes of one byte.
 `functional` is for operands of your own; `Linear`, `Conv1d` and `Conv2d` take the place of torch's layers.  `attention`

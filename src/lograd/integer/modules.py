@@ -16,7 +16,7 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import reason_not_integer
 from ..errors import InvalidValue
 from ..ops.geometry import Geometry
-from ..treatments import Backend
+from ..treatments import BACKWARD, SYMBOLS, Backend
 from . import functional
 from .engine import make_engine, treated_by
 
@@ -60,8 +60,8 @@ class _Integer(nn.Module):
         engine = self._made()
         if not engine.coded:
             return f"dense products: {engine.why_simulated}"
-        names = {"output": "Y", "gradient": "dX and dW"}
-        return "; ".join(f"{names.get(name, name)}: {choice.words()}" for name, choice in engine.choices.items())
+        names = {f"{product}.gradient": SYMBOLS[product] for product in BACKWARD} | {"output": "Y"}
+        return "; ".join(f"{names[name]}: {choice.words()}" for name, choice in engine.choices.items())
 
     def __prepare_scriptable__(self) -> Any:
         """Refuse torch.jit.script, which cannot read a backward of our own."""

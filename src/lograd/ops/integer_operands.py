@@ -7,6 +7,7 @@ quantized (`Folded`), or they belong to whole blocks, whose sums are scaled one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -42,6 +43,27 @@ class Operand(NamedTuple):
     def by_row(self) -> bool:
         """True if rows have scales of their own."""
         return self.step.numel() > 1
+
+
+class Fold(NamedTuple):
+    """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
+
+    factors: Tensor
+    """float32: the steps over `unit`; 0 for outputs whose weights are all zero, which are no part of dX."""
+    unit: float
+    """A power of two near the largest step, by which dX is multiplied: the bits are those of the steps themselves, but
+    the product with a small gradient does not underflow."""
+
+
+def fold_by(step: Tensor) -> Fold:
+    """Return the factors for a weight with one step for each output.
+
+    An output without weights has the largest scale that there is, so that its step is subnormal.
+    """
+    step = torch.where(step > torch.finfo(step.dtype).tiny, step, 0.0)  # NaN, that of weights with one, becomes 0, too
+    largest = float(step.max()) if step.numel() else 0.0
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+    return Fold(step / unit, unit)
 
 
 def check_coded(**operands: object) -> None:

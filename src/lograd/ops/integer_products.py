@@ -20,7 +20,7 @@ from torch import Tensor
 from ..coded import CodedTensor
 from ..errors import InvalidValue
 from .geometry import Geometry
-from .integer_operands import Operand, check_coded, operand
+from .integer_operands import Operand, check_coded, fold_by, operand
 from .reference.integer_products import check_geometry, check_matmul, check_numbers
 from .registry import call
 
@@ -174,9 +174,11 @@ def integer_matmul(a: CodedTensor, b: CodedTensor, *, transpose_a: bool = False,
 def fold_of(weight: CodedTensor) -> Tensor | None:
     """The factors by which a gradient is multiplied, channel by channel, before it is quantized; None if by none.
 
-    They are the steps of a weight with a scale for each output, over which dX sums.
+    They are the steps of a weight with a scale for each output, over which dX sums, divided by a power of two near the
+    largest of them; 0 where all weights of an output are zero.  The product for dW needs no factors, and where steps
+    differ much they coarsen it: quantize the gradient once more without them.
     """
-    return weight.scale.reciprocal() if weight.scale.numel() > 1 else None
+    return fold_by(weight.scale.reciprocal()).factors if weight.scale.numel() > 1 else None
 
 
 def reason_not_integer(
@@ -216,7 +218,7 @@ def _operands(
             raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
     _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
     if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
-        b = b._replace(step=torch.ones_like(a.step))
+        b = b._replace(step=torch.full_like(a.step, fold_by(b.step).unit))
     return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
 
 
@@ -243,6 +245,8 @@ def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> No
         raise InvalidValue(
             f"factors of the gradient lie along dimension {a.folded.dim}; its channels are dimension {channel}."
         )
+    if product == "weight_gradient":
+        _check_no_output_is_lost(a)
     if product != "input_gradient" or (a.folded is None and not b.by_row):
         return
     if a.folded is None:
@@ -250,9 +254,17 @@ def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> No
             "the product sums over the rows of the weights, which have scales of their own; multiply the gradient by "
             "`fold_of(weight)` before it is quantized."
         )
-    factors = a.folded.factors
-    if not b.by_row or factors.shape != b.step.shape or not bool(((factors == b.step) | b.step.isnan()).all()):
+    if not b.by_row or not torch.equal(a.folded.factors, fold_by(b.step).factors):
         raise InvalidValue("the gradient was multiplied by other factors than the steps of these weights.")
+
+
+def _check_no_output_is_lost(g: Operand) -> None:
+    """Refuse dW and dbias of a gradient that factors of 0 have left without some of its outputs."""
+    if g.folded is not None and not bool(g.folded.factors.all()):
+        raise InvalidValue(
+            "outputs of the gradient were multiplied by 0, as their weights are zero; for dW and dbias quantize the "
+            "gradient once more without factors."
+        )
 
 
 def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
@@ -305,6 +317,7 @@ def _column_sums(g: CodedTensor, channel: int) -> Tensor:
     if g.block_scales is not None or g.scale.numel() > 1:
         return g.decode(torch.float32).sum(summed)
     each = operand("gradient", g, summed)
+    _check_no_output_is_lost(each)
     codes = each.codes.movedim(channel, -1).reshape(-1, g.layout.shape[channel])
     step = each.step.reshape(-1) if each.folded is None else each.step / each.folded.factors
     ones = torch.ones((1, len(codes)), dtype=torch.uint8, device=codes.device)

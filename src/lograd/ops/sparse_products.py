@@ -160,11 +160,10 @@ def _plain_convolution(
 
 def linear_products(g: Tensor, x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> Products:
     """dX, dW and dbias of matrices by the operators that autograd would call; without elements where not needed."""
-    nothing = g.new_empty(0)
     return (
-        g.mm(weight) if need[0] else nothing,
-        g.t().mm(x) if need[1] else nothing,
-        g.sum(0) if need[2] else nothing,
+        g.mm(weight) if need[0] else g.new_empty(0),
+        g.t().mm(x) if need[1] else g.new_empty(0),
+        g.sum(0) if need[2] else g.new_empty(0),
     )
 
 

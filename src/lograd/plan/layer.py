@@ -91,9 +91,26 @@ class LayerPlan:
         return found
 
     def shares(self, operand: str) -> bool:
-        """Return True if the two products that an operand enters take one treated copy of it."""
+        """Return True if the two products that an operand enters take one treated copy of it.
+
+        A gradient that is multiplied by the weight's steps for dX is rounded once more for dW: there the factors would
+        only coarsen the channels of small weights.
+        """
         first, second = (self.site(name, operand) for name in PRODUCTS if operand in OPERANDS[name])
-        return first == second and not any(one.per_product for one in first)
+        alike = first == second and not any(one.per_product for one in first)
+        return alike and not (operand == "gradient" and self.folds)
+
+    @property
+    def folds(self) -> bool:
+        """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded for dX.
+
+        dX sums over the outputs, so a weight with a step for each output needs it.
+        """
+        gradient, weights = self.input_gradient.gradient, self.input_gradient.weights
+        if not gradient or not weights:
+            return False
+        one, other = gradient[-1], weights[-1]
+        return (one.levels or one.per_sample) and one.can_fold and other.levels and other.per_channel
 
     @property
     def treats(self) -> bool:

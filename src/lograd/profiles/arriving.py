@@ -117,6 +117,8 @@ def noise_at(
 ) -> float:
     """Return |Q(g) - g|^2, summed over the gradients, with the random numbers that the site's key gives.
 
+    Where channels have factors, each counts as much as in dX: an output without weights adds neither noise nor signal.
+
     Args:
         site: one of the gradient's, in these products.
         fold: factors of the gradient's channels; see `fold_of`.
@@ -124,8 +126,18 @@ def noise_at(
     operand, into_input, total = engine.gradient, DX in products, 0.0
     for g in gradients:
         summed = () if operand.shared else (1,) if into_input else (0, *range(2, g.dim()))
-        total += energy(site.treat(g, summed, operand.control, fold if into_input else None) - g)
+        factors = fold if into_input else None
+        error = site.treat(g, summed, operand.control, factors) - g
+        if factors is None:
+            total += energy(error)
+        elif signal := energy(folded(g, factors)):
+            total += energy(folded(error, factors)) / signal * energy(g)
     return total
+
+
+def folded(g: Tensor, factors: Tensor) -> Tensor:
+    """Return a gradient with its channels, dimension 1, multiplied by factors."""
+    return g * factors.reshape(-1, *(1,) * (g.dim() - 2))
 
 
 def energy(tensor: Tensor) -> float:

@@ -231,19 +231,39 @@ class Profile:
         except InvalidValue:
             return None
 
-    def expected(self, plan: Plan) -> Expected | None:
+    def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
 
-        None where the profile has not measured both: it takes `lograd.profile(..., noise=2)` on 3 batches at least.
-        Noise is predicted of unbiased treatments of gradients that the law of their magnitudes decides; of others the
-        result has the reason why it is not known, and `lograd.variance` measures them.
+        The profile must have measured both, by `lograd.profile(..., noise=2)` on 3 batches at least; one that lacks
+        something is refused with what it is.  Noise is predicted of unbiased treatments of gradients that the law of
+        their magnitudes decides.  For others `rho` of the result is None and `unknown` the reason, and
+        `lograd.variance` measures them.
 
         Args:
             plan: any plan for this model, such as `Plan.uniform("fp6")`.
         """
         if not isinstance(plan, Plan):
             raise InvalidType(sentence("plan", plan, "a Plan"))
-        return expected_of(planned_layers(plan, self.layers), self.layers, self.noise, self.minibatch, plan)
+        found = expected_of(planned_layers(plan, self.layers), self.layers, self.noise, self.minibatch, plan)
+        if found is None:
+            raise InvalidValue(f"the noise of a plan is not predicted by this profile: {self._unmeasured}")
+        return found
+
+    @property
+    def _unmeasured(self) -> str:
+        """What a prediction of noise lacks in this profile, and how to get it."""
+        again = f"profile again with noise=2 on at least {LEAST_BATCHES} batches"
+        if self.noise is None:
+            lacking = (self.broken or "it was not measured how noise travels").rstrip(".")
+        elif self.minibatch is not None and not self.minibatch.unit > 0:
+            lacking, again = "the gradient was the same in all of its batches, so noise has no unit", "give it others"
+        else:
+            words = self.unitless or (
+                "The energies of noise are not in this profile: it is of an older lograd, or not all gradients of "
+                "parameters were finite."
+            )
+            lacking = words[0].lower() + words[1:].rstrip(".")
+        return f"{lacking}; {again}."
 
     # -- table and page --
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -125,12 +125,40 @@ def _turns(timer: Timer, layers: Mapping[str, nn.Module]) -> bool:
     plan = Plan(dict.fromkeys(layers, method(GENTLE).plan))
     for _ in range(ROUNDS):
         timer.time(AS_IT_IS, plan, WARM_UP, 0, WHOLE)
-        try:
-            timer.time(TURNED, replace(plan, channels_last=True), WARM_UP, 0, WHOLE)
-        except Exception:  # whatever the user's model raises, such as a RuntimeError by a view across pixels
+        turned = partial(timer.time, TURNED, replace(plan, channels_last=True), WARM_UP, 0, WHOLE)
+        if not _runs(turned, partial(timer.time, AS_IT_IS, plan, WARM_UP, 0, WHOLE)):
             return False
         if timer.times[TURNED].step < (1 - WORTH_TURNING) * timer.times[AS_IT_IS].step:
             return True
+    return False
+
+
+def _runs(trial: Callable[[], None], as_it_is: Callable[[], None]) -> bool:
+    """Run steps in another layout; return False where the model cannot take that layout.
+
+    Any type of exception may come from a layout: a RuntimeError by a view across pixels, or whatever the user's model
+    raises when it checks.  It is the layout's alone if it comes again in a second trial, and not in the layout that the
+    model came in.  Every other one is the user's, and is raised.
+
+    Args:
+        trial: steps in the other layout.
+        as_it_is: steps in the model's own.
+    """
+    try:
+        trial()
+    except Exception as error:
+        if not _raises(trial, type(error)) or _raises(as_it_is):
+            raise
+        return False
+    return True
+
+
+def _raises(run: Callable[[], None], kind: type[Exception] = Exception) -> bool:
+    """Return True if a function raises an exception of a kind."""
+    try:
+        run()
+    except Exception as error:
+        return isinstance(error, kind)
     return False
 
 
@@ -256,12 +284,16 @@ class _Look:
         """Time the plain model in both layouts, and return the share of the shorter step, if by more than chance."""
         if not _weights_to_turn(self.timer.model) or reason_not_channels_last(self.timer.model) is not None:
             return 1.0
-        self.timer.time(PLAIN, Plan(), WARM_UP, 0, WHOLE)
-        with suppress(Exception), weights_channels_last(self.timer.model):  # as in `_turns`
+        as_it_is = partial(self.timer.time, PLAIN, Plan(), WARM_UP, 0, WHOLE)
+        as_it_is()
+        if not _runs(self._time_plain_turned, as_it_is):
+            return 1.0
+        share = self.timer.times[PLAIN_TURNED].step / self.timer.times[PLAIN].step
+        return share if share < 1 - WORTH_TURNING else 1.0
+
+    def _time_plain_turned(self) -> None:
+        with weights_channels_last(self.timer.model):
             self.timer.time(PLAIN_TURNED, Plan(), WARM_UP, 0, WHOLE)
-            share = self.timer.times[PLAIN_TURNED].step / self.timer.times[PLAIN].step
-            return share if share < 1 - WORTH_TURNING else 1.0
-        return 1.0
 
     def _found(self, names: Sequence[str], told: Sequence[str]) -> Screened:
         """Return what was found.

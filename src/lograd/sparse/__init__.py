@@ -1,4 +1,4 @@
-"""Layers whose backward prunes its gradient and skips the zeros: faster than dense products on the CPU.
+"""Layers whose backward prunes its gradient and skips the zeros on the CPU.
 
 `functional` takes the threshold from you; `Linear`, `Conv1d` and `Conv2d` keep their own for a sparsity.
 """

@@ -35,6 +35,7 @@ from .sawb import Sawb
 from .sentence import (
     Sentence,
     apply,
+    checked_result,
     describe,
     from_json,
     memories,
@@ -59,6 +60,6 @@ __all__ = [
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "gradients", "meet_as_levels",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
-    "apply", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled", "stages", "to_json",
-    "total_counts", "wider",
+    "apply", "checked_result", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled",
+    "stages", "to_json", "total_counts", "wider",
 ]  # fmt: skip

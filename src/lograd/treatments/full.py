@@ -21,14 +21,17 @@ from .statquant import StatQuant
 def integers(bits: str, po2: str | None = None) -> Treated:
     """Return all operands as levels: weights per channel, activations in hindsight, gradients stochastic.
 
-    Each operand is coded once for the two products that it enters.
+    The gradient is coded twice.  dX sums over outputs, so it needs one range, with the weights' steps in the gradient;
+    dW sums over samples, so each output has a range of its own there.  A BatchNorm behind outputs without weights gives
+    these gradients hundreds of times larger than others, which would else have no codes left.
 
     Args:
         po2: given, steps of all operands are powers of two.
     """
     # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
     gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic", power_of_two=bool(po2)),)
-    return _levels(int(bits), gradient, bool(po2))
+    by_output = gradient if po2 else (Integers(int(bits), "column", symmetric=True, rounding="stochastic"),)
+    return _levels(int(bits), gradient, by_output, bool(po2))
 
 
 def luq4(samples: str | None = None, hindsight: str | None = None) -> Treated:
@@ -62,15 +65,15 @@ def weights_and_activations(bits: str, method: str | None = None) -> Treated:
             hindsight.
     """
     if method is None:
-        return _levels(int(bits), ())
+        return _levels(int(bits), (), ())
     operand = (Learned(int(bits), "lsq" if method == "lsq" else "clip"),)
     return _shared(operand, operand, (), ())
 
 
-def _levels(bits: int, gradient: Sentence, power_of_two: bool = False) -> Treated:
+def _levels(bits: int, gradient: Sentence, by_output: Sentence, power_of_two: bool = False) -> Treated:
     activations = (Integers(bits, ranges="hindsight", power_of_two=power_of_two),)
     weights = (Integers(bits, "channel", symmetric=True, power_of_two=power_of_two),)
-    return _shared(activations, weights, gradient, gradient)
+    return _shared(activations, weights, gradient, by_output)
 
 
 def statquant(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final, get_args
+
+import torch
+from torch import Tensor
 
 from .. import ops
 from ..coded import Encoded
@@ -18,10 +21,7 @@ from .quantize import Rounding, stepped
 from .statistics import Statistics
 from .treatment import RARE, LevelCodes, Numbers, Outcomes, Setting, Treatment
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Per = Literal["tensor", "channel"]
+Per = Literal["tensor", "channel", "column"]
 Ranges = Literal["current", "hindsight"]
 
 MOMENTUM = 0.9
@@ -35,7 +35,8 @@ class Integers(Treatment):
 
     Args:
         bits: 2 to 8.
-        per: one range for the "tensor", or one for each "channel", the first dimension: outputs of a weight.
+        per: one range for the "tensor"; one for each "channel", the first dimension: outputs of a weight; or one for
+            each "column", the second dimension: outputs of a gradient, over whose samples and pixels dW sums.
         symmetric: as many levels below zero as above; else zero may be any level, and is the first where nothing is
             negative.
         rounding: "nearest" or "stochastic".
@@ -76,8 +77,14 @@ class Integers(Treatment):
         check_rounding(self.rounding, ("stochastic", "nearest"))
         check_choice("ranges", self.ranges, get_args(Ranges))
         check_flag("power_of_two", self.power_of_two)
-        if self.ranges == "hindsight" and self.per == "channel":
-            raise InvalidValue("ranges='hindsight' remembers one range, per='tensor'; per='channel' takes 'current'.")
+        if self.ranges == "hindsight" and self.per != "tensor":
+            raise InvalidValue(
+                f"ranges='hindsight' remembers one range, per='tensor'; per={self.per!r} takes ranges='current'."
+            )
+        if self.per == "column" and not (self.symmetric and not self.power_of_two):
+            raise InvalidValue(
+                "per='column' takes symmetric=True, one code of zero for all columns, and no power_of_two."
+            )
 
     @property
     def unbiased(self) -> bool:
@@ -128,29 +135,57 @@ class Integers(Treatment):
         self._remember(found.range, found.counts, setting)
         return Encoded(found.coded, found.counts)
 
+    @property
+    def per_column(self) -> bool:
+        return self.per == "column"
+
+    @property
+    def can_fold(self) -> bool:
+        return self.per != "column"
+
     def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
         known = self.memory_size and float(setting.memory[SEEN])
+        limits, fold = setting.memory[:SEEN].float() if known else None, setting.fold
+        columns = self._has_columns(g)
+        if columns:
+            fold, limits = self._column_scales(g), g.new_tensor([-self._middle, self._middle], dtype=torch.float32)
         # The operator itself: what the public function checks was checked when the site was made.
         codes, parameters, range, counts = call(
-            "integer_codes", g, setting.memory[:SEEN].float() if known else None, setting.fold, setting.fold_dim,
-            self.bits, self.per == "channel", self.symmetric, self.rounding == "stochastic", setting.key,
-            self.power_of_two,
+            "integer_codes", g, limits, fold, setting.fold_dim, self.bits, self.per == "channel", self.symmetric,
+            self.rounding == "stochastic", setting.key, self.power_of_two,
         )  # fmt: skip
         if self.memory_size:
             self._remember(range[:, 0], counts, setting)
         scale, zero = parameters.unbind()
-        return LevelCodes(codes, scale, zero, counts)
+        return LevelCodes(codes, scale * fold if columns else scale, zero, counts)
+
+    @property
+    def _middle(self) -> float:
+        """The code of zero where codes are symmetric, which is also the largest number of steps."""
+        return 2.0 ** (self.bits - 1) - 1
+
+    def _has_columns(self, g: Tensor) -> bool:
+        """Return True if columns have ranges: a tensor of one dimension, or without elements, has one range at most."""
+        return self.per == "column" and g.dim() > 1 and g.numel() > 0
+
+    def _column_scales(self, g: Tensor) -> Tensor:
+        """Return the scale of each column: its largest magnitude has the last code, to one part in 2^22."""
+        summed = [dim for dim in range(g.dim()) if dim != 1]
+        largest = torch.maximum(g.amax(summed), -g.amin(summed)).float().abs()  # -0.0 would have a scale below 0
+        # Not a hair more: a number above the last code would count as saturated.
+        return (self._middle * (1 - 2.0**-22) / largest).clamp(max=torch.finfo(torch.float32).max)
 
     def _arguments(self, g: Tensor, setting: Setting) -> dict[str, Any]:
         known = self.memory_size and float(setting.memory[SEEN])
+        columns = self._has_columns(g)
         return {
-            "per": self.per if g.dim() else "tensor",
+            "per": "channel" if self.per == "channel" and g.dim() else "tensor",
             "symmetric": self.symmetric,
             "rounding": self.rounding,
             "seed": setting.key,
-            "fold": setting.fold,
+            "fold": self._column_scales(g) if columns else setting.fold,
             "fold_dim": setting.fold_dim,
-            "range": setting.memory[:SEEN] if known else None,
+            "range": (-self._middle, self._middle) if columns else setting.memory[:SEEN] if known else None,
             "power_of_two": self.power_of_two,
             "counted": True,
         }
@@ -167,10 +202,14 @@ class Integers(Treatment):
         setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """Return the outcomes per tensor; None where a channel decides."""
-        if self.per == "channel":
+        """Return the outcomes per tensor; None where a channel or column decides."""
+        if self.per != "tensor":
             return None
         return stepped(x, numbers["step"], numbers["largest"], self.rounding)
+
+    @property
+    def bounded_by(self) -> Integers | None:
+        return replace(self, per="tensor") if self.per != "tensor" else None
 
     def memory_words(self, memory: list[float]) -> Numbers:
         return {"low": memory[LOW], "high": memory[HIGH]} if memory and memory[SEEN] else {}
@@ -182,8 +221,8 @@ class Integers(Treatment):
 
     def __str__(self) -> str:
         words = [f"int{self.bits} levels"]
-        if self.per == "channel":
-            words.append("per channel")
+        if self.per != "tensor":
+            words.append(f"per {self.per}")
         if self.symmetric:
             words.append("symmetric")
         if self.ranges == "hindsight":

@@ -153,6 +153,8 @@ def meet_as_levels(product: str, first: Sentence, second: Sentence) -> bool:
         return one.rotation == other.rotation
     if not other.levels or not (one.levels or (one.per_sample and product == "input_gradient")):
         return False
+    if other.per_column or (one.per_column and product != "weight_gradient"):
+        return False
     return product != "input_gradient" or one.can_fold or not other.per_channel
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
+from ..laws.law import Values
 from .statistics import Prediction, Statistics
-from .tensors import is_finite, zeros_of
+from .tensors import counted, is_finite, zeros_of
 from .treatment import Numbers, Outcomes, Setting, Treatment
 
 Sentence = tuple[Treatment, ...]
@@ -50,8 +51,9 @@ def wider(treatments: Sentence) -> Sentence | None:
 
 def _place(one: Treatment) -> tuple[object, ...]:
     """Return all that a site, its tensors and its products depend on."""
-    codes = one.levels, one.per_channel, one.per_sample, one.block_levels, one.rotation, one.can_fold, one.can_encode
-    return one.number_names, one.memory_size, *codes
+    scales = one.per_channel, one.per_column, one.per_sample
+    codes = one.levels, one.block_levels, one.rotation, one.can_fold, one.can_encode
+    return one.number_names, one.memory_size, *scales, *codes
 
 
 def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[Numbers]:
@@ -89,6 +91,42 @@ def stages(
         )
         for place, (values, own) in enumerate(parts)
     ]
+
+
+def checked_result(one: Treatment, x: Tensor, found: Any) -> ops.Counted:
+    """Return what `apply` has made of x, with its counts; refuse in a sentence what a user's treatment must not return.
+
+    Where it has counted nothing, zeros and NaN of the result are counted.
+    """
+    what = f"apply of treatment {one.kind!r}"
+    if not isinstance(found, ops.Counted):
+        raise InvalidType(
+            f"{what} must return ops.Counted(result, counts), with None for counts where it has none; got "
+            f"{_described(found)}."
+        )
+    result, counts = found
+    alike = isinstance(result, Tensor) and (result.shape, result.dtype, result.device) == (x.shape, x.dtype, x.device)
+    if not alike:
+        raise InvalidValue(
+            f"the result of {what} must be like its argument, {_described(x)}; got {_described(result)}."
+        )
+    if torch._C._is_alias_of(result, x):  # type: ignore[attr-defined]  # which the result of an operator may not be
+        result = result.clone()
+    if counts is None:
+        return counted(result)
+    known = isinstance(counts, Tensor) and counts.dtype == torch.int64 and counts.device == x.device
+    if not known or tuple(counts.shape) not in ((3,), (4,)):
+        raise InvalidValue(
+            f"the counts of {what} must be None, or int64 counts of zeros, NaN and saturated elements in a tensor of 3 "
+            f"on the device of the result; got {_described(counts)}."
+        )
+    return ops.Counted(result, counts)
+
+
+def _described(found: Any) -> str:
+    if not isinstance(found, Tensor):
+        return f"an object of type {type(found).__name__}"
+    return f"a tensor of {str(found.dtype).removeprefix('torch.')} {tuple(found.shape)} on {found.device}"
 
 
 def settled(treatments: Sequence[Treatment], g: Tensor, results: Sequence[ops.Counted]) -> ops.Counted:
@@ -162,7 +200,8 @@ def apply(
     results: list[ops.Counted] = []
     settings = stages(treatments, tensors, torch.tensor([seed, 0], device=g.device), memory, contracted)
     for one, setting in zip(treatments, settings, strict=True):
-        results.append(one.apply(results[-1].result if results else g, setting))
+        current = results[-1].result if results else g
+        results.append(checked_result(one, current, one.apply(current, setting)))
     return settled(treatments, g, results)
 
 
@@ -178,7 +217,10 @@ def _successor(place: int, device: torch.device) -> Tensor:
 
 
 def predict(
-    treatments: Sequence[Treatment], statistics: Statistics, numbers: list[Numbers] | None = None
+    treatments: Sequence[Treatment],
+    statistics: Statistics,
+    numbers: list[Numbers] | None = None,
+    factors: Values | None = None,
 ) -> Prediction | None:
     """Return the predicted effect on a gradient with these statistics; None where the law of magnitudes does not tell.
 
@@ -187,7 +229,11 @@ def predict(
 
     Args:
         numbers: the numbers in force; by default those that follow from the statistics.
+        factors: those of channels (`Setting.fold`), by which the tensor is multiplied before the last treatment.  The
+            prediction is then in the measure of the product that needs them, where a channel counts by its factor.
     """
+    if factors is not None:
+        return _predict_folded(treatments, statistics, numbers, factors)
     x, weights = statistics.points()
     _, ways = _follow(treatments, statistics, numbers)
     if ways is None:
@@ -201,6 +247,23 @@ def predict(
         cosine=float(np.clip(np.sum(shares * x * y) / np.sqrt(signal * energy), 0.0, 1.0)) if energy > 0 else 0.0,
         relative_error=float(np.sum(shares * np.abs(y - x) / x)),
     )
+
+
+def _predict_folded(
+    treatments: Sequence[Treatment], statistics: Statistics, numbers: list[Numbers] | None, factors: Values
+) -> Prediction | None:
+    """Return the prediction for a sentence whose last treatment rounds channels times factors: noises add up."""
+    *front, last = treatments
+    given = None if numbers is None else numbers[-1:]
+    if not front:
+        return predict((last,), statistics.times(factors), given)
+    before = predict(front, statistics, None if numbers is None else numbers[:-1])
+    _, ways = _follow(front, statistics, None if numbers is None else numbers[:-1])
+    rounded = predict((last,), _after(statistics, ways).times(factors), given)
+    if before is None or rounded is None:
+        return None
+    error = before.relative_error + rounded.relative_error
+    return Prediction(rounded.sparsity, before.cosine * rounded.cosine, error)
 
 
 def _follow(

@@ -18,6 +18,10 @@ POINTS_PER_BIN = 16
 """Midpoints by which a bin is integrated: 1/256 of an octave apart or less, finer than the steps of 8 bits."""
 
 
+SMALLEST_FACTOR = 40
+"""Octaves below the largest factor of a channel; smaller factors count as this one, for all of it is rounded away."""
+
+
 @final
 @dataclass(frozen=True)
 class Statistics:
@@ -86,6 +90,24 @@ class Statistics:
             return None
         zeros = max(self.elements - int(counts.sum()), 0)
         return Statistics(Empirical(counts, int(bins.min()), zeros=zeros), allotted=self.allotted)
+
+    def times(self, factors: Values) -> Statistics:
+        """Return the statistics of a tensor whose channels were multiplied by factors, if all have this law.
+
+        The law is then a mixture: F(t) = E_c[F(t / f_c)].  Where all factors are zero, the tensor stays as it is.
+
+        Args:
+            factors: one for each channel, not negative.
+        """
+        largest = factors.max(initial=0.0)
+        if largest <= 0:
+            return self
+        # As many bins as an octave of the histogram has are fine enough, however many channels there are.
+        octaves = np.log2(np.maximum(factors / largest, 2.0**-SMALLEST_FACTOR))
+        steps, counts = np.unique(np.rint(octaves * BINS_PER_OCTAVE), return_counts=True)
+        x, weights = self.points()
+        by, share = largest * 2.0 ** (steps / BINS_PER_OCTAVE), counts / factors.size
+        return self.after((by[:, None] * x).ravel(), (share[:, None] * weights).ravel()) or self
 
     def distance(self, other: Statistics) -> float:
         """Return the Kolmogorov-Smirnov distance, zeros included; 0 (equal) to 1."""

@@ -6,13 +6,15 @@ A new method is one file with one dataclass.  Its `kind` enters the registry, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import lru_cache
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..errors import InvalidValue, nearest_name, sentence
-from ..files.checks import check_flag, check_number, check_object, check_text, check_whole
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
+from ..files.checks import check_object
 from ..laws.law import Values
+from .fields import values_of_fields
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -83,7 +85,10 @@ class Treatment(ABC):
     """True if it multiplies by `Setting.fold` and divides by it on its own way, which saves two passes."""
 
     def __init_subclass__(cls) -> None:
-        Treatment.registry[cls.kind] = cls
+        kind = getattr(cls, "kind", None)
+        if not isinstance(kind, str) or not kind:
+            raise InvalidType(f'{cls.__name__} needs a name for plans: kind: ClassVar[str] = "..."; got {shown(kind)}.')
+        Treatment.registry[kind] = cls
 
     @property
     def number_names(self) -> tuple[str, ...]:
@@ -125,6 +130,11 @@ class Treatment(ABC):
     @property
     def per_channel(self) -> bool:
         """True if each channel, the first dimension of a weight of (outputs, inputs), has a scale of its own."""
+        return False
+
+    @property
+    def per_column(self) -> bool:
+        """True if each column, the second dimension of a gradient of (samples, outputs), has a scale of its own."""
         return False
 
     @property
@@ -195,7 +205,10 @@ class Treatment(ABC):
 
     @abstractmethod
     def apply(self, g: Tensor, setting: Setting) -> Counted:
-        """Return the treated tensor with its counts (zeros, NaN, saturated)."""
+        """Return the treated tensor, of the same shape, type and device, with its counts (zeros, NaN, saturated).
+
+        Counts are int64; where they are None, zeros and NaN are counted, and nothing is taken to be saturated.
+        """
 
     @property
     def can_encode(self) -> bool:
@@ -224,6 +237,11 @@ class Treatment(ABC):
         """
         return None
 
+    @property
+    def bounded_by(self) -> Treatment | None:
+        """A treatment with at least as much noise, where the law of magnitudes tells only that one's; else None."""
+        return None
+
     def memory_words(self, memory: list[float]) -> Numbers:
         """Return the memory in named numbers, for people."""
         return {}
@@ -237,9 +255,20 @@ class Treatment(ABC):
         """Return a few words for tables."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, of which `from_json` makes this treatment again."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        silent = {one.name for one in fields(self) if one.metadata.get("rare") and values[one.name] == one.default}
+        """Return plain values, of which `from_json` makes this treatment again; fields that have none are refused."""
+        try:
+            hash(self)
+        except TypeError:  # a field is a list or the like
+            _check_fields.__wrapped__(self)
+        else:
+            _check_fields(self)
+        return self._to_json()
+
+    def _to_json(self) -> dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in _arguments(type(self))}
+        silent = {
+            one.name for one in _arguments(type(self)) if one.metadata.get("rare") and values[one.name] == one.default
+        }
         return {"kind": self.kind, **{name: _plain(value) for name, value in values.items() if name not in silent}}
 
     @staticmethod
@@ -255,31 +284,64 @@ class Treatment(ABC):
                 + nearest_name(str(kind), kinds)
             )
         arguments = {name: value for name, value in data.items() if name != "kind"}
-        valid = [one.name for one in fields(kinds[kind])]
-        required = [one.name for one in fields(kinds[kind]) if one.default is MISSING]
-        check_object(f"treatment {kind!r}", arguments, required, valid)
-        for one in fields(kinds[kind]):
-            if one.name in arguments:
-                check = _CHECKS.get(str(one.type), check_text)  # formats, rules and choices are texts
-                check(f"{one.name} of treatment {kind!r}", arguments[one.name])
-        return kinds[kind](**arguments)
+        known = _arguments(kinds[kind])
+        required = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
+        check_object(f"treatment {kind!r}", arguments, required, [one.name for one in known])
+        for name, values in values_of_fields(kinds[kind]).items():
+            if name in arguments:
+                values.check(f"{name} of treatment {kind!r}", arguments[name])
+        nested = {name: Treatment.from_json(value) for name, value in arguments.items() if isinstance(value, dict)}
+        return kinds[kind](**arguments | nested)
 
 
-def _check_nested(what: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise InvalidValue(sentence(what, value, 'a treatment, an object with a "kind"'))
-
-
-_CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "float": check_number,
-    "int": check_whole,
-    "bool": check_flag,
-    "Treatment": _check_nested,
-}
-"""Checks of the value of a field in JSON, by the annotation of the field."""
+def _arguments(kind: type[Treatment]) -> list[Field[Any]]:
+    """Return the fields that a treatment is made of; others follow from these."""
+    return [one for one in fields(kind) if one.init]
 
 
 def _plain(value: Any) -> Any:
+    """Return the value of a field as JSON has it; formats and the like are their text."""
+    if value is None or isinstance(value, bool | str):
+        return value
     if isinstance(value, Treatment):
-        return value.to_json()
-    return value if isinstance(value, float | int) else str(value)
+        return value._to_json()
+    if isinstance(value, Integral):  # one of NumPy, too
+        return int(value)
+    return float(value) if isinstance(value, Real) else str(value)
+
+
+@lru_cache(maxsize=1024)
+def _check_fields(treatment: Treatment) -> None:
+    """Refuse a treatment that `from_json` would not make again: the engine and plan files have it as JSON."""
+    data = treatment._to_json()
+    for one in _arguments(type(treatment)):
+        value = getattr(treatment, one.name)
+        if value is not None and not isinstance(value, bool | str | Real | Treatment):
+            _check_returns(treatment, one.name, value, data)
+    try:
+        made = Treatment.from_json(data)
+    except TypeError as error:
+        if isinstance(error, InvalidType):
+            raise
+        raise InvalidType(
+            f"treatment {treatment.kind!r} cannot be made of its fields ({error}); write it as a "
+            "dataclass(frozen=True) whose fields are its arguments."
+        ) from error
+    if type(made) is not type(treatment):
+        raise InvalidValue(
+            f"the kind {treatment.kind!r} belongs to another class, {type(made).__module__}.{type(made).__qualname__}; "
+            "give each treatment a kind of its own."
+        )
+
+
+def _check_returns(treatment: Treatment, name: str, value: Any, data: dict[str, Any]) -> None:
+    """Refuse the value of a field that the class does not make of its text."""
+    try:
+        again = getattr(Treatment.from_json(data), name)
+    except Exception:  # whatever a user's class raises for a text in its place
+        again = None
+    if type(again) is not type(value) or again != value:
+        raise InvalidType(
+            f"{name} of treatment {treatment.kind!r} is of type {type(value).__name__}, which a plan cannot hold; give "
+            "it a number, bool, str, Literal, None or a treatment, or let __post_init__ read the text of its value."
+        )

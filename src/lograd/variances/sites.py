@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..attachment import Handle
@@ -19,6 +20,7 @@ from ..profiles.arriving import DX, Arrived
 from ..profiles.gradients import energy
 from ..profiles.measured import Measured, Values, mean_of
 from ..treatments import BACKWARD, SYMBOLS, Statistics, describe, predict
+from ..treatments.verdicts import noise_of
 from .bench import Bench
 from .bounds import bound_of
 from .values import SiteVariance
@@ -77,26 +79,27 @@ class _Treated(NamedTuple):
         """Return all that is known of the site."""
         mean, error = mean_of(samples)
         treatments = self.site.treatments
-        plain = self.gradients if self.fold is None else []
         return SiteVariance(
             layer,
             ", ".join(SYMBOLS[product] for product in self.products),
             describe(treatments),
             sum(map(energy, self.gradients)),
             Measured(float(mean), float(error)),
-            _sum([_predicted(self.site, g) for g in plain]),
-            _sum([bound_of(treatments, g) for g in plain]),
+            _sum([self._predicted(g) for g in self.gradients]),
+            _sum([bound_of(treatments, g) for g in self.gradients]) if self.fold is None else None,
         )
 
-
-def _predicted(site: Site, g: Tensor) -> float | None:
-    """Return the noise that the law of |g| predicts, by the cosine c of unbiased noise: |g|^2 (1 / c^2 - 1)."""
-    if not all(one.unbiased for one in site.treatments):
-        return None
-    if not bool(g.any()):
-        return 0.0
-    found = predict(site.treatments, Statistics(Empirical.fit(g)), site.numbers_and_memory())
-    return None if found is None or not found.cosine else energy(g) * (found.cosine**-2 - 1)
+    def _predicted(self, g: Tensor) -> float | None:
+        """Return the noise that the law of |g| predicts, by the cosine c of unbiased noise: |g|^2 (1 / c^2 - 1)."""
+        if not all(one.unbiased for one in self.site.treatments):
+            return None
+        seen = g if self.fold is None else profiled.folded(g, self.fold)
+        if not bool(seen.any()):
+            return 0.0
+        low, high = torch.aminmax(seen)
+        statistics = Statistics(Empirical.fit(seen), range=(float(low), float(high)))
+        found = predict(self.site.treatments, statistics, self.site.numbers_and_memory())
+        return None if found is None or not found.cosine else energy(g) * noise_of(found.cosine)
 
 
 def _sum(numbers: list[float | None]) -> float | None:

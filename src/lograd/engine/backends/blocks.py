@@ -21,7 +21,6 @@ from ...ops import Counted
 from ...ops.contracts import Takes
 from ...ops.reference.integer_products import check_numbers
 from ...ops.registry import register
-from ..clock import BACKWARD
 from ..coding import NAN, applied, check_sentence, encoded, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import multiply
@@ -66,7 +65,6 @@ def _product(
     sums = a.new_empty(0)
     if need_sums:
         sums = _sums(coded[0][0]) if values is None else values.sum(a_summed)
-    BACKWARD.done()
     return owned(result), sums
 
 
@@ -125,7 +123,6 @@ def _choose(first: Side, second: Side, bias: Tensor | None, choice: Tensor) -> i
         return INTEGER
     if not (bool(first.x.isfinite().all()) and bool(second.x.isfinite().all())):
         return DENSE  # and not decided
-    BACKWARD.disturbed = True
 
     def densely() -> None:
         a, b = (side.values(side.memory.clone()).result for side in (first, second))

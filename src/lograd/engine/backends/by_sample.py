@@ -14,21 +14,22 @@ from torch import Tensor
 
 from ...coded import Householder
 from ...ops.geometry import Geometry
+from ...ops.integer_operands import Fold
 from ...ops.registry import call
 from ..coding import Codes
 
 
 def input_gradient(
-    g: Codes, low: Tensor, fold: Tensor | None, weight: Codes, geometry: Geometry, shape: tuple[int, ...]
+    g: Codes, low: Tensor, fold: Fold | None, weight: Codes, geometry: Geometry, shape: tuple[int, ...]
 ) -> Tensor:
     """Return dX as float32; images lie channels-last.
 
     Args:
-        g, low: the gradient, its channels multiplied by `fold` before it was coded; the low end of each sample.
-        fold: the steps of a weight that has one for each output; None where it has one for all.
+        g, low: the gradient; the low end of each sample.
+        fold: factors by which its channels were multiplied before it was coded; None for none.
         shape: of the layer's input.
     """
-    scale = None if fold is not None else weight.step
+    scale = weight.step if fold is None else weight.step.new_tensor([fold.unit])
     ones = torch.ones_like(g.codes[:1])
     if not geometry.stride:
         d_x: Tensor = call("integer_matmul", g.codes, weight.codes, 0, weight.offset, g.step, scale, None)

@@ -18,10 +18,10 @@ from torch import Tensor
 from ...ops import Counted
 from ...ops.contracts import Takes
 from ...ops.geometry import Geometry
+from ...ops.integer_operands import fold_by
 from ...ops.registry import register
 from ...treatments import Sentence
-from ..clock import BACKWARD
-from ..coding import Codes, Levelled, applied, in_bytes, in_force, in_nibbles, levelled, parsed, steps_of
+from ..coding import Codes, Levelled, applied, in_bytes, in_force, in_nibbles, levelled, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated, count_widened
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
@@ -103,7 +103,6 @@ def _choose_for_output(
     """Time both backends on the operands at hand, and return the faster; encoding is part of either."""
     if _too_small(operands[1], operands[0].numel() // operands[0].shape[1], choice):
         return INTEGER
-    BACKWARD.disturbed = True
 
     def coded() -> tuple[Codes, Codes]:
         x, weight = (
@@ -165,12 +164,10 @@ def _products(
         results = gradient.by(mode)
         if gradient.treatments is not parsed(text):
             count_widened(counters, g.numel())
-    found = tuple(
+    return tuple(
         laid(flat(result, stride), turned) if wanted and result.dim() > 1 else result
         for result, turned, wanted in zip(results, (x_turned, weight_turned, False), need, strict=True)
     )
-    BACKWARD.done()
-    return found
 
 
 class Gradient:
@@ -183,7 +180,7 @@ class Gradient:
         self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, need
         self.treatments, self.numbers, self.key, self.memory, self.counters = site
         self.contracted = contracted
-        self.fold = steps_of(weight.scale) if folds else None
+        self.fold = fold_by(weight.step) if folds else None
 
     def by(self, mode: int) -> Coded:
         """Return dX, dW and dbias by a backend, and count."""
@@ -204,7 +201,6 @@ class Gradient:
             return INTEGER if INTEGER in serving else DENSE
         if not (bool(self.g.isfinite().all()) and self.x.finite and self.weight.finite):
             return DENSE  # and not decided
-        BACKWARD.disturbed = True
         ways: dict[int, Callable[[], object]] = {
             DENSE: lambda: self.by_dense(self._applied(self.memory.clone()).result),
             SPARSE: lambda: self.by_lists(self._applied(self.memory.clone()).result),
@@ -235,10 +231,14 @@ class Gradient:
         return x, weight
 
     def _levelled(self, memory: Tensor) -> Levelled:
-        return levelled(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self.fold)
+        return levelled(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self._factors)
 
     def _applied(self, memory: Tensor) -> Counted:
-        return applied(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self.fold)
+        return applied(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self._factors)
+
+    @property
+    def _factors(self) -> Tensor | None:
+        return None if self.fold is None else self.fold.factors
 
 
 # -------------------------------------------------------------------------------------------------------------- layouts

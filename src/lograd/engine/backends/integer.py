@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.geometry import Geometry
+from ...ops.integer_operands import Fold
 from ...ops.registry import call
 from ..coding import Codes
 from . import by_sample, served
@@ -31,20 +32,20 @@ def output(x: Codes, weight: Codes, bias: Tensor | None, geometry: Geometry) -> 
 
 
 def products(
-    g: Codes, fold: Tensor | None, x: Codes, weight: Codes, geometry: Geometry, need: tuple[bool, bool, bool]
+    g: Codes, fold: Fold | None, x: Codes, weight: Codes, geometry: Geometry, need: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dX, dW and dbias as float32; what is not needed has no elements, and images lie channels-last.
 
     Args:
-        g: the gradient, its channels multiplied by `fold` before it was coded.
-        fold: the steps of a weight that has one for each output, over which dX sums; None where it has one for all.
+        g: the gradient.
+        fold: factors by which its channels were multiplied before it was coded, as it is for dX alone; None for none.
         need: which of the three are needed; of a gradient whose codes count from the low end of each sample dX alone.
     """
-    d_x = d_weight = d_bias = g.scale.new_empty(0)
+    d_x, d_weight, d_bias = (g.scale.new_empty(0) for _ in range(3))  # results of an operator are not one tensor
     if g.low is not None:
         return by_sample.input_gradient(g, g.low, fold, weight, geometry, tuple(x.codes.shape)), d_weight, d_bias
-    of_x = g.step if fold is not None else g.step * weight.step
-    of_weight = g.step * x.step if fold is None else g.step * x.step / fold
+    of_x = g.step * (weight.step if fold is None else fold.unit)
+    of_weight = g.step * x.step
     sides = g.offset, weight.offset if need[0] else 0, x.offset if need[1] else 0
     if geometry.stride:
         where = _lists(geometry)
@@ -64,16 +65,15 @@ def products(
         if need[1]:
             d_weight = call("integer_matmul", g.codes.t(), x.codes, sides[0], sides[2], of_weight, None, None)
     if need[2]:
-        d_bias = channel_sums(g, fold)
+        d_bias = channel_sums(g)
     return d_x, d_weight, d_bias
 
 
-def channel_sums(g: Codes, fold: Tensor | None) -> Tensor:
+def channel_sums(g: Codes) -> Tensor:
     """Return dbias: the sum of each channel of the gradient, exact but for one rounding and its scale."""
     rows = g.codes if g.codes.dim() == 2 else g.codes.permute(0, 2, 3, 1).reshape(-1, g.codes.shape[1])
     ones = torch.ones(1, rows.shape[0], dtype=torch.uint8, device=rows.device)
-    columns = g.step if fold is None else g.step / fold
-    sums: Tensor = call("integer_matmul", ones, rows, 0, g.offset, None, columns, None)
+    sums: Tensor = call("integer_matmul", ones, rows, 0, g.offset, None, g.step, None)
     return sums.view(-1)
 
 

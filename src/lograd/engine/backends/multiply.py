@@ -19,7 +19,6 @@ from ...ops.layouts import dense as in_memory
 from ...ops.layouts import flat
 from ...ops.registry import call, register
 from ...ops.sparse_products import check_convolution, check_linear
-from ..clock import BACKWARD
 from ..slots import COUNTERS, READY, count_passed_through, count_treated
 from . import dense, sparse
 from .choice import DENSE, MODE, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
@@ -64,12 +63,10 @@ def _multiply(
         count_treated(counters, key, counts, g.numel())
     elif threshold is not None:
         count_passed_through(counters)
-    found = tuple(
+    return tuple(
         _laid_out(result, like) if is_wanted else result
         for result, like, is_wanted in zip(results, (x, weight, results[2]), need, strict=True)
     )
-    BACKWARD.done()
-    return found
 
 
 def _choose(
@@ -77,7 +74,6 @@ def _choose(
     need: Need,
 ) -> int:  # fmt: skip
     """Time both backends on the gradient at hand, and return the faster."""
-    BACKWARD.disturbed = True
 
     def by_lists() -> Any:
         return sparse.products(g, x, weight, geometry, limit, key, need)

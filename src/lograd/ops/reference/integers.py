@@ -108,7 +108,7 @@ def level_parameters(
         scale, least = _power_below(scale), 2 * _power_below(least)
     scale = torch.maximum(scale, least)
     proper = low.isfinite() & high.isfinite()
-    scale = torch.where(proper, torch.where(high > low, scale, 1.0), torch.nan).float()
+    scale = torch.where(proper, scale, torch.nan).float()
     zero = torch.where(proper, zero, bins / 2 if symmetric else 0.0)
     smallest, largest = -zero / scale.double(), (bins - zero) / scale.double()
     smallest = torch.where(proper, torch.minimum(low, smallest), -_LARGEST)

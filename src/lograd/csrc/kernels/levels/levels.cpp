@@ -58,7 +58,7 @@ LevelParameters parameters_of(float from, float to, double bins, const LevelRoun
     double fitting = std::min(wide, kLargest), least = std::max(zero, bins - zero) / kWidest;
     if (r.power_of_two) fitting = power_below(fitting), least = 2 * power_below(least);
     fitting = std::max(fitting, least);
-    const float scale = high > low ? static_cast<float>(fitting) : 1.0f;
+    const float scale = static_cast<float>(fitting);
     return {scale, static_cast<float>(zero), static_cast<float>(std::min(low, -zero / scale)),
             static_cast<float>(std::max(high, (bins - zero) / scale))};
 }
