@@ -209,8 +209,7 @@ def _weights(
     kept = _kept(p, dropout, key, where.start) if dropout else None
     seen = p if kept is None else p * kept
     packed = pack_integers(seen.view(-1, seen.shape[-1]), bits, per="channel")
-    step = packed.scale.reciprocal()
-    step = torch.where(step < torch.finfo(step.dtype).tiny, 0.0, step / (1 - dropout))  # subnormal in a row of zeros
+    step = packed.scale.reciprocal() / (1 - dropout)  # 0 in a row of zeros
     return _Weights(p, kept, packed.codes.view(seen.shape), step.view(*seen.shape[:-1], 1))
 
 

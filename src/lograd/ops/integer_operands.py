@@ -56,11 +56,8 @@ class Fold(NamedTuple):
 
 
 def fold_by(step: Tensor) -> Fold:
-    """Return the factors for a weight with one step for each output.
-
-    An output without weights has the largest scale that there is, so that its step is subnormal.
-    """
-    step = torch.where(step > torch.finfo(step.dtype).tiny, step, 0.0)  # NaN, that of weights with one, becomes 0, too
+    """Return the factors for a weight with one step for each output."""
+    step = torch.where(step > 0, step, 0.0)  # NaN, the step of weights that are not finite, becomes 0, too
     largest = float(step.max()) if step.numel() else 0.0
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
     return Fold(step / unit, unit)

@@ -54,7 +54,9 @@ def integer_codes(
     level = torch.copysign(rounded(steps.abs(), stochastic, key), steps)
     codes = empty_codes(x).copy_((level + zeros).to(torch.uint8).as_strided(x.shape, x.stride()))
 
-    visible = torch.where(finite, scale, torch.nan)
+    # A row without a range has no levels but zero: its step is 0, so that it is no part of any product.
+    empty = (low >= 0) & (high <= 0)
+    visible = torch.where(finite, torch.where(empty, torch.inf, scale), torch.nan)
     known = ~visible.isnan()
     size = x.numel() // max(rows, 1)
     per_row = z.as_strided(x.shape, x.stride()).reshape(rows, size)

@@ -60,7 +60,7 @@ LevelParameters parameters_of(float from, float to, double bins, const LevelRoun
     fitting = std::max(fitting, least);
     const float scale = static_cast<float>(fitting);
     return {scale, static_cast<float>(zero), static_cast<float>(std::min(low, -zero / scale)),
-            static_cast<float>(std::max(high, (bins - zero) / scale))};
+            static_cast<float>(std::max(high, (bins - zero) / scale)), !(low < 0) && !(high > 0)};
 }
 
 // The whole job, and the parts of it that threads do.
@@ -156,7 +156,7 @@ public:
         found_[row] = none ? 0.0f : seen.low + 0.0f;  // -0 becomes 0
         found_[rows + row] = none ? 0.0f : seen.high + 0.0f;
         const bool known = seen.finite && !std::isnan(p.scale);
-        parameters_[row] = known ? p.scale : std::numeric_limits<float>::quiet_NaN();
+        parameters_[row] = !known ? std::numeric_limits<float>::quiet_NaN() : p.empty ? kInfinity : p.scale;
         parameters_[rows + row] = p.zero;
         return {true, known ? seen.zeros : 0, known ? 0 : static_cast<std::int64_t>(size), seen.clipped,
                 seen.zeros_before};

@@ -18,6 +18,7 @@ constexpr std::size_t kFoldTail = 128;
 // code = clamp(round(z scale), -zero, bins - zero) + zero; `smallest` and `largest` are the values of the end codes.
 struct LevelParameters {
     float scale, zero, smallest, largest;
+    bool empty = false;  // nothing but zeros: no levels, and a step of 0
 };
 
 // What a pass has seen of the elements z, which are those of x times their factors.
