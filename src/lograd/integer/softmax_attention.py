@@ -32,6 +32,7 @@ from ..formats.values import check_width
 from ..ops import pack_integers
 from ..ops.contracts import FLOATS, Takes
 from ..ops.registry import call, register
+from ..ops.scaled_products import Steps, scaled
 
 ELEMENTS = 2**19
 """Elements of the (length, length) matrices that are in memory at one time; one slice at least."""
@@ -173,11 +174,8 @@ def _zero(bits: int) -> int:
 
 def _product(a: _Slices, b: _Slices, *factors: Tensor | float) -> Tensor:
     """a b, times the steps of both and other factors, in this order."""
-    result: Tensor = call("integer_matmul", a.codes, b.codes, a.zero, b.zero, None, None, None)
-    step = a.step * b.step
-    for factor in factors:
-        step = step * factor
-    return result.mul_(step)
+    sums: Tensor = call("integer_matmul", a.codes, b.codes, a.zero, b.zero, None, None, None)
+    return scaled(sums, Steps((a.step, b.step, *factors)))
 
 
 class _Weights(NamedTuple):

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ..coded import CodedTensor
 from ..errors import InvalidValue
+from . import scaled_products
 from .geometry import Geometry
 from .integer_operands import Operand, check_coded, fold_by, operand
 from .reference.integer_products import check_geometry, check_matmul, check_numbers
-from .registry import call
+from .scaled_products import Steps
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Product = Literal["output", "input_gradient", "weight_gradient"]
@@ -100,11 +101,8 @@ def integer_convolution(
     check_geometry(x.layout.shape, weight.layout.shape, *geometry)
     check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight, convolution=True)
-    columns = b.step.reshape(-1) * a.step.reshape(-1)
-    result: Tensor = call(
-        "integer_convolution", a.codes, b.codes, a.zero, b.zero, columns, _float(bias), *_lists(geometry)
-    )
-    return result
+    columns = Steps((b.step.reshape(-1), a.step.reshape(-1)))
+    return scaled_products.convolution(a.codes, b.codes, a.zero, b.zero, columns, _float(bias), geometry)
 
 
 def integer_convolution_backward(
@@ -129,18 +127,16 @@ def integer_convolution_backward(
     if need[0]:
         assert isinstance(weight, CodedTensor)
         a, b = _operands("input_gradient", g, weight, convolution=True)
-        d_x = call(
-            "integer_convolution_input_gradient", a.codes, b.codes, a.zero, b.zero, a.step * b.step, *_lists(geometry),
-            list(x_shape[2:]),
-        )  # fmt: skip
+        d_x = scaled_products.convolution_input_gradient(
+            a.codes, b.codes, a.zero, b.zero, Steps((a.step, b.step)), geometry, x_shape[2:]
+        )
     if need[1]:
         assert isinstance(x, CodedTensor)
         a, b = _operands("weight_gradient", g, x, convolution=True)
-        rows = a.step * b.step
-        d_weight = call(
-            "integer_convolution_weight_gradient", a.codes, b.codes, a.zero, b.zero,
-            rows if a.folded is None else rows / a.folded.factors, *_lists(geometry), list(weight_shape[2:]),
-        )  # fmt: skip
+        rows = Steps((a.step, b.step), None if a.folded is None else a.folded.factors)
+        d_weight = scaled_products.convolution_weight_gradient(
+            a.codes, b.codes, a.zero, b.zero, rows, geometry, weight_shape[2:]
+        )
     return d_x, d_weight, _column_sums(g, 1) if need[2] else None
 
 
@@ -167,7 +163,8 @@ def integer_matmul(a: CodedTensor, b: CodedTensor, *, transpose_a: bool = False,
         one, other = (each.reshape(batch.numel(), *each.shape[-2:]) for each in (one, other))
     one, other = one.mT if transpose_a else one, other.mT if transpose_b else other
     check_matmul(one, other)
-    result: Tensor = call("integer_matmul", one, other, first.zero, second.zero, first.step, second.step, None)
+    steps = Steps((first.step,)), Steps((second.step,))
+    result = scaled_products.matmul(one, other, first.zero, second.zero, *steps, None)
     return result.view(*batch, *result.shape[-2:])
 
 
@@ -218,7 +215,7 @@ def _operands(
             raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
     _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
     if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
-        b = b._replace(step=torch.full_like(a.step, fold_by(b.step).unit))
+        a, b = a._replace(folded=None), b._replace(step=torch.full_like(a.step, fold_by(b.step).unit))
     return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
 
 
@@ -274,7 +271,7 @@ def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
     codes, step = each.codes, each.step
     matrix = codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
     if summed != (codes.dim() - 1,):
-        return each._replace(codes=matrix.t(), step=step if each.folded is None else step / each.folded.factors)
+        return each._replace(codes=matrix.t())
     if each.by_row and len(step) != len(matrix):
         step = step.repeat_interleave(len(matrix) // len(step))
     return each._replace(codes=matrix, step=step)
@@ -287,8 +284,8 @@ def _rows_times_rows(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """a b^T, scaled, of matrices (rows, summed)."""
     if a.blocks is not None or b.blocks is not None:
         return _blocks_times_blocks(a, b, bias)
-    result: Tensor = call("integer_matmul", a.codes, b.codes.t(), a.zero, b.zero, a.step, b.step, bias)
-    return result
+    rows = Steps((a.step,), None if a.folded is None else a.folded.factors)
+    return scaled_products.matmul(a.codes, b.codes.t(), a.zero, b.zero, rows, Steps((b.step,)), bias)
 
 
 def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
@@ -296,9 +293,8 @@ def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     size = math.gcd(a.size, b.size)
     width = max(each.codes.shape[1] for each in (a, b))
     (first, one), (second, other) = (_with_blocks(each, size, width) for each in (a, b))
-    scale = math.prod(each.step for each in (a, b) if each.blocks is not None)
-    result: Tensor = call("integer_block_matmul", first, second, a.zero, b.zero, one, other, scale, bias, size)
-    return result
+    step = Steps(tuple(each.step for each in (a, b) if each.blocks is not None))
+    return scaled_products.block_matmul(first, second, a.zero, b.zero, one, other, step, bias, size)
 
 
 def _with_blocks(each: Operand, size: int, width: int) -> tuple[Tensor, Tensor]:
@@ -306,7 +302,8 @@ def _with_blocks(each: Operand, size: int, width: int) -> tuple[Tensor, Tensor]:
     codes = torch.nn.functional.pad(each.codes, (0, width - each.codes.shape[1]), value=each.zero)
     count = width // size
     if each.blocks is None:
-        return codes, each.step.reshape(-1, 1).expand(len(codes), count).contiguous()
+        step = each.step if each.folded is None else each.step / each.folded.factors
+        return codes, step.reshape(-1, 1).expand(len(codes), count).contiguous()
     scales = each.blocks.repeat_interleave(each.size // size, dim=1)
     return codes, torch.nn.functional.pad(scales, (0, count - scales.shape[1]), value=1.0)
 
@@ -319,10 +316,9 @@ def _column_sums(g: CodedTensor, channel: int) -> Tensor:
     each = operand("gradient", g, summed)
     _check_no_output_is_lost(each)
     codes = each.codes.movedim(channel, -1).reshape(-1, g.layout.shape[channel])
-    step = each.step.reshape(-1) if each.folded is None else each.step / each.folded.factors
+    step = Steps((each.step.reshape(-1),), None if each.folded is None else each.folded.factors)
     ones = torch.ones((1, len(codes)), dtype=torch.uint8, device=codes.device)
-    sums: Tensor = call("integer_matmul", ones, codes, 0, each.zero, None, step, None)
-    return sums[0]
+    return scaled_products.matmul(ones, codes, 0, each.zero, None, step, None)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- shapes, arguments
@@ -349,11 +345,6 @@ def _matrix_shape(weight: CodedTensor) -> tuple[int, int]:
 def _geometry(geometry: Geometry | None, x: CodedTensor) -> Geometry:
     axes = len(x.layout.shape) - 2
     return Geometry((1,) * axes, (0,) * axes, (1,) * axes) if geometry is None else geometry
-
-
-def _lists(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:
-    stride, padding, dilation, groups = geometry
-    return list(stride), list(padding), list(dilation), groups
 
 
 def _float(bias: Tensor | None) -> Tensor | None:

@@ -16,7 +16,11 @@ from ...coded import Householder
 from ...ops.geometry import Geometry
 from ...ops.integer_operands import Fold
 from ...ops.registry import call
+from ...ops.scaled_products import lists
 from ..coding import Codes
+
+_SMALLEST, _LARGEST = 2.0**-96, 2.0**64
+"""Steps of weights between these leave sums of products in float32's range."""
 
 
 def input_gradient(
@@ -30,20 +34,31 @@ def input_gradient(
         shape: of the layer's input.
     """
     scale = weight.step if fold is None else weight.step.new_tensor([fold.unit])
+    rows = (-1, *(1,) * (g.codes.dim() - 1))
     ones = torch.ones_like(g.codes[:1])
-    if not geometry.stride:
-        d_x: Tensor = call("integer_matmul", g.codes, weight.codes, 0, weight.offset, g.step, scale, None)
-        of_ones: Tensor = call("integer_matmul", ones, weight.codes, 0, weight.offset, None, scale, None)
-        d_x.addr_(low, of_ones[0])
+    if not _SMALLEST <= float(scale) <= _LARGEST:
+        # Too far from 1 to come first: (s_i (c_i . W) + l_i (1 . W)) times it, in float64.
+        d_x, of_ones = (_sums(codes, weight, geometry, shape, None).double() for codes in (g.codes, ones))
+        d_x.mul_(g.step.reshape(rows)).addcmul_(low.double().reshape(rows), of_ones)
+        d_x = d_x.mul_(scale.double()).float()
+    elif not geometry.stride:
+        d_x = call("integer_matmul", g.codes, weight.codes, 0, weight.offset, g.step, scale, None)
+        d_x.addr_(low, _sums(ones, weight, geometry, shape, scale)[0])
     else:
-        where = list(geometry.stride), list(geometry.padding), list(geometry.dilation), geometry.groups, list(shape[2:])
-        d_x, of_ones = (
-            call("integer_convolution_input_gradient", codes, weight.codes, 0, weight.offset, scale, *where)
-            for codes in (g.codes, ones)
-        )
-        rows = (-1, 1, 1, 1)
+        d_x, of_ones = (_sums(codes, weight, geometry, shape, scale) for codes in (g.codes, ones))
         d_x.mul_(g.step.reshape(rows)).addcmul_(low.reshape(rows), of_ones)
     return d_x if g.mixing is None else _separated(d_x, g.mixing)
+
+
+def _sums(codes: Tensor, weight: Codes, geometry: Geometry, shape: tuple[int, ...], scale: Tensor | None) -> Tensor:
+    """Return codes . W, times a scale."""
+    found: Tensor
+    if not geometry.stride:
+        found = call("integer_matmul", codes, weight.codes, 0, weight.offset, None, scale, None)
+    else:
+        where = *lists(geometry), list(shape[2:])
+        found = call("integer_convolution_input_gradient", codes, weight.codes, 0, weight.offset, scale, *where)
+    return found
 
 
 def _separated(x: Tensor, mixing: Householder) -> Tensor:

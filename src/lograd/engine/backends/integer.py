@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...ops import scaled_products
 from ...ops.geometry import Geometry
 from ...ops.integer_operands import Fold
-from ...ops.registry import call
+from ...ops.scaled_products import Steps
 from ..coding import Codes
 from . import by_sample, served
 
@@ -20,15 +21,10 @@ SHORTEST_SUM = 64
 
 def output(x: Codes, weight: Codes, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return Y as float32; images lie channels-last."""
-    scales = x.step * weight.step
-    result: Tensor
+    steps = Steps((x.step, weight.step))
     if geometry.stride:
-        result = call(
-            "integer_convolution", x.codes, weight.codes, x.offset, weight.offset, scales, bias, *_lists(geometry)
-        )
-    else:
-        result = call("integer_matmul", x.codes, weight.codes.t(), x.offset, weight.offset, None, scales, bias)
-    return result
+        return scaled_products.convolution(x.codes, weight.codes, x.offset, weight.offset, steps, bias, geometry)
+    return scaled_products.matmul(x.codes, weight.codes.t(), x.offset, weight.offset, None, steps, bias)
 
 
 def products(
@@ -44,26 +40,23 @@ def products(
     d_x, d_weight, d_bias = (g.scale.new_empty(0) for _ in range(3))  # results of an operator are not one tensor
     if g.low is not None:
         return by_sample.input_gradient(g, g.low, fold, weight, geometry, tuple(x.codes.shape)), d_weight, d_bias
-    of_x = g.step * (weight.step if fold is None else fold.unit)
-    of_weight = g.step * x.step
+    of_x = Steps((g.step, weight.step if fold is None else fold.unit))
+    of_weight = Steps((g.step, x.step))
     sides = g.offset, weight.offset if need[0] else 0, x.offset if need[1] else 0
     if geometry.stride:
-        where = _lists(geometry)
         if need[0]:
-            d_x = call(
-                "integer_convolution_input_gradient", g.codes, weight.codes, *sides[:2], of_x, *where,
-                list(x.codes.shape[2:]),
-            )  # fmt: skip
+            d_x = scaled_products.convolution_input_gradient(
+                g.codes, weight.codes, *sides[:2], of_x, geometry, x.codes.shape[2:]
+            )
         if need[1]:
-            d_weight = call(
-                "integer_convolution_weight_gradient", g.codes, x.codes, sides[0], sides[2], of_weight, *where,
-                list(weight.codes.shape[2:]),
-            )  # fmt: skip
+            d_weight = scaled_products.convolution_weight_gradient(
+                g.codes, x.codes, sides[0], sides[2], of_weight, geometry, weight.codes.shape[2:]
+            )
     else:
         if need[0]:
-            d_x = call("integer_matmul", g.codes, weight.codes, *sides[:2], None, of_x, None)
+            d_x = scaled_products.matmul(g.codes, weight.codes, *sides[:2], None, of_x, None)
         if need[1]:
-            d_weight = call("integer_matmul", g.codes.t(), x.codes, sides[0], sides[2], of_weight, None, None)
+            d_weight = scaled_products.matmul(g.codes.t(), x.codes, sides[0], sides[2], of_weight, None, None)
     if need[2]:
         d_bias = channel_sums(g)
     return d_x, d_weight, d_bias
@@ -73,8 +66,7 @@ def channel_sums(g: Codes) -> Tensor:
     """Return dbias: the sum of each channel of the gradient, exact but for one rounding and its scale."""
     rows = g.codes if g.codes.dim() == 2 else g.codes.permute(0, 2, 3, 1).reshape(-1, g.codes.shape[1])
     ones = torch.ones(1, rows.shape[0], dtype=torch.uint8, device=rows.device)
-    sums: Tensor = call("integer_matmul", ones, rows, 0, g.offset, None, g.step, None)
-    return sums.view(-1)
+    return scaled_products.matmul(ones, rows, 0, g.offset, None, Steps((g.step,)), None).view(-1)
 
 
 def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) -> str | None:
@@ -95,7 +87,3 @@ def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) ->
 def unserved_here(x: Tensor) -> str | None:
     """Return why tensors like this one have no integer products on this machine; None where they have."""
     return served.unserved_here("integer", (torch.float32,), x)
-
-
-def _lists(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:
-    return list(geometry.stride), list(geometry.padding), list(geometry.dilation), geometry.groups

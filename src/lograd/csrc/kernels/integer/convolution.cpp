@@ -78,9 +78,13 @@ private:
                             all.back().units += units_;
                         else
                             all.push_back(
-                                {static_cast<std::ptrdiff_t>(offset), static_cast<std::ptrdiff_t>(at), units_});
+                                {static_cast<std::ptrdiff_t>(offset), static_cast<std::ptrdiff_t>(at), units_, 1});
                         at += units_ * 4 * width_;
                     }
+                std::vector<Segment> groups;
+                for (const Segment& each : phase.segments)
+                    path_.append(groups, each, 4, static_cast<std::ptrdiff_t>(4 * width_));
+                phase.segments = std::move(groups);
                 first += phase.taps;
                 phases_.push_back(std::move(phase));
             }

@@ -1,6 +1,7 @@
 // The product of two matrices of bytes.
 
 #include <algorithm>
+#include <vector>
 
 #include "base/kept.h"
 #include "base/parallel.h"
@@ -48,15 +49,12 @@ class Product {
     float* out_;
     std::uint8_t* packed_ = nullptr;
     const bool past_cache_;
-    const Segment all_;
-    const Runs runs_;
 
 public:
     Product(const IntegerMatmul& t, const Path& path, std::size_t index)
         : t_(t), path_(path), units_(path.count(t.k)), width_(path.kernels.columns), panels_(up(t.n, width_)),
           a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch), out_(t.out + index * t.m * t.n),
-          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0), all_{0, 0, units_},
-          runs_(path, &all_, 1, 0, panel_step()) {}
+          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0) {}
 
     std::size_t panels() const { return panels_; }
     std::ptrdiff_t panel_step() const { return static_cast<std::ptrdiff_t>(4 * width_); }
@@ -65,12 +63,15 @@ public:
     // Packs panels of B and finds their offsets.
     void pack(Buffer& panels, const Columns& columns, int threads) {
         packed_ = panels.get<std::uint8_t>(panels_ * panel_bytes());
+        std::vector<Segment> groups;
+        path_.append(groups, {0, 0, units_, 1}, 0, panel_step());
+        const Runs runs(path_, groups.data(), groups.size(), 0, panel_step());
         parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
             const std::size_t first = panel * width_;
             std::uint8_t* to = packed_ + panel * panel_bytes();
             path_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first),
                               width_, path_.b_shift, 0, to});
-            runs_.column_offsets(to, t_.k, columns, first);
+            runs.column_offsets(to, t_.k, columns, first);
         });
     }
 
@@ -84,7 +85,7 @@ public:
         if (path_.b_zero != 0) {
             offsets = worker.offsets.get<std::int64_t>(tiles * tile_rows);
             for (std::size_t i = 0; i < tiles; ++i)
-                Runs(path_, &all_, 1, from.step, 0).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
+                from.runs(*this).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
         }
         for (; panel < last; ++panel) {
             const std::size_t column = panel * width_;
@@ -110,6 +111,10 @@ private:
     struct Rows {
         const std::uint8_t* pointers[kRows + kMostRows];
         std::ptrdiff_t step;
+        std::vector<Segment> groups;    // all units
+        std::vector<std::size_t> ends;  // of those groups that take their turn together
+
+        Runs runs(const Product& of) const { return {of.path_, groups.data(), groups.size(), step, of.panel_step()}; }
     };
 
     // Rows of A where they lie, or side by side in units.
@@ -126,6 +131,15 @@ private:
         rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * count);
         for (std::size_t r = 0; r < kRows + kMostRows; ++r)
             rows.pointers[r] = from + std::min(r, count - 1) * (in_place ? t_.a_row : 4);
+        for (std::size_t unit = 0; unit < units_; unit += kUnits) {
+            std::vector<Segment> part;
+            const auto at = static_cast<std::ptrdiff_t>(unit);
+            path_.append(part, {rows.step * at, panel_step() * at, std::min(kUnits, units_ - unit), 1}, rows.step,
+                         panel_step());
+            rows.groups.insert(rows.groups.end(), part.begin(), part.end());
+            rows.ends.push_back(rows.groups.size());
+        }
+        if (units_ == 0) rows.ends.push_back(0);  // sums of nothing
         return rows;
     }
 
@@ -133,17 +147,14 @@ private:
     void sum(const Rows& from, std::size_t tiles, const std::uint8_t* panel, Sums* sums) const {
         const std::size_t tile_rows = path_.kernels.rows;
         if (path_.wide) {
-            const Runs runs(path_, &all_, 1, from.step, panel_step());
+            const Runs runs = from.runs(*this);
             for (std::size_t i = 0; i < tiles; ++i) runs(from.pointers + i * tile_rows, panel, sums[i]);
             return;
         }
-        for (std::size_t unit = 0; unit < units_ || unit == 0; unit += kUnits) {
-            const Segment part{from.step * static_cast<std::ptrdiff_t>(unit),
-                               panel_step() * static_cast<std::ptrdiff_t>(unit), std::min(kUnits, units_ - unit)};
+        for (std::size_t begin = 0, block = 0; block < from.ends.size(); begin = from.ends[block++])
             for (std::size_t i = 0; i < tiles; ++i)
-                path_.units.tile({from.pointers + i * tile_rows, panel, &part, 1, from.step, panel_step(), path_.steps,
-                                  sums[i].tile, unit != 0});
-        }
+                path_.units.tile({from.pointers + i * tile_rows, panel, from.groups.data() + begin,
+                                  from.ends[block] - begin, from.step, panel_step(), sums[i].tile, block != 0});
     }
 };
 

@@ -14,6 +14,9 @@ int farthest(int zero, int largest) { return std::max(zero, largest - zero); }
 // Units of which raw sums stay inside 32 bits.
 constexpr std::size_t kLongest = 8192;
 
+// Units of a segment where no sums are of 16 bits, and those over which sums of a' or of b' stay inside 32 bits.
+constexpr std::size_t kUnlimited = std::size_t{1} << 20;
+
 }  // namespace
 
 Path::Path(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_, int b_largest, std::size_t k)
@@ -22,16 +25,35 @@ Path::Path(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_,
     b_shift = fits ? b_zero_ : 128;
     b_zero = b_zero_ - b_shift;
     const int a_most = std::max(a_largest, a_zero_), b_most = farthest(b_shift, b_largest);
-    steps = steps_of(a_most, b_most), column_steps = steps_of(1, b_most), row_steps = steps_of(a_most, 1);
+    steps = steps_of(a_most, b_most);
     if (table.bytes.tile == nullptr || (!table.exact && steps == 0)) take_words();
+    if (table.exact) steps = kUnlimited;
     const auto product = std::int64_t{farthest(a_zero_, a_largest)} * farthest(b_zero_, b_largest);
     wide = product != 0 && static_cast<std::int64_t>(k) > 0x7fffffff / product;
 }
 
 void Path::take_words() {
     units = kernels.words;
+    steps = kUnlimited;
     a_shift += a_zero, b_shift += b_zero;
     a_zero = b_zero = 0;
+}
+
+void Path::append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step, std::ptrdiff_t b_step) const {
+    if (segment.units == 0) return;
+    // A segment that a group holds is not cut, as each piece has its price.
+    std::size_t held = segment.units;
+    for (std::size_t i = groups.size(); i > 0 && (i == groups.size() || groups[i - 1].flush == 0) && held <= steps; --i)
+        held += groups[i - 1].units;
+    if (held <= steps && !groups.empty()) groups.back().flush = 0;
+    const std::size_t pieces = (segment.units - 1) / steps + 1, most = (segment.units - 1) / pieces + 1;
+    while (segment.units != 0) {
+        const Segment piece{segment.a, segment.b, std::min(most, segment.units), 1};
+        groups.push_back(piece);
+        segment.a += a_step * static_cast<std::ptrdiff_t>(piece.units);
+        segment.b += b_step * static_cast<std::ptrdiff_t>(piece.units);
+        segment.units -= piece.units;
+    }
 }
 
 Columns::Columns(void* memory, std::size_t count, bool has_bias) {
@@ -52,13 +74,13 @@ void Columns::fill(std::size_t columns, std::size_t count, const Scales& given, 
 }
 
 void Runs::operator()(const std::uint8_t* const* rows, const std::uint8_t* panel, Sums& sums) const {
-    Tile tile{rows, panel, segments_, count_, a_step_, b_step_, path_.steps, sums.tile, false};
+    Tile tile{rows, panel, segments_, count_, a_step_, b_step_, sums.tile, false};
     if (!path_.wide) return path_.units.tile(tile);
     const std::size_t size = path_.kernels.rows * path_.kernels.columns;
     std::fill(sums.wide, sums.wide + size, 0);
     for (std::size_t s = 0; s < count_; ++s) {
         Segment part = segments_[s];
-        tile.segments = &part, tile.count = 1;
+        part.flush = 1, tile.segments = &part, tile.count = 1;
         for (std::size_t left = part.units; left != 0; left -= part.units) {
             part.units = std::min(left, kLongest);
             path_.units.tile(tile);
@@ -76,15 +98,15 @@ void Runs::column_offsets(const std::uint8_t* panel, std::size_t k, const Column
     std::fill(rows, rows + kMostRows, ones);
     alignas(64) std::int32_t sums[kMostRows * kMostColumns];
     std::int64_t totals[kMostColumns] = {};
-    for (std::size_t s = 0; s < count_; ++s) {
-        Segment part = segments_[s];
-        part.a = 0;
-        for (std::size_t left = part.units; left != 0; left -= part.units) {
-            part.units = std::min(left, kLongest);
-            path_.units.tile({rows, panel, &part, 1, 0, b_step_, path_.column_steps, sums, false});
-            for (std::size_t c = 0; c < path_.kernels.columns; ++c) totals[c] += sums[c];
-            part.b += b_step_ * static_cast<std::ptrdiff_t>(part.units);
-        }
+    std::vector<Segment> part;
+    for (std::size_t s = 0, units = 0; s < count_; ++s) {
+        part.push_back({0, segments_[s].b, segments_[s].units, segments_[s].flush});
+        units += part.back().units;
+        if (units < kUnlimited && s + 1 < count_) continue;
+        part.back().flush = 1;
+        path_.units.tile({rows, panel, part.data(), part.size(), 0, b_step_, sums, false});
+        for (std::size_t c = 0; c < path_.kernels.columns; ++c) totals[c] += sums[c];
+        part.clear(), units = 0;
     }
     for (std::size_t c = 0; c < path_.kernels.columns; ++c) {
         const std::int64_t offset = path_.a_zero * (totals[c] - static_cast<std::int64_t>(k) * path_.b_zero);
@@ -99,16 +121,16 @@ bool Runs::row_offsets(const std::uint8_t* const* rows, std::int64_t* offsets) c
     std::fill(ones, ones + sizeof ones, std::uint8_t{1});
     alignas(64) std::int32_t sums[kMostRows * kMostColumns];
     std::fill(offsets, offsets + path_.kernels.rows, 0);
-    for (std::size_t s = 0; s < count_; ++s) {
-        Segment part = segments_[s];
-        part.b = 0;
-        for (std::size_t left = part.units; left != 0; left -= part.units) {
-            part.units = std::min(left, kLongest);
-            path_.units.tile({rows, ones, &part, 1, a_step_, 0, path_.row_steps, sums, false});
-            for (std::size_t r = 0; r < path_.kernels.rows; ++r)
-                offsets[r] += std::int64_t{path_.b_zero} * sums[r * path_.kernels.columns];
-            part.a += a_step_ * static_cast<std::ptrdiff_t>(part.units);
-        }
+    std::vector<Segment> part;
+    for (std::size_t s = 0, units = 0; s < count_; ++s) {
+        part.push_back({segments_[s].a, 0, segments_[s].units, segments_[s].flush});
+        units += part.back().units;
+        if (units < kUnlimited && s + 1 < count_) continue;
+        part.back().flush = 1;
+        path_.units.tile({rows, ones, part.data(), part.size(), a_step_, 0, sums, false});
+        for (std::size_t r = 0; r < path_.kernels.rows; ++r)
+            offsets[r] += std::int64_t{path_.b_zero} * sums[r * path_.kernels.columns];
+        part.clear(), units = 0;
     }
     return true;
 }

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "kernels/integer/integer.h"
 #include "kernels/integer/tile.h"
 
@@ -13,7 +15,7 @@ namespace lograd {
 struct Path {
     const IntegerKernels& kernels;
     Units units;
-    std::size_t steps, column_steps, row_steps;  // of 16-bit sums, in the product and in the sums of b' and of a'
+    std::size_t steps;  // units of a group: those that sums of 16 bits hold
     int a_shift, b_shift, a_zero, b_zero;
     bool wide;  // the exact sum may leave 32 bits
 
@@ -22,6 +24,8 @@ struct Path {
     // Sums words, which leave nothing to correct.
     void take_words();
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
+    // Adds a segment to a list of segments in groups that sums of 16 bits hold.
+    void append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step, std::ptrdiff_t b_step) const;
 };
 
 // The sums of a tile: modulo 2^32, or whole where 32 bits may not hold them.
@@ -46,7 +50,7 @@ struct Columns {
     void fill(std::size_t columns, std::size_t count, const Scales& scales, const float* bias) const;
 };
 
-// All segments of a product, with the sums over b' and over a' that its zeros ask for.
+// All segments of a product, in groups, with the sums over b' and over a' that its zeros ask for.
 class Runs {
     const Path& path_;
     const Segment* segments_;

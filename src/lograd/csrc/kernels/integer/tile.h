@@ -13,19 +13,19 @@
 
 namespace lograd {
 
-// Units that follow each other at constant steps: where they begin in each row of A and in B, in bytes.
+// Units that follow each other at constant steps, at least one: where they begin in each row of A and in B, in bytes.
 struct Segment {
     std::ptrdiff_t a, b;
     std::size_t units;
+    std::size_t flush;  // 1 where sums of 16 bits may hold no more: the end of a group
 };
 
 struct Tile {
     const std::uint8_t* const* rows;  // as many as the kernel has, all of them readable
     const std::uint8_t* panel;
-    const Segment* segments;
+    const Segment* segments;  // the last one is the end of a group
     std::size_t count;
     std::ptrdiff_t a_step, b_step;
-    std::size_t steps;   // units that 16-bit sums hold, where the kernel has such
     std::int32_t* sums;  // the kernel's rows and columns, modulo 2^32
     bool add;            // to what they are
 };
@@ -36,8 +36,8 @@ struct BlockTile {
     const std::uint8_t* const* rows;
     const std::uint8_t* panel;
     std::ptrdiff_t a_step, b_step;
-    std::size_t blocks, units;  // units of a block
-    std::size_t steps;
+    std::size_t blocks, units;     // units of a block
+    std::size_t steps;             // units of a group at most
     const std::int32_t* offsets;   // (blocks, columns)
     const float* const* a_scales;  // of each row, one for each block
     const float* b_scales;         // (blocks, columns)

@@ -1,5 +1,8 @@
 // The gradient of a convolution's weight.  It sums over images and pixels.  The images of a unit lie side by side, so
 // that a tap of the kernel is nothing but another place to read from.  Rows are input channels, columns outputs.
+//
+// Both operands are packed for the micro-kernel: X as (tile, unit, y, x, MR), G as (panel, unit, y, x, NR).  Channels of
+// a pixel would lie a multiple of 2 KB apart in wide layers, and share few sets of the L1 cache.
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +24,23 @@ constexpr std::size_t kUnits = 192;
 
 std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
 
+// `count` pieces of `bytes`, side by side.
+template <std::size_t bytes>
+void gather(const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step, std::size_t count) {
+    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
+}
+void gather(std::size_t bytes, const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step,
+            std::size_t count) {
+    switch (bytes) {
+        case 16: return gather<16>(from, from_step, to, to_step, count);
+        case 24: return gather<24>(from, from_step, to, to_step, count);
+        case 32: return gather<32>(from, from_step, to, to_step, count);
+        case 64: return gather<64>(from, from_step, to, to_step, count);
+        case 128: return gather<128>(from, from_step, to, to_step, count);
+    }
+    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
+}
+
 class WeightGradient {
     const IntegerConvolution& t_;
     const IntegerLayer& l_;
@@ -28,11 +48,13 @@ class WeightGradient {
     const PaddedAxis y_, x_;
     const std::size_t inputs_, outputs_;  // of a group
     const std::size_t per_, units_;       // images of a unit, units of the batch
-    const std::size_t input_, gradient_;  // bytes of a unit of images
-    const std::size_t block_;             // units at a time
     const std::size_t rows_, width_, size_, tiles_, panels_, taps_, tasks_;
+    const std::size_t input_, gradient_;  // bytes of a unit of images in a tile and in a panel
+    const std::size_t block_;             // units at a time
     std::uint8_t *x_units_ = nullptr, *g_units_ = nullptr;
-    std::vector<Segment> segments_;  // rows of output pixels: where they lie in X, seen from the first tap, and in G
+    std::vector<Segment> groups_;    // rows of output pixels: where they lie in X, seen from the first tap, and in G
+    std::vector<std::size_t> ends_;  // of those groups that take their turn together
+    std::size_t summed_ = 0;         // elements that they have
     std::vector<std::int64_t> offsets_;
     std::int32_t* kept_ = nullptr;  // sums of all tasks, where several blocks add to them
     std::int64_t* kept_wide_ = nullptr;
@@ -41,24 +63,27 @@ public:
     WeightGradient(const IntegerConvolution& t, const Path& path)
         : t_(t), l_(t.layer), path_(path), y_(output_axis(l_.y)), x_(output_axis(l_.x)),
           inputs_(l_.channels / l_.groups), outputs_(l_.outputs / l_.groups), per_(path.units.per),
-          units_(up(l_.batch, per_)), input_(y_.size * x_.size * l_.channels * 4),
-          gradient_(l_.y.output * l_.x.output * l_.outputs * 4),
-          block_(std::min(units_, std::max<std::size_t>(1, kBlockBytes / (input_ + gradient_)))),
-          rows_(path.kernels.rows), width_(path.kernels.columns), size_(rows_ * width_), tiles_(up(inputs_, rows_)),
-          panels_(up(outputs_, width_)), taps_(l_.y.kernel * l_.x.kernel), tasks_(l_.groups * panels_ * taps_),
+          units_(up(l_.batch, per_)), rows_(path.kernels.rows), width_(path.kernels.columns), size_(rows_ * width_),
+          tiles_(up(inputs_, rows_)), panels_(up(outputs_, width_)), taps_(l_.y.kernel * l_.x.kernel),
+          tasks_(l_.groups * panels_ * taps_), input_(y_.size * x_.size * rows_ * 4),
+          gradient_(l_.y.output * l_.x.output * width_ * 4),
+          block_(std::min(
+              units_, std::max<std::size_t>(1, kBlockBytes / (l_.groups * (tiles_ * input_ + panels_ * gradient_))))),
           offsets_(l_.groups * panels_ * width_) {}
 
     void run(IntegerWorkspace& space, int threads) {
-        // Beyond the last channel are elements that are read and not used.
-        x_units_ = space.input.get<std::uint8_t>(block_ * input_ + 4 * kMostColumns);
-        g_units_ = space.gradient.get<std::uint8_t>(block_ * gradient_ + 4 * kMostColumns);
-        fill(x_units_, block_ * input_ + 4 * kMostColumns, t_.b.zero - path_.a_shift);  // borders, which stay
-        std::memset(g_units_ + block_ * gradient_, 0, 4 * kMostColumns);
+        const std::size_t input = l_.groups * tiles_ * block_ * input_;
+        const std::size_t gradient = l_.groups * panels_ * block_ * gradient_;
+        x_units_ = space.input.get<std::uint8_t>(input);
+        g_units_ = space.gradient.get<std::uint8_t>(gradient);
+        // Borders, which stay, and elements beyond the last channel, which are read and not used.
+        fill(x_units_, input, t_.b.zero - path_.a_shift);
+        if (outputs_ % width_ != 0) std::memset(g_units_, 0, gradient);
         if (block_ < units_ && path_.wide) kept_wide_ = space.sums.get<std::int64_t>(tasks_ * tiles_ * size_);
         else if (block_ < units_) kept_ = space.sums.get<std::int32_t>(tasks_ * tiles_ * size_);
         for (std::size_t first = 0; first < units_; first += block_) {
             const std::size_t count = std::min(block_, units_ - first);
-            pack(first, count, threads);
+            pack(first, count, space, threads);
             find_segments(count);
             if (path_.a_zero != 0)
                 parallel_tasks(l_.groups * panels_, threads,
@@ -75,58 +100,83 @@ private:
         else std::fill(reinterpret_cast<std::int16_t*>(to), reinterpret_cast<std::int16_t*>(to) + bytes / 2, value);
     }
 
-    void pack(std::size_t first, std::size_t count, int threads) {
+    void pack(std::size_t first, std::size_t count, IntegerWorkspace& space, int threads) {
         const std::size_t g_row = l_.x.output * l_.outputs, g_image = l_.y.output * g_row;
         const std::size_t x_row = l_.x.input * l_.channels, x_image = l_.y.input * x_row;
         const std::size_t rows = l_.y.output + y_.kept;
-        parallel_tasks(count * rows, threads, [&](std::size_t, std::size_t task) {
+        parallel_tasks(count * rows, threads, [&](std::size_t worker, std::size_t task) {
             const std::size_t unit = task / rows, row = task % rows, image = (first + unit) * per_;
             const std::size_t there = std::min(per_, l_.batch - image);  // others count as zeros
+            Buffer& memory = space.workers[worker]->packed;
             if (row < l_.y.output) {
+                auto* side_by_side = memory.get<std::uint8_t>(4 * g_row);
                 path_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row,
-                                  path_.b_shift, t_.a.zero - path_.b_shift,
-                                  g_units_ + unit * gradient_ + 4 * row * g_row});
+                                  path_.b_shift, t_.a.zero - path_.b_shift, side_by_side});
+                spread(side_by_side, l_.outputs, outputs_, width_, l_.x.output, g_units_, gradient_,
+                       unit * gradient_ + 4 * row * l_.x.output * width_);
                 return;
             }
             const std::size_t y = row - l_.y.output, count_x = x_.kept * l_.channels;
-            const std::size_t at = ((y + y_.padding) * x_.size + x_.padding) * l_.channels;
+            const std::size_t at = (y + y_.padding) * x_.size + x_.padding;
+            auto* side_by_side = memory.get<std::uint8_t>(4 * count_x);
             path_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x,
-                              path_.a_shift, t_.b.zero - path_.a_shift, x_units_ + unit * input_ + 4 * at});
+                              path_.a_shift, t_.b.zero - path_.a_shift, side_by_side});
+            spread(side_by_side, l_.channels, inputs_, rows_, x_.kept, x_units_, input_,
+                   unit * input_ + 4 * at * rows_);
         });
     }
 
+    // A row of pixels, of which each has its channels side by side, to tiles or panels of so many channels.
+    void spread(const std::uint8_t* from, std::size_t channels, std::size_t of_group, std::size_t width,
+                std::size_t pixels, std::uint8_t* to, std::size_t bytes, std::size_t at) const {
+        std::size_t index = 0;
+        for (std::size_t group = 0; group < l_.groups; ++group)
+            for (std::size_t c = 0; c < of_group; c += width, ++index)
+                gather(4 * std::min(width, of_group - c), from + 4 * (group * of_group + c), 4 * channels,
+                       to + index * block_ * bytes + at, 4 * width, pixels);
+    }
+
     void find_segments(std::size_t units) {
-        segments_.clear();
-        for (std::size_t unit = 0; unit < units; ++unit)
-            for (std::size_t y = 0; y < l_.y.output; ++y)
-                segments_.push_back({distance(unit * input_ + 4 * y * l_.y.stride * x_.size * l_.channels),
-                                     distance(unit * gradient_ + 4 * y * l_.x.output * l_.outputs), l_.x.output});
+        groups_.clear(), ends_.clear();
+        const std::size_t rows = units * l_.y.output, together = std::max<std::size_t>(1, kUnits / l_.x.output);
+        std::vector<Segment> part;
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::size_t unit = row / l_.y.output, y = row % l_.y.output;
+            path_.append(part,
+                         {distance(unit * input_ + 4 * y * l_.y.stride * x_.size * rows_),
+                          distance(unit * gradient_ + 4 * y * l_.x.output * width_), l_.x.output, 1},
+                         a_step(), b_step());
+            if ((row + 1) % together != 0 && row + 1 < rows) continue;
+            groups_.insert(groups_.end(), part.begin(), part.end());
+            ends_.push_back(groups_.size());
+            part.clear();
+        }
+        summed_ = rows * l_.x.output * per_;
     }
 
     const std::uint8_t* panel_of(std::size_t group, std::size_t panel) const {
-        return g_units_ + 4 * (group * outputs_ + panel * width_);
+        return g_units_ + (group * panels_ + panel) * block_ * gradient_;
     }
-    Runs runs(const Segment* segments, std::size_t count) const {
-        return {path_, segments, count, distance(4 * l_.x.stride * l_.channels), distance(4 * l_.outputs)};
-    }
-    std::size_t summed() const { return segments_.size() * l_.x.output * per_; }
+    std::ptrdiff_t a_step() const { return distance(4 * l_.x.stride * rows_); }
+    std::ptrdiff_t b_step() const { return distance(4 * width_); }
+    Runs runs() const { return {path_, groups_.data(), groups_.size(), a_step(), b_step()}; }
 
     // What the zero of X adds to the outputs of a panel: the same for all taps and inputs.
     void find_offsets(std::size_t index) {
         std::int32_t narrow[kMostColumns];
         const Columns columns{narrow, offsets_.data() + index * width_, nullptr, nullptr};
-        runs(segments_.data(), segments_.size())
-            .column_offsets(panel_of(index / panels_, index % panels_), summed(), columns, 0);
+        runs().column_offsets(panel_of(index / panels_, index % panels_), summed_, columns, 0);
     }
 
     // All inputs of one group, by one tap and one panel of outputs.
     void multiply(std::size_t task, bool first, bool last, IntegerWorker& worker) const {
         const std::size_t tap = task % taps_, panel = task / taps_ % panels_, group = task / taps_ / panels_;
         const std::size_t ky = tap / l_.x.kernel, kx = tap % l_.x.kernel;
-        const std::uint8_t* from =
-            x_units_ + 4 * ((ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * l_.channels + group * inputs_);
+        const std::uint8_t* from = x_units_ + group * tiles_ * block_ * input_ +
+                                   4 * (ky * l_.y.dilation * x_.size + kx * l_.x.dilation) * rows_;
         auto* pointers = worker.rows.get<const std::uint8_t*>(tiles_ * rows_);
-        for (std::size_t r = 0; r < tiles_ * rows_; ++r) pointers[r] = from + 4 * std::min(r, inputs_ - 1);
+        for (std::size_t r = 0; r < tiles_ * rows_; ++r)
+            pointers[r] = from + r / rows_ * block_ * input_ + 4 * (r % rows_);
         const std::int64_t* offsets =
             path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
         if (path_.wide) {
@@ -147,21 +197,17 @@ private:
 
     // As many rows of pixels at a time as the L1 cache holds, by all tiles.
     void add(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int32_t* sums, bool first) const {
-        const std::size_t together = std::max<std::size_t>(1, kUnits / l_.x.output);
-        for (std::size_t s = 0; s < segments_.size(); s += together) {
-            const std::size_t count = std::min(together, segments_.size() - s);
+        for (std::size_t begin = 0, part = 0; part < ends_.size(); begin = ends_[part++])
             for (std::size_t tile = 0; tile < tiles_; ++tile)
-                path_.units.tile({pointers + tile * rows_, panel, segments_.data() + s, count,
-                                  distance(4 * l_.x.stride * l_.channels), distance(4 * l_.outputs), path_.steps,
-                                  sums + tile * size_, !(first && s == 0)});
-        }
+                path_.units.tile({pointers + tile * rows_, panel, groups_.data() + begin, ends_[part] - begin, a_step(),
+                                  b_step(), sums + tile * size_, !(first && part == 0)});
     }
 
     void add_wide(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int64_t* sums,
                   IntegerWorker& worker) const {
         Sums* own = worker.sums.get<Sums>(1);
         for (std::size_t tile = 0; tile < tiles_; ++tile) {
-            runs(segments_.data(), segments_.size())(pointers + tile * rows_, panel, *own);
+            runs()(pointers + tile * rows_, panel, *own);
             for (std::size_t i = 0; i < size_; ++i) sums[tile * size_ + i] += own->wide[i];
         }
     }
@@ -172,7 +218,7 @@ private:
         using Whole = std::make_unsigned_t<Sum>;
         for (std::size_t tile = 0; tile < tiles_; ++tile, sums += size_) {
             std::int64_t rows[kMostRows] = {};
-            const bool shifted = runs(segments_.data(), segments_.size()).row_offsets(pointers + tile * rows_, rows);
+            const bool shifted = runs().row_offsets(pointers + tile * rows_, rows);
             for (std::size_t i = 0; (shifted || offsets != nullptr) && i < size_; ++i) {
                 const std::int64_t offset = rows[i / width_] + (offsets == nullptr ? 0 : offsets[i % width_]);
                 sums[i] = static_cast<Sum>(static_cast<Whole>(sums[i]) - static_cast<Whole>(offset));
