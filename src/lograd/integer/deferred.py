@@ -253,6 +253,9 @@ def _masked(context: Any, g: Tensor) -> Tensor:
 class Normalize(torch.autograd.Function):
     """A BatchNorm in training; with `waits` its result waits for a ReLU."""
 
+    lograd_normalized = (0,)
+    """The place of x among the saved tensors, which `Plan.saved` may round."""
+
     @staticmethod
     def forward(
         context: Any,

@@ -17,7 +17,8 @@ class WhileRunning:
 
     Args:
         model: the modules are its parts and itself.
-        context: makes the context, which `with` could enter.
+        context: makes the context, which `with` could enter.  If it has a `finish`, that gets the output of the
+            outermost module before the context is left.
         where: True for modules that are hooked.
     """
 
@@ -53,7 +54,11 @@ class WhileRunning:
         running.depth -= 1
         if not running.depth:
             context, running.context = running.context, None
-            context.__exit__(None, None, None)
+            try:
+                if hasattr(context, "finish"):
+                    context.finish(output)
+            finally:
+                context.__exit__(None, None, None)
 
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])

@@ -62,8 +62,9 @@ class Plan:
         keep: layers left alone whose names the plan does not know: "first", the model's first layer if it is a
             convolution, and "last", its last linear layer.  Where no other layer is left, they are treated.
         attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
-        saved: bits of what layers that are not treated keep for the backward, such as BatchNorm and ReLU; None keeps it
-            as it is.  Codes of at most 4 bits that treated layers keep then share bytes.
+        saved: bits of what layers that are not treated keep for the backward, such as BatchNorm and GELU, where that is
+            known to be safe (docs/integer.md); None keeps all of it as it is.  Codes of at most 4 bits that treated
+            layers keep then share bytes.
         normalization: compute BatchNorm in training and the ReLU behind it in one pass; results are PyTorch's within
             float32 rounding.
         channels_last: leave the outputs of integer convolutions as these compute them, with channels side by side in
