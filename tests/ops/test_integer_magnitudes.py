@@ -86,10 +86,14 @@ def test_linear_backward(one: float, other: float, weights: str) -> None:
     """The gradient against weights and against activations; one that was folded has the magnitude of both."""
     plain = packed(other * random(9, 40))
     weight = packed(other * random(9, 40), **WEIGHTS[weights]) if 1e-28 < one * other < 1e28 else plain
-    g, x = folded(one * random(6, 9), weight), packed(other * random(6, 40))
-    rows, inputs, matrix = exactly(g), exactly(x), exactly(weight)
-    d_x, d_weight, d_bias = ops.integer_linear_backward(g, x, weight)
+    gradient, x = one * random(6, 9), packed(other * random(6, 40))
+    g, inputs, matrix = folded(gradient, weight), exactly(x), exactly(weight)
+    rows = exactly(g)
+    d_x, _, _ = ops.integer_linear_backward(g, None, weight, need=(True, False, False))
     near(d_x, rows @ matrix, rows.abs() @ matrix.abs())
+    g = packed(gradient)
+    rows = exactly(g)
+    _, d_weight, d_bias = ops.integer_linear_backward(g, x, None, need=(False, True, True))
     near(d_weight, rows.t() @ inputs, rows.abs().t() @ inputs.abs())
     near(d_bias, rows.sum(0), rows.abs().sum(0))
 
@@ -129,17 +133,17 @@ def test_convolution(one: float, other: float, weights: str) -> None:
 def test_convolution_backward(one: float, other: float, weights: str) -> None:
     plain = packed(other * random(7, 8, 3, 3))
     weight = packed(other * random(7, 8, 3, 3), **WEIGHTS[weights]) if 1e-28 < one * other < 1e28 else plain
-    g, x = folded(one * random(3, 7, 5, 6), weight), packed(other * random(3, 8, 5, 6))
-    d_x, d_weight, d_bias = ops.integer_convolution_backward(g, x, weight, GEOMETRY)
-    rows, inputs, matrix = exactly(g), exactly(x), exactly(weight)
-    expected = [
-        torch.ops.aten.convolution_backward(
-            each[0], each[1], each[2], [7], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
-        )
-        for each in ((rows, inputs, matrix), (rows.abs(), inputs.abs(), matrix.abs()))
-    ]
-    for found, exact, size in zip((d_x, d_weight, d_bias), *expected, strict=True):
-        near(found, exact, size)
+    gradient, x = one * random(3, 7, 5, 6), packed(other * random(3, 8, 5, 6))
+    for g, need in ((folded(gradient, weight), (True, False, False)), (packed(gradient), (False, True, True))):
+        results = ops.integer_convolution_backward(g, x, weight, GEOMETRY, need)
+        rows, inputs, matrix = exactly(g), exactly(x), exactly(weight)
+        expected = [
+            torch.ops.aten.convolution_backward(*each, [7], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, list(need))
+            for each in ((rows, inputs, matrix), (rows.abs(), inputs.abs(), matrix.abs()))
+        ]
+        for found, exact, size in zip(results, *expected, strict=True):
+            if found is not None:
+                near(found, exact, size)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)

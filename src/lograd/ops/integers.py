@@ -19,8 +19,8 @@ with z = x, or z = x fold_c for channel c where scales that a product sums over 
 - NaN or infinity leaves no number of its row (of the tensor) unharmed: the scale becomes NaN, and so does all that it
   decodes.  The range that is found is that of the finite elements.
 - A range of nothing but 0 has no levels besides zero: its scale is infinite, its step 0.
-- Other scales end at float32's largest number, so steps are never below 2.9e-39; ranges end at 3.4e38.  Where scales are
-  powers of two, ranges beyond 1.7e38 may saturate, so that every code decodes to a finite number.
+- Other scales end at float32's largest number, so their steps are never below 2.9e-39; ranges end at 3.4e38.  Where
+  scales are powers of two, ranges beyond 1.7e38 may saturate, so that every code decodes to a finite number.
 """
 
 from __future__ import annotations
