@@ -1,299 +1,523 @@
-"""`lograd.accelerate`: a faster training step from one call, or a sentence that says why not.
+"""`lograd.accelerate`: a faster training step from one call, decided in the first steps of the user's own training.
 
-It times methods in each layer, and goes on where they gain something: it profiles the model, plans for the most
-progress per second, times the plan against the plain model, and attaches it with a guard.
+There is no search.  In the first step each layer compares its plain output with rounded ones, and takes the fastest
+widths whose error is small.  In the next few steps the model runs plain and with integers in turns; each layer is
+timed, and those that are not faster stay as they are.  Then whole steps are compared with plain ones in their better
+layout: where nothing is gained, everything falls back, and one sentence says why.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import cycle, islice
+from types import TracebackType
+from typing import Any, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
-from .attachment import Guard, Handle, attach
-from .attachment.guard import check_guard
-from .errors import InvalidValue, plural
-from .formats.values import check_width
-from .plan import Plan
-from .profiles import Profile
+from . import native
+from .attachment import Handle, attach
+from .attachment.choosing import fitting_modules
+from .attachment.counters import Counters, read_counters
+from .engine.backends import LEAST_WORK
+from .engine.layers import (
+    reason_not_channels_last,
+    reason_not_integer,
+    reason_not_supported,
+    unwrapped,
+    work_of_element,
+    works_transposed,
+)
+from .engine.stopwatch import Stopwatch, seconds
+from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
+from .plan import LayerPlan, Plan
 from .profiles.loss import LossFunction, loss_of
-from .profiles.methods import DENSE, check_methods, name_of
-from .profiles.minibatch import LEAST_BATCHES
-from .profiles.noise import check_plain
-from .profiles.optimizer import PROGRESS, WOULD_SAVE, Goal
-from .profiles.planner import keep_patterns
-from .profiles.profiler import check_kinds, profile_timed, restored
-from .profiles.screening import WORTH, WORTH_NOISE, Screened, screen
-from .profiles.timing import Compared, check_device, compared, treatable
-from .report.progress import shown, tracked
+from .profiles.planner import keep_patterns, matching_layers
+from .profiles.profiler import check_kinds, restored
+from .treatments import apply, recipe
 
-BATCHES = 8
-"""Batches of the profile, unless told otherwise."""
-WARM_UP = 16
-"""Steps that are made before the profile and taken back, unless told otherwise."""
-RATE = 1e-3
-"""The learning rate of these steps, by Adam."""
-FEW = ("int8", "prune85", "prune95")
-"""The methods that are timed unless told otherwise.
-
-Integers of fewer bits add more noise, and take as long as 8 bits on CPUs with VNNI.  They are faster on others, where
-they have to be asked for.
-"""
-MOST_NAMED = 3
-"""Methods that are named in what is said of a plan."""
-LEAST_GAIN = 0.03
-"""A plan that saves a smaller share of the step is not attached: a timing cannot tell it from nothing."""
-LEAST_BOUND = 0.06
-"""The search ends where the fastest plan of all saves a smaller share: one with little noise saves less, and the search
-itself takes the time of 70 to 100 steps."""
-COMPARED = 2
-"""Steps that are timed before, with and after the plan."""
+VNNI = ("int8-full", "int8-full-rows")
+"""Widths to try on CPUs that multiply bytes in one step: fewer bits take as long."""
+NARROW_LINEAR, NARROW_CONVOLUTION = ("int6-full-rows", "int8x6-full-rows", "int8-full"), ("int6-full", "int8-full")
+"""Widths to try on other CPUs, the fastest first."""
+MOST_ERROR = 0.012
+"""The largest relative squared error of a layer's output by rounding its operands (docs/accelerate.md has the
+trainings behind it)."""
+ROUNDS = 2
+"""Steps of each kind that are timed; the shorter counts."""
+MARGIN = 0.03
+"""A layer, or the whole step, must be faster by this share: a timing cannot tell less from chance."""
+FORGOTTEN = 20
+"""Training forwards without a call of `step` after which a user is warned."""
 
 
 def accelerate(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | None = None,
     loss_fn: LossFunction | None = None,
     *,
-    noise: float | None = None,
-    steps: int = BATCHES,
-    warm_up: int = WARM_UP,
     seed: int = 0,
     keep: str | Iterable[str] = (),
-    methods: Iterable[str] | None = None,
-    guard: bool | Guard = True,
     quiet: bool = False,
-    progress: bool | None = None,
-) -> Handle:
-    """Attach the plan with the most progress per second, found by measurement; return its handle.
+) -> Acceleration:
+    """Make the training step of a model faster on this CPU, or leave it as it is and say why; return a handle.
 
-    The model is trained as before, with `handle.step()` after each optimizer step.  What was found is printed to
-    standard error: the expected speed, what is done to how many layers, and what noise it adds.  Where nothing makes
-    the step faster by more than a few percent, it says so, and the handle's plan leaves every layer alone.
+        handle = lograd.accelerate(model)
+        for ...:
+            ...
+            optimizer.step()
+            handle.step()
 
-    The measurement takes as long as 70 to 100 plain steps for a network of 20 layers, or 12 to 47 where nothing is
-    faster.  Where that is faster, integer convolutions leave images channels-last (`Plan.channels_last`).
+    The first 5 to 15 steps of the training are the measurement: they run plain and with integer products in turns, so
+    they take about as long as plain ones.  What was found is then printed to standard error.
 
     Args:
-        model: on the CPU, in the mode in which it trains, without an attached plan.
-        batches: any iterable, such as a DataLoader; `steps` batches are taken, and 3 are needed.
-        loss_fn: as for `lograd.profile`.
-        noise: the most added variance, in units of the minibatch's own, for the fastest plan within it; None plans for
-            progress, 1 / (time (1 + noise)).
-        steps: batches of the profile.
-        warm_up: steps of Adam on these batches that are made before the measurement and taken back after it.  A
-            network that has not learned anything passes noise on far more than one that has begun to; the guard keeps
-            layers as they are until then.  0 measures at the weights of now, as for a model that is trained already.
-        seed: of the random numbers of the plan.
+        model: float32 on the CPU, without an attached plan.
+        batches, loss_fn: given, as for `lograd.profile`, the decision is made now, on these batches: the model is
+            restored afterwards.  By default it is made in the steps that follow.
+        seed: of the random numbers with which gradients are rounded.
         keep: layers that are left alone, as for `Profile.plan`.
-        methods: names of the methods to choose from, such as ["int8"]; None for int8, prune85, prune95 and
-            sparsities between.
-        guard: as for `attach`.
         quiet: print nothing.
-        progress: as for `lograd.profile`.
     """
-    checked = check_guard(guard)
-    plan, words = fastest_plan(
-        model, batches, loss_fn, noise=noise, steps=steps, warm_up=warm_up, keep=keep, methods=methods,
-        progress=progress,
-    )  # fmt: skip
-    if not quiet:
-        print(f"lograd: {words}", file=sys.stderr)
-    return attach(model, plan, seed, guard=checked or False)
+    found = Acceleration(model, seed, keep, quiet)
+    if batches is not None:
+        found._decide_now(batches, loss_fn)
+    elif loss_fn is not None:
+        found.remove()
+        raise InvalidValue("loss_fn is for deciding before the training, on batches of yours; give batches as well.")
+    return found
 
 
 def fastest_plan(
-    model: nn.Module,
-    batches: Iterable[Any],
-    loss_fn: LossFunction | None = None,
-    *,
-    noise: float | None = None,
-    steps: int = BATCHES,
-    warm_up: int = WARM_UP,
-    keep: str | Iterable[str] = (),
-    methods: Iterable[str] | None = None,
-    progress: bool | None = None,
+    model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None = None, *, keep: str | Iterable[str] = ()
 ) -> tuple[Plan, str]:
-    """Return the plan that `accelerate` attaches, and what it says of it; the arguments are those of `accelerate`.
+    """Return the plan that `accelerate` would attach, and what it says of it; the model is left as it was."""
+    with accelerate(model, batches, loss_fn, keep=keep, quiet=True) as found:
+        return found.plan, found.words
 
-    A plan without layers is returned where nothing is gained.  The model is restored bit for bit.
+
+@final
+class Acceleration:
+    """A model that is made faster.  `with accelerate(model) as handle:` gives it back at the end.
+
+    Until the decision is made, `plan` has no layers and `explain()` says so.
     """
-    check_width("steps", steps, LEAST_BATCHES, 2**31)
-    check_width("warm_up", warm_up, 0, 2**31)
-    check_kinds(batches, loss_fn, progress)
-    goal = Goal(objective=PROGRESS) if noise is None else Goal(noise)
-    kept, names = keep_patterns(keep), check_methods(FEW if methods is None else methods)
-    check_plain(model)
-    check_device(model)
-    eager = torch.compiler.set_stance("force_eager")  # compiled code of the plain model would serve these steps alone
-    with shown(progress), restored(model), torch.enable_grad(), eager:
-        taken = _of_usual_size(list(islice(batches, steps)))
-        if len(taken) < LEAST_BATCHES:
-            raise InvalidValue(
-                f"accelerate needs at least {LEAST_BATCHES} batches, for the variance between them; got {len(taken)}."
+
+    def __init__(self, model: nn.Module, seed: int, keep: str | Iterable[str], quiet: bool) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+        self.model, self.seed, self.quiet = model, seed, quiet
+        self.plan = Plan()
+        """What is attached; without layers where nothing is, or not yet."""
+        self.words = ""
+        """The decision in words; empty until it is made."""
+        self.steps = 0
+        self._handle: Handle | None = None
+        self._undo = ExitStack()
+        """Takes back the hooks of the measurement."""
+        self._candidates = _candidates(model, keep)
+        self._trial: Iterator[None] | None = self._measure()
+        self._start = 0.0
+        self._forwards = 0
+        self._unproven = False
+        """True until a forward has shown that the model runs with images channels-last."""
+        self._strides: list[tuple[int, ...]] = []
+        """Those of the model's plain output."""
+        root = unwrapped(model)
+        self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
+        if isinstance(model, torch._dynamo.OptimizedModule):  # compiled code would not call hooks
+            torch.compiler.set_stance("force_eager")
+            self._undo.callback(torch.compiler.set_stance, "default")
+        next(self._trial)
+
+    # -- training --
+
+    def step(self, *, loss_scale: float | None = None) -> None:
+        """Count a step, after `optimizer.step()`; the first ones decide what is attached.
+
+        Args:
+            loss_scale: as for `Handle.step`.
+        """
+        self._last = seconds() - self._start
+        self.steps += 1
+        self._forwards = 0
+        if self._handle is not None:
+            self._handle.step(loss_scale=loss_scale)
+        if self._trial is not None:
+            next(self._trial, None)
+
+    def _begins(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Note the time at the first forward of a step; a forward pre-hook of the model."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._unproven:
+            self._prove(module, args, options)
+        if not self._forwards:
+            self._start = seconds()
+        self._forwards += 1
+        if self._forwards == FORGOTTEN and not self.steps:
+            warnings.warn(
+                f"{FORGOTTEN} forwards without handle.step(): call it after each optimizer.step(), or nothing is "
+                "accelerated.",
+                LogradWarning,
+                stacklevel=2,
             )
-        if not treatable(model):
-            return _none("the step stays as it is: it has no layer that lograd can treat.")
-        loss = partial(loss_of, model, taken[-1], loss_fn)
-        with restored(model):
-            pruned = WORTH_NOISE if noise is None and methods is None else WORTH
-            first = screen(model, loss, names, kept, LEAST_GAIN, pruned)
-        if first is not None and first.gain < LEAST_BOUND:
-            return _none(f"the step stays as it is: {_no_gain(first)}")
-        _warm_up(model, taken, loss_fn, warm_up)
-        return _measured_plan(model, taken, loss_fn, goal, kept, first)
+
+    def _prove(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Run the forward once more, with images channels-last; where it fails, or others would notice, they are not.
+
+        A `view` of images refuses that layout, and so would one of the user's own that gets images from the model.
+        """
+        self._unproven = False
+        assert self._handle is not None
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                turned = _strides(module.forward(*args, **options)) == self._strides
+        except RuntimeError:  # of a layout, or of the user, whose own forward then raises it again
+            turned = False
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        if not turned:
+            self._attach(replace(self._handle.plan, channels_last=False))
+
+    def _decide_now(self, batches: Iterable[Any], loss_fn: LossFunction | None) -> None:
+        """Run the measurement on given batches; an exception gives the model back as it was."""
+        try:
+            check_kinds(batches, loss_fn, None)
+            taken = list(islice(batches, 4))
+            if not taken:
+                raise InvalidValue("batches are empty; give at least one.")
+            with restored(self.model), torch.enable_grad():
+                for batch in cycle(taken):
+                    if self._trial is None:
+                        break
+                    for parameter in self.model.parameters():
+                        parameter.grad = None
+                    loss_of(self.model, batch, loss_fn).backward()  # type: ignore[no-untyped-call]
+                    self.step()
+            self.steps = 0
+            self._attach(self.plan)  # with fresh random numbers and counters
+        except BaseException:
+            self.remove()
+            raise
+
+    # -- the measurement: each `yield` is a step of the training --
+
+    def _measure(self) -> Iterator[None]:
+        """Run the first steps, each in its own way, and decide."""
+        with self._widths() as widths:
+            yield
+        layers = {name: LayerPlan.of(recipe(width)) for name, width in widths.chosen.items()}
+        convolves = any(isinstance(self._candidates[name], nn.Conv2d) for name in layers)
+        turns = convolves and reason_not_channels_last(self.model) is None
+        normalizes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        everywhere = Plan(layers, normalization=normalizes, channels_last=turns)
+        if not layers:
+            self._stay(widths.reason())
+            return
+        self._unproven = turns
+        watch = Stopwatch({name: self._candidates[name] for name in layers})
+        times: dict[str, list[Times]] = {"plain": [], "integer": []}
+        yield from self._run(everywhere)  # warm-up
+        if self._handle is not None:
+            everywhere = self._handle.plan
+        turns = everywhere.channels_last
+        for _ in range(ROUNDS):
+            yield from self._run(Plan(), watch, times["plain"])
+            yield from self._run(everywhere, watch, times["integer"])
+            if not _faster(times, layers):
+                self._stay(f"integer products are faster in none of {plural(len(layers), 'layer')}")
+                return
+        faster = _faster(times, layers)
+        plan = replace(everywhere, layers={name: layers[name] for name in faster})
+        plain = times["plain"]
+        chosen: list[Times] = []
+        yield from self._run(plan)
+        for _ in range(ROUNDS):
+            yield from self._run(plan, None, chosen)
+            yield from self._run(Plan(), None, plain)
+        if turns:
+            unturned = replace(plan, channels_last=False)
+            other: list[Times] = []
+            dense_turned: list[Times] = []
+            yield from self._run(unturned)
+            yield from self._run(unturned, None, other)
+            if _shortest(other) < _shortest(chosen):
+                plan, chosen = unturned, other
+            with _weights_channels_last(self.model):
+                yield from self._run(Plan())
+                yield from self._run(Plan(), None, dense_turned)
+            if _shortest(dense_turned) < (1 - MARGIN) * _shortest(plain):
+                plain = dense_turned
+        done = _what_is_done(plan, widths.chosen)
+        self._conclude(plan, done, _shortest(chosen), _shortest(plain), plain is not times["plain"])
+
+    def _run(self, plan: Plan, watch: Stopwatch | None = None, times: list[Times] | None = None) -> Iterator[None]:
+        """Let the next step run with a plan, and note its time and, with a stopwatch, those of layers."""
+        self._attach(plan)
+        if watch is None:
+            yield
+        else:
+            with watch.running():
+                yield
+        if times is not None:
+            times.append(self._times(watch))
+
+    def _times(self, watch: Stopwatch | None) -> Times:
+        """Return the times of the step that has just ended."""
+        layers = {} if watch is None else {name: one.total for name, one in watch.read().items()}
+        return Times(self._last, layers)
+
+    @contextmanager
+    def _widths(self) -> Iterator[_Widths]:
+        """Compare plain and rounded outputs of all candidates in the steps inside."""
+        found = _Widths()
+        hooks = [
+            module.register_forward_hook(partial(found.look, name), prepend=True)
+            for name, module in self._candidates.items()
+        ]
+        hooks.append(unwrapped(self.model).register_forward_hook(self._remember_strides))
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _remember_strides(self, module: nn.Module, args: object, output: object) -> None:
+        self._strides = _strides(output)
+
+    def _attach(self, plan: Plan) -> None:
+        if self._handle is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LogradWarning)  # a trial of one step has nothing to say
+                self._handle.remove()
+            self._handle = None
+        if plan.layers:
+            self._handle = attach(self.model, plan, self.seed, backend="integer")
+
+    def _stay(self, reason: str) -> None:
+        """Leave the model as it is, for a reason."""
+        self._attach(Plan())
+        self._end(f"the step stays as it is: {reason} ({plural(torch.get_num_threads(), 'thread')}).")
+
+    def _conclude(self, plan: Plan, done: str, chosen: float, plain: float, turned: bool) -> None:
+        """Keep the plan if its step is shorter than the plain one in its better layout."""
+        layout = " after model.to(memory_format=torch.channels_last)" if turned else ""
+        times = f"{1e3 * chosen:.1f} ms with {done}, and {1e3 * plain:.1f} ms in float32{layout}"
+        if chosen >= (1 - MARGIN) * plain:
+            self._stay(f"it takes {times}")
+            return
+        self.plan = plan
+        self._attach(plan)
+        left = len(self._candidates) - len(plan.layers)
+        rest = f"; {plural(left, 'other layer')} stay{'s' * (left == 1)} float32" if left else ""
+        self._end(f"a step takes {times}: {plain / chosen:.2f} times faster, measured in the first steps{rest}.")
+
+    def _end(self, words: str) -> None:
+        self._trial, self.words = None, words
+        self._undo.close()
+        if not self.quiet:
+            print(f"lograd: {words}", file=sys.stderr)
+
+    # -- what happened, and undoing --
+
+    def explain(self) -> str:
+        """Return the decision, and what is applied to each layer."""
+        if self._trial is not None:
+            return f"Measuring: {plural(self.steps, 'step')} so far; the decision comes after 5 to 15."
+        return self.words if self._handle is None else f"{self.words}\n{self._handle.explain()}"
+
+    def counters(self) -> Counters:
+        """Return exact counts of all that was treated since the decision; see `Handle.counters`."""
+        return read_counters({}) if self._handle is None else self._handle.counters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs beside model and optimizer: the decision, and the state of its handle."""
+        return {
+            "steps": self.steps,
+            "words": self.words,
+            "plan": None if self._trial is not None else self.plan.to_json(),
+            "handle": None if self._handle is None or self._trial is not None else self._handle.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the decision of another run; one that was not made yet is made here."""
+        if not isinstance(state, Mapping) or not {"steps", "words", "plan", "handle"} <= set(state):
+            raise InvalidValue(sentence("state", type(state).__name__, "what `state_dict` of an acceleration returned"))
+        if state["plan"] is None:
+            return
+        plan = Plan.from_json(state["plan"])
+        self._trial = None
+        self._undo.close()
+        self.plan, self.words, self.steps = plan, str(state["words"]), int(state["steps"])
+        self._attach(plan)
+        if self._handle is not None and state["handle"] is not None:
+            self._handle.load_state_dict(state["handle"])
+
+    def remove(self) -> None:
+        """Give the model back as it was, byte for byte."""
+        if self._trial is not None:
+            self._trial.close()  # type: ignore[attr-defined]
+            self._trial = None
+        self._undo.close()
+        if self._handle is not None:
+            self._handle.remove()
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
 
 
-def _of_usual_size(batches: list[Any]) -> list[Any]:
-    """Return the batches without remainders of a data set: those that are smaller while at least half have one size.
-
-    Times are taken of the last batch, and the gradient of a small one has more variance.  Where too few would be left,
-    remainders come first instead.
-    """
-    sizes = [_size(batch) for batch in batches]
-    most = max(sizes, default=0)
-    full = [batch for batch, size in zip(batches, sizes, strict=True) if size == most]
-    if 2 * len(full) < len(batches) or len(full) == len(batches):
-        return batches
-    smaller = [batch for batch, size in zip(batches, sizes, strict=True) if size < most]
-    return full if len(full) >= LEAST_BATCHES else [*smaller, *full]
+# -- candidates and their widths --
 
 
-def _size(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; 0 where there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 0
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next(filter(None, map(_size, parts)), 0)
-
-
-def _warm_up(model: nn.Module, batches: Sequence[Any], loss_fn: LossFunction | None, steps: int) -> None:
-    """Train the model a little."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not learned or not steps:
-        return
-    optimizer = torch.optim.Adam(learned, RATE)
-    for step in tracked(range(steps), steps, "warming up"):
-        optimizer.zero_grad()
-        loss_of(model, batches[step % len(batches)], loss_fn).backward()  # type: ignore[no-untyped-call]
-        for parameter in learned:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # Adam takes none, such as that of an embedding
-                parameter.grad = parameter.grad.to_dense()
-        optimizer.step()
-
-
-def _measured_plan(
-    model: nn.Module,
-    taken: Sequence[Any],
-    loss_fn: LossFunction | None,
-    goal: Goal,
-    keep: tuple[str, ...],
-    first: Screened | None,
-) -> tuple[Plan, str]:
-    """Return the plan for the model as it is now, and what is said of it.
-
-    Args:
-        first: the times of methods; None where they could not be timed, which the profile explains.
-    """
-    found = profile_timed(model, taken, loss_fn, None if first is None else first.timed)
-    lacking = _lacking(found)
-    if first is None or lacking:
-        return _none(f"the step stays as it is: {lacking}")
-    plan = found.plan(noise=goal.noise, objective="progress" if goal.noise is None else None, keep=keep)
-    if not plan.layers:
-        return _none(f"the step stays as it is: {_untouched(plan)} {_with(found)}")
-    layers = treatable(model)
-    plan = replace(
-        plan, channels_last=first.turned and any(isinstance(layers.get(name), nn.Conv2d) for name in plan.layers)
-    )
-    with restored(model):
-        seconds = compared(model, partial(loss_of, model, taken[-1], loss_fn), plan, COMPARED)
-    if seconds.planned > (1 - LEAST_GAIN) * first.shortest * seconds.plain:
-        return _none(
-            f"the step stays as it is: the best plan takes {1e3 * seconds.planned:.1f} ms, and dense float32 "
-            f"{_plainly(seconds.plain, first)} {_with(found)}"
+def _candidates(model: nn.Module, keep: str | Iterable[str]) -> dict[str, nn.Module]:
+    """Return the layers that may have integer products, by name; refuse a model that can have none."""
+    modules = fitting_modules(model, Plan())
+    for parameter in model.parameters():
+        if parameter.device.type != "cpu":
+            raise InvalidValue(f"accelerate is for CPUs, and this model is on {parameter.device.type}.")
+        if parameter.dtype == torch.float64:
+            raise InvalidValue("accelerate takes a float32 model, and this one is float64; call model.float() first.")
+    if not native.status().available:
+        raise InvalidValue(f"accelerate needs the native kernels: {native.status().reason}")
+    kept = matching_layers(list(modules), keep_patterns(keep))
+    unique = {id(module): name for name, module in reversed(modules.items())}
+    found = {
+        name: module for name, module in modules.items()
+        if unique[id(module)] == name and name not in kept and reason_not_supported(module) is None
+        and reason_not_integer(module) is None
+    }  # fmt: skip
+    if not found:
+        raise InvalidValue(
+            "accelerate has nothing to do: the model has no linear layer or convolution with integer products"
+            f"{' besides those that keep names' if kept else ''}; lograd.attach explains each layer."
         )
-    return plan, _gained(plan, seconds, first)
+    return found
 
 
-def _gained(plan: Plan, seconds: Compared, first: Screened) -> str:
-    assert plan.expected is not None
-    added = plan.expected.total or 0.0
-    times = first.shortest * seconds.plain / seconds.planned
-    return (
-        f"forward and backward take {1e3 * seconds.planned:.1f} ms instead of {_plainly(seconds.plain, first)}, "
-        f"{times:.2f} times faster (measured): {_what_is_done(plan)}; predicted to add {added:.2g} of the minibatch's "
-        f"variance to the gradient (rho + pi)."
+class _Widths:
+    """The widths of each layer, by the error of its output."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        """Layers that no widths serve, and why."""
+
+    def look(self, name: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """Compare the output of a layer with rounded ones, once; a forward hook."""
+        if name in self.chosen or name in self.refused or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        x = args[0] if args else None
+        if torch.is_autocast_enabled("cpu") or not isinstance(x, Tensor) or x.dtype != torch.float32:
+            self.refused[name] = "its activations are not float32"
+        elif output.numel() * work_of_element(module) < LEAST_WORK:
+            self.refused[name] = "it is too small"
+        else:
+            with torch.no_grad():
+                self._choose(name, module, x.detach(), output.detach())
+
+    def _choose(self, name: str, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        convolves = isinstance(module, _ConvNd)
+        vnni = "vnni" in native.status().isa
+        widths = VNNI if vnni else NARROW_CONVOLUTION if convolves else NARROW_LINEAR
+        for width in widths:
+            if convolves and width.endswith("rows"):
+                continue
+            error = _energy(rounded_output(module, x, width) - y) / max(_energy(y), 1e-300)
+            if error <= MOST_ERROR:
+                self.chosen[name] = width
+                return
+        self.refused[name] = f"rounding its operands has a relative squared error of {error:.2g} in its output"
+
+    def reason(self) -> str:
+        """Return why no layer is left."""
+        if not self.refused:
+            return "no layer ran in the first step"
+        (reason, count), *_ = Counter(self.refused.values()).most_common(1)
+        return f"{reason} ({count} of {plural(len(self.refused), 'layer')})"
+
+
+def rounded_output(module: nn.Module, x: Tensor, name: str) -> Tensor:
+    """Return the output of a layer whose operands are rounded as a recipe says, by dense products."""
+    output = recipe(name).output
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert not isinstance(bias, nn.Module)
+    by_output = weight.t() if works_transposed(module) else weight
+    rounded = apply(output.weights, by_output.detach()).result
+    if isinstance(module, _ConvNd):
+        y: Tensor = module._conv_forward(apply(output.activations, x).result, rounded, module.bias)
+        return y
+    rows = x.reshape(-1, x.shape[-1])
+    found = F.linear(apply(output.activations, rows).result, rounded, bias)
+    return found.reshape(*x.shape[:-1], found.shape[-1])
+
+
+def _energy(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+# -- times --
+
+
+class Times(NamedTuple):
+    """Seconds of one step, from its first forward to `step`, and of its layers."""
+
+    step: float
+    layers: Mapping[str, float]
+
+
+def _shortest(times: Iterable[Times]) -> float:
+    return min(one.step for one in times)
+
+
+def _faster(times: Mapping[str, list[Times]], layers: Iterable[str]) -> list[str]:
+    """Return the layers that are faster in integers than plain."""
+    plain, integer = (
+        {name: min(one.layers[name] for one in times[kind]) for name in layers} for kind in ("plain", "integer")
     )
+    return [name for name in layers if integer[name] < (1 - MARGIN) * plain[name]]
 
 
-def _what_is_done(plan: Plan) -> str:
-    """Return how many layers are treated in which way, the most frequent first."""
-    names = Counter(name_of(layer) for layer in plan.layers.values()).most_common()
-    parts = [f"{plural(count, 'layer')} with {name}" for name, count in names[:MOST_NAMED]]
-    if others := sum(count for _, count in names[MOST_NAMED:]):
-        parts.append(f"{plural(others, 'layer')} with others")
+def _what_is_done(plan: Plan, widths: Mapping[str, str]) -> str:
+    """Return how many layers have which widths, the most frequent first."""
+    names = Counter(widths[name] for name in plan.layers).most_common()
+    parts = [f"{name} in {plural(count, 'layer')}" for name, count in names]
     return ", ".join([*parts, *(["images channels-last"] if plan.channels_last else [])])
 
 
-def _untouched(plan: Plan) -> str:
-    """Return why a plan leaves all layers alone."""
-    faster = [name for name, reason in plan.kept.items() if WOULD_SAVE in reason]
-    if not faster:
-        return "no method is faster than dense float32 in any layer that may be treated"
-    return (
-        f"what is faster than dense float32 adds too much noise, such as in {faster[0]!r}, where {plan.kept[faster[0]]}"
-    )
+@contextmanager
+def _weights_channels_last(model: nn.Module) -> Iterator[None]:
+    """Lay the weights of convolutions over images out channels-last for a while; what they learn meanwhile stays."""
+    found = {module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Conv2d)}
+    before = {weight: weight.data for weight in found if type(weight) is nn.Parameter}
+    try:
+        for weight, data in before.items():
+            weight.data = data.contiguous(memory_format=torch.channels_last)
+        yield
+    finally:
+        for weight, data in before.items():
+            weight.data = data.copy_(weight.data)
 
 
-def _plainly(seconds: float, first: Screened) -> str:
-    """Return the time of the plain step, and what it would be in its better layout."""
-    if first.shortest == 1:
-        return f"{1e3 * seconds:.1f} ms"
-    shorter = f"{1e3 * first.shortest * seconds:.1f} ms after model.to(memory_format=torch.channels_last)"
-    return f"{1e3 * seconds:.1f} ms, or {shorter}"
-
-
-def _no_gain(first: Screened) -> str:
-    """Return why no plan can gain anything, from the times of methods."""
-    size = _size_of(len(first.timed.layers[DENSE]))
-    if not first.timed.treated:
-        return f"no method is faster than dense float32 in any layer that may be treated {size}"
-    return (
-        f"with the fastest method that may be worth its noise in each layer, it takes {1e3 * first.fastest:.1f} ms, "
-        f"and dense float32 {_plainly(first.step, first)}; a search for a plan is worth it from {LEAST_BOUND:.0%} on "
-        f"{size}"
-    )
-
-
-def _with(found: Profile) -> str:
-    assert found.menus is not None
-    return _size_of(len(found.menus.layers))
-
-
-def _size_of(layers: int) -> str:
-    return f"({plural(layers, 'layer')}, {plural(torch.get_num_threads(), 'thread')})."
-
-
-def _lacking(found: Profile) -> str:
-    """Return what the profile lacks for a plan, in a sentence; empty where it lacks nothing."""
-    if found.broken:
-        return found.broken
-    if found.noise is None:
-        return "no layer has a weight that learns."
-    if found.noise.energies is None or found.minibatch is None or not found.minibatch.unit > 0:
-        return "the variance of its minibatches could not be measured."
-    if found.menus is None:
-        return "the times of its layers could not be measured."
-    return ""
-
-
-def _none(words: str) -> tuple[Plan, str]:
-    return Plan(), words
+def _strides(output: object) -> list[tuple[int, ...]]:
+    """Return the strides of all tensors in the output of a model."""
+    return [leaf.stride() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

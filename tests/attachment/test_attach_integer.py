@@ -65,7 +65,7 @@ def planned(activations, weights, for_input, for_weight=None):
 
 WHOLE_METHODS = [
     "int4-full", "int6-full", "int8-full", "int6-full-po2", "luq4", "luq4-hindsight", "int4wa+fp4-luq", "fqt8-ptq",
-    "fqt5-psq", "fqt5-bhq", "int4-full-interval", "prune50+luq4",
+    "fqt5-psq", "fqt5-bhq", "int4-full-interval", "prune50+luq4", "int6-full-rows", "int8x6-full-rows", "int8x4-full",
 ]  # fmt: skip
 PLANS = {
     **{name: plan(name) for name in WHOLE_METHODS},

@@ -15,7 +15,7 @@ from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE
 
 COMMANDS = [
-    "demo", "profile", "plan", "variance", "train", "compare", "formats", "recipes", "reproduce", "env", "cite",
+    "demo", "profile", "plan", "variance", "train", "compare", "formats", "recipes", "reproduce", "doctor", "cite",
 ]  # fmt: skip
 
 
@@ -34,6 +34,9 @@ def test_every_command_has_help_and_json(command):
         (["reproduce", "tabel2"], "Did you mean 'table2'?"),
         (["reproduce", "table2", "-o", "no/such/folder/page.html"], "no/such/folder"),
         (["frobnicate"], "No such command"),
+        (["env"], "No such command"),
+        (["doctor", "--threads", "0"], "--threads must be a whole number from 1 to"),
+        (["doctor", "--threads", "0", "--no-times"], "--threads must be a whole number from 1 to"),
         (["formats", "--jsonn"], "No such option"),
     ],
 )
@@ -87,13 +90,14 @@ def test_formats_lists_the_catalogue_and_every_code():
     assert "too wide to list" in called("formats", "float32").stdout
 
 
-def test_env_reports_versions_features_and_native_kernels():
-    sections = json.loads(called("env", "--json").stdout)
+def test_doctor_reports_versions_features_and_native_kernels():
+    sections = json.loads(called("doctor", "--no-times", "--json").stdout)
     assert sections["versions"]["numpy"] == np.__version__
     native = sections["native module"]
     assert native["in use"] is (native["reason"] == "")
     assert ("log_histogram" in " ".join(native["kernels"])) is native["in use"]
-    assert "numpy" in called("env").stdout
+    assert sections["instruction sets"]["lograd uses"]
+    assert "numpy" in called("doctor", "--no-times").stdout
 
 
 def test_cite_prints_what_the_docstrings_carry():

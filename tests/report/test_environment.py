@@ -1,4 +1,4 @@
-"""`lograd env` must work above all where something else does not."""
+"""`lograd doctor` must work above all where something else does not."""
 
 from __future__ import annotations
 

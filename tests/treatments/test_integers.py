@@ -143,11 +143,13 @@ def test_json_and_words() -> None:
     ("arguments", "words"),
     [
         ({"bits": 1}, "bits must be"),
-        ({"bits": 4, "per": "row"}, "per must be one of"),
+        ({"bits": 4, "per": "token"}, "per must be one of"),
         ({"bits": 4, "ranges": "foresight"}, "ranges must be one of"),
         ({"bits": 4, "power_of_two": 2}, "power_of_two"),
         ({"bits": 4, "rounding": "up"}, "rounding must be"),
         ({"bits": 4, "per": "channel", "ranges": "hindsight"}, "remembers one range"),
+        ({"bits": 4, "per": "row", "ranges": "hindsight"}, "remembers one range"),
+        ({"bits": 4, "per": "row", "power_of_two": True}, "takes symmetric=True"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], words: str) -> None:

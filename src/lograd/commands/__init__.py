@@ -7,7 +7,7 @@ import is imported inside of them, so that `lograd --help` is quick.
 from .cite import cite
 from .compare import compare
 from .demo import demo
-from .env import env
+from .doctor import doctor
 from .formats import formats
 from .plan import plan
 from .profile import profile
@@ -16,7 +16,7 @@ from .reproduce import reproduce
 from .train import train
 from .variance import variance
 
-COMMANDS = (demo, profile, plan, variance, train, compare, formats, recipes, reproduce, env, cite)
+COMMANDS = (demo, profile, plan, variance, train, compare, formats, recipes, reproduce, doctor, cite)
 """In the order in which the help lists them: what one does to a model, and then what one looks up."""
 
 __all__ = ["COMMANDS"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from ..acceleration import BATCHES, fastest_plan
+from ..acceleration import fastest_plan
 from ..errors import plural
 from ..report import Chart, Line
 from ..report.progress import progress
@@ -148,14 +148,14 @@ def _over_seconds(
 def compare(task: Task) -> Sooner:
     """Find a plan as `lograd.accelerate` does, then train dense and with it, step by step in turn."""
     start = time.perf_counter()
-    plan, found = fastest_plan(task.fresh_model(0), islice(task.batches(1000), BATCHES), task.loss)
+    plan, found = fastest_plan(task.fresh_model(0), islice(task.batches(1000), 4), task.loss)
     planning = time.perf_counter() - start
     plans = {FAST: plan} if plan.layers else {}
     with progress(f"{task.model_name} on {task.name}", task.seeds * (1 + len(plans)) * task.steps) as advance:
         layout = _faster_layout(task)
         runs = [
             run for seed in range(task.seeds)
-            for run in race(task, plans, seed, advance, layout=LAYOUTS[layout], guard=True)
+            for run in race(task, plans, seed, advance, layout=LAYOUTS[layout])
         ]  # fmt: skip
     return Sooner(task, found, planning, layout, runs)
 

@@ -23,11 +23,12 @@ from ..ops.registry import transforming
 
 Gradients = tuple[Tensor | None, ...]
 Need = tuple[bool, bool, bool]
-Treated = tuple[Tensor | None, Tensor | None, Tensor | None]
+Treated = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Activations and weights as the output takes them, None for one that it takes as it is; and factors of the gradient.
 
-The factors are the steps of weights that have one for each output: the gradient is multiplied by them before it is
-rounded, and divided afterwards (`Setting.fold`).
+The factors are the steps of weights that have one for each output, which belong into dX, and of activations that have
+one for each row, which belong into dW: the gradient is multiplied by them before it is rounded, and divided afterwards
+(`Setting.fold`).
 """
 
 
@@ -43,6 +44,10 @@ class DoubleBackward(LogradError, RuntimeError):
 
 class NotCompiled(LogradError, RuntimeError):
     """Raised when torch.compile is asked for a whole graph of code that runs eagerly."""
+
+
+Decoded = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Activations, weights, and factors of the gradient's channels and of its rows."""
 
 
 class Form(Protocol):
@@ -96,7 +101,9 @@ class Engine(Protocol):
     def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
         """Return activations and weights for the backward to read: those of the output where it shares them."""
 
-    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Any = None) -> Gradients:
+    def backward(
+        self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Any = None, rows: Any = None
+    ) -> Gradients:
         """Return dX, dW and dbias from the gradient of the output; anything where one is not needed."""
 
 
@@ -113,7 +120,7 @@ class Coder(Protocol):
     def backward(self, form: Form, g: Tensor, saved: Saved, need: Need) -> Gradients:
         """Return dX, dW and dbias from the gradient of the output and the codes of its operands."""
 
-    def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
+    def decoded(self, form: Form, saved: Saved) -> Decoded:
         """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
 
 
@@ -188,10 +195,10 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any,
-        form: Form, engine: Engine,
+        rows: Any, form: Form, engine: Engine,
     ) -> Tensor:  # fmt: skip
-        treated = (treated_x, treated_weight, fold)
-        ctx.save_for_backward(*form.saved(*engine.kept(x, weight, treated), ctx.needs_input_grad), fold)
+        treated = (treated_x, treated_weight, fold, rows)
+        ctx.save_for_backward(*form.saved(*engine.kept(x, weight, treated), ctx.needs_input_grad), fold, rows)
         ctx.form, ctx.engine = form, engine
         return form.output(*_taken(x, weight, treated), bias)
 
@@ -205,8 +212,8 @@ class _Layer(torch.autograd.Function):
                 raise DoubleBackward
             if _is_batched(g):
                 return _wanted(_batched_products(ctx, g, ctx.saved_tensors), need)
-        x, weight, fold = ctx.saved_tensors
-        return _wanted(ctx.engine.backward(ctx.form, g, x, weight, need, fold), need)
+        x, weight, fold, rows = ctx.saved_tensors
+        return _wanted(ctx.engine.backward(ctx.form, g, x, weight, need, fold, rows), need)
 
 
 class _Coded(torch.autograd.Function):
@@ -249,15 +256,15 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any, form: Form,
-        engine: Engine,
+        x: Tensor, weight: Tensor, bias: Tensor | None, treated_x: Any, treated_weight: Any, fold: Any, rows: Any,
+        form: Form, engine: Engine,
     ) -> Tensor:  # fmt: skip
-        return form.output(*_taken(x, weight, (treated_x, treated_weight, fold)), bias)
+        return form.output(*_taken(x, weight, (treated_x, treated_weight, fold, rows)), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, *treated, ctx.form, ctx.engine = inputs
-        ctx.save_for_backward(*ctx.engine.kept(x, weight, tuple(treated)), treated[2])
+        ctx.save_for_backward(*ctx.engine.kept(x, weight, tuple(treated)), *treated[2:])
         ctx.save_for_forward(*_taken(x, weight, tuple(treated)))
 
     @staticmethod
@@ -274,18 +281,18 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        x, weight, bias, treated_x, treated_weight, _, form, engine = inputs
+        x, weight, bias, treated_x, treated_weight, _, rows, form, engine = inputs
         if in_dims[1] is None and in_dims[2] is None and treated_weight is None:
             # One weight for all: samples are rows, or images, of one batch.
             parts = [
                 None if part is None else part.movedim(dim, 0)
-                for part, dim in ((x, in_dims[0]), (treated_x, in_dims[3]))
+                for part, dim in ((x, in_dims[0]), (treated_x, in_dims[3]), (rows, in_dims[6]))
             ]
             samples, several = x.movedim(in_dims[0], 0).shape[:2], x.dim() > 2
-            one, treated_one = (part.flatten(0, 1) if part is not None and several else part for part in parts)
-            flat = _applied(one, weight, bias, treated_one, None, None, form, engine)
+            one, treated_one, row = (part.flatten(0, 1) if part is not None and several else part for part in parts)
+            flat = _applied(one, weight, bias, treated_one, None, None, row, form, engine)
             return flat.view(*samples, *flat.shape[1:]) if several else flat, 0
-        outputs = [_applied(*each, form, engine) for each in _samples(info, in_dims, inputs[:6])]
+        outputs = [_applied(*each, form, engine) for each in _samples(info, in_dims, inputs[:7])]
         return torch.stack(outputs), 0
 
 
@@ -294,9 +301,9 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        g: Tensor, x: Any, weight: Any, fold: Any, form: Form, engine: Engine, need: Need
+        g: Tensor, x: Any, weight: Any, fold: Any, rows: Any, form: Form, engine: Engine, need: Need
     ) -> tuple[Tensor, ...]:
-        found = engine.backward(form, g, x, weight, need, fold)
+        found = engine.backward(form, g, x, weight, need, fold, rows)
         return tuple(g.new_empty(0) if one is None else one for one in found)
 
     @staticmethod
@@ -314,13 +321,13 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         found: list[tuple[Tensor, ...]] = [
-            _Products.apply(*each, *inputs[4:])  # type: ignore[no-untyped-call]
-            for each in _samples(info, in_dims, inputs[:4])
+            _Products.apply(*each, *inputs[5:])  # type: ignore[no-untyped-call]
+            for each in _samples(info, in_dims, inputs[:5])
         ]
         return tuple(map(torch.stack, zip(*found, strict=True))), (0, 0, 0)
 
 
-def _transformed_products(ctx: Any, g: Tensor, saved: tuple[Any, ...], count: int = 5) -> Gradients:
+def _transformed_products(ctx: Any, g: Tensor, saved: tuple[Any, ...], count: int = 6) -> Gradients:
     need = tuple(ctx.needs_input_grad[:3])
     # A threshold that was made inside of grad is a wrapper without a level once the forward is over.
     engine = tree_map_only(Tensor, _C._functorch.unwrap_if_dead, ctx.engine)
@@ -334,7 +341,7 @@ def _batched_products(ctx: Any, g: Tensor, saved: tuple[Any, ...]) -> Gradients:
     _C._vmapmode_decrement_nesting()
     gradients = _torch._remove_batch_dim(g, level, 1, 0)
     inputs = (gradients, *saved, ctx.form, ctx.engine, tuple(ctx.needs_input_grad[:3]))
-    found, _ = _Products.vmap(_Batch(len(gradients)), (0, None, None, None), *inputs)
+    found, _ = _Products.vmap(_Batch(len(gradients)), (0, None, None, None, None), *inputs)
     return tuple(_torch._add_batch_dim(one, 0, level) for one in found)
 
 
@@ -343,7 +350,7 @@ def _taken(x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]
     return x if treated[0] is None else treated[0], weight if treated[1] is None else treated[1]
 
 
-def _wanted(found: Gradients, need: Need, others: int = 5) -> Gradients:
+def _wanted(found: Gradients, need: Need, others: int = 6) -> Gradients:
     """Return the gradients of all arguments: treated copies and factors, a form and an engine have none."""
     return *(one if wanted else None for one, wanted in zip(found, need, strict=True)), *(None,) * others
 

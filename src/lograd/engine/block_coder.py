@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops.registry import call
 from ..treatments import OPERANDS, PRODUCTS, SYMBOLS
-from .autograd import Form, Gradients, Need, Saved
+from .autograd import Decoded, Form, Gradients, Need, Saved
 from .backends.coded_shapes import laid
 from .coder import Layer, reason_not_served
 
@@ -58,9 +58,9 @@ class BlockCoder:
             d_bias = gradient.treated(g, "weight_gradient", (0,)).sum(0)
         return d_x, d_weight, d_bias
 
-    def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
+    def decoded(self, form: Form, saved: Saved) -> Decoded:
         """Return activations and weights as the engine's `backward` takes them, which treats them itself."""
-        return saved.tensors[0], saved.tensors[1], None
+        return saved.tensors[0], saved.tensors[1], None, None
 
     def _product(
         self, product: str, a: Tensor, b: Tensor, bias: Tensor | None, summed: tuple[int, int], sums: bool = False

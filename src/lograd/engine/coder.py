@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops.integer_operands import fold_by
 from ..ops.registry import call
 from ..treatments import SYMBOLS
-from .autograd import Engine, Form, Gradients, Need, Saved
+from .autograd import Decoded, Engine, Form, Gradients, Need, Saved
 from .backends.choice import Choice
 from .coding import Codes, in_bytes
 from .operand import Operand
@@ -25,6 +25,7 @@ class Layer(Engine, Protocol):
     gradient: Operand
     choices: dict[str, Choice]
     folds: bool
+    folds_rows: bool
     turns: bool
     packs: bool
     aligned: dict[str, bool]
@@ -80,8 +81,8 @@ class LayerCoder:
         engine, gradient = self.engine, self.engine.gradient
         passes = engine.passes(g, need)
         if any(site is None for _, site, _, _ in passes):
-            x, weight, fold = self.decoded(form, saved)
-            return engine.backward(form, g, x, weight, need, fold)
+            x, weight, *factors = self.decoded(form, saved)
+            return engine.backward(form, g, x, weight, need, *factors)
         gradient.observe(g)
         found: list[Tensor | None] = [None, None, None]
         for name, site, contracted, wanted in passes:
@@ -90,13 +91,13 @@ class LayerCoder:
             d_x, d_weight, d_bias = call(
                 "coded_products", g, *saved.tensors, *form.geometry, saved.x_turned, saved.weight_turned, site.text,
                 contracted, site.numbers, gradient.control, *site.changing, choice.tensor, choice.serving,
-                self._folds(name), *wanted,
+                self._folds(name, form), *wanted,
             )  # fmt: skip
             results = d_x, form.as_stored(d_weight) if wanted[1] else d_weight, d_bias
             found = [new if is_wanted else old for old, new, is_wanted in zip(found, results, wanted, strict=True)]
         return tuple(found)
 
-    def decoded(self, form: Form, saved: Saved) -> tuple[Tensor, Tensor, Tensor | None]:
+    def decoded(self, form: Form, saved: Saved) -> Decoded:
         """Return activations, weights and factors of the gradient, as the engine's `backward` takes them."""
         x_codes, x_scale, x_zero, weight_codes, weight_scale, weight_zero = saved.tensors
         x_codes = in_bytes(x_codes, form.geometry.groups * weight_codes.shape[1])
@@ -105,11 +106,17 @@ class LayerCoder:
         if len(form.geometry.stride) == 1:
             values = [one.squeeze(2) for one in values]
         fold = fold_by(weight.step).factors if self.engine.folds else None
-        return values[0], form.as_stored(values[1]), fold
+        rows = fold_by(x.step).factors if self.engine.folds_rows and not form.geometry.stride else None
+        return values[0], form.as_stored(values[1]), fold, rows
 
-    def _folds(self, name: str) -> bool:
-        """Return True if the gradient of a site is multiplied by the weight's steps."""
-        return self.engine.folds and name != "weight_gradient.gradient"
+    def _folds(self, name: str, form: Form) -> bool:
+        """Return True if the gradient of a site is multiplied by the steps of the operand that it meets.
+
+        These are the weight's, channel by channel, or in dW of a linear layer those of the activations, row by row.
+        """
+        if name == "weight_gradient.gradient":
+            return self.engine.folds_rows and not form.geometry.stride
+        return self.engine.folds
 
 
 def reason_not_coded(engine: Layer) -> str | None:
@@ -123,7 +130,9 @@ def reason_not_coded(engine: Layer) -> str | None:
         if site.per_column:
             return f"{operand.name} have a scale for each column, and Y sums over columns"
     site = engine.activations.at["output"]
-    return "activations have a scale for each sample" if site is not None and site.per_channel else None
+    if site is not None and site.per_channel:
+        return "activations have a scale and a zero point for each sample; per='row' has one zero point for all"
+    return None
 
 
 def reason_not_integer(engine: Layer, name: str) -> str | None:
@@ -143,6 +152,9 @@ def reason_not_integer(engine: Layer, name: str) -> str | None:
         return f"the gradient{where} has a scale for each sample"
     if site.per_column and product != "weight_gradient":
         return f"the gradient{where} has a scale for each column, and dX sums over columns"
+    activations = engine.activations.at["weight_gradient"]
+    if product != "input_gradient" and activations is not None and activations.per_row and not engine.folds_rows:
+        return f"dW sums over the scales of the activations, which the gradient{where} cannot be multiplied by"
     weights = engine.weights.at["input_gradient"]
     if product != "weight_gradient" and not site.can_fold and weights is not None and weights.per_channel:
         return f"dX sums over the scales of the weights, which the gradient{where} cannot be multiplied by"

@@ -37,8 +37,9 @@ class Codes(NamedTuple):
     codes: Tensor
     """uint8, in the shape of the operand."""
     scale: Tensor
-    """float32: one for the operand, or one for each row (first dimension), or for a gradient in dW alone one for each
-    column (second dimension); NaN where an element was not finite."""
+    """float32: one for the operand, or one for each row (first dimension: outputs of a weight, samples of activations
+    of a linear layer), or for a gradient in dW alone one for each column (second dimension); NaN where an element was
+    not finite."""
     zero: Tensor
     """float32, one: a whole number from 0 to 255."""
     low: Tensor | None = None
@@ -93,11 +94,11 @@ def in_force(text: str, ready: int) -> Sentence:
 
 def applied(
     x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None, signs: Tensor | None = None,
+    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
 ) -> Counted:  # fmt: skip
     """Return a tensor treated by a sentence, in its own type, with its counts."""
     results: list[Counted] = []
-    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
+    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
     for one, setting in zip(treatments, settings, strict=True):
         current = results[-1].result if results else x
         found = one.apply(current, setting) if setting.fold is None else folded(one, current, setting)
@@ -117,10 +118,10 @@ def folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
 
 def encoded(
     x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None, signs: Tensor | None = None,
+    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
 ) -> Encoded:  # fmt: skip
     """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
-    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs)
+    settings = settings_of(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
     current, counts = x, []
     for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
         current, found = checked_result(one, current, one.apply(current, setting))
@@ -136,27 +137,32 @@ def encoded(
 
 def levelled(
     x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None,
+    fold: Tensor | None = None, fold_dim: int = 1,
 ) -> Levelled:  # fmt: skip
     """Return a tensor as the levels of the last treatment of a sentence, which has some."""
     if len(treatments) == 1 and not treatments[0].number_names:
-        found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold))
+        found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold, fold_dim))
         if found is not None:
             codes = Codes(found.codes, found.scale, found.zero[:1])
             return Levelled(codes, found.counts, not int(found.counts[NAN]))
-    coded, counts = encoded(x, treatments, numbers, key, memory, contracted, fold)
+    coded, counts = encoded(x, treatments, numbers, key, memory, contracted, fold, None, fold_dim)
     _, nan, saturated, *_ = counts.tolist()
     finite = not nan
     if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
         finite = is_finite(x)
-    return Levelled(_levels(coded, finite, treatments[-1]), counts, finite)
+    return Levelled(_levels(coded, finite, treatments[-1], fold is not None), counts, finite)
 
 
-def _levels(coded: CodedTensor, finite: bool, by: Treatment) -> Codes:
-    """Return a tensor that a treatment has coded as plain tensors."""
+def _levels(coded: CodedTensor, finite: bool, by: Treatment, multiplied: bool) -> Codes:
+    """Return a tensor that a treatment has coded as plain tensors.
+
+    Args:
+        multiplied: True if factors are in the codes, and not to be divided by.
+    """
     codes, scale, zero = coded.codes, coded.scale, coded.zero
     if by.per_column:
-        scale = scale * next(step.factors for step in coded.transform if isinstance(step, Folded))
+        columns = next(step.factors for step in coded.transform if isinstance(step, Folded))
+        scale = columns if multiplied else scale * columns  # scales of rows are the factors
     if zero is None:
         known = levels_of(coded.format)
         codes = codes if known.identity else call("code_levels", codes, coded.format)
@@ -178,20 +184,21 @@ def _factors(setting: Setting, x: Tensor) -> Tensor:
 
 def settings_of(
     treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...],
-    fold: Tensor | None, signs: Tensor | None = None,
+    fold: Tensor | None, signs: Tensor | None = None, fold_dim: int = 1,
 ) -> list[Setting]:  # fmt: skip
     """Return what each treatment of a sentence is given beside the tensor; the last one alone is given the factors.
 
     `numbers` are those of all treatments, in order.
     """
     if len(treatments) == 1 and not treatments[0].number_names:
-        return [Setting({}, key, memory, contracted, fold, signs=signs)]
+        return [Setting({}, key, memory, contracted, fold, fold_dim, signs)]
     values = iter(numbers.unbind())
     named = [{name: next(values) for name in one.number_names} for one in treatments]
     settings = stages(treatments, named, key, memory, contracted)
     if fold is None and signs is None:
         return settings
-    return [*(one._replace(signs=signs) for one in settings[:-1]), settings[-1]._replace(fold=fold, signs=signs)]
+    last = settings[-1]._replace(fold=fold, fold_dim=fold_dim, signs=signs)
+    return [*(one._replace(signs=signs) for one in settings[:-1]), last]
 
 
 def in_nibbles(codes: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ class LayerEngine:
         """By product, True if both operands are under one Hadamard transform, so that they have the same signs."""
         self.folds = plan.folds
         """True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded."""
+        self.folds_rows = plan.folds_rows
+        """True if the gradient of a linear layer is multiplied by the activations' steps, row by row, before it is
+        rounded for dW."""
         self.turns = False
         """True if images leave an integer convolution channels-last, whatever the layout of its operands."""
         self.packs = False
@@ -220,14 +223,19 @@ class LayerEngine:
     def for_output(self, x: Tensor, weight: Tensor, form: Form) -> Treated:
         """Return activations and weights as the output takes them, None for one that it takes as it is; and factors."""
         if not self.treats_output:
-            return None, None, None
+            return None, None, None, None
         site = self.weights.at["output"]
         if site is None or not site.per_channel:
             treated, steps = self._for_output(self.weights, weight, form.summed("output"), self.signs("output")), None
         else:
             treated, steps = self._by_channel(site, weight.detach(), form)
         shared = self.folds and self.weights.shared and not form.transposed
-        return self._for_output(self.activations, x, (1,)), treated, steps if shared else None
+        by_row = self.activations.at["output"]
+        if by_row is None or not _has_rows(by_row, form):
+            treated_x, rows = self._for_output(self.activations, x, (1,)), None
+        else:
+            treated_x, rows = self._by_row(by_row, x.detach())
+        return treated_x, treated, steps if shared else None, rows if self.activations.shared else None
 
     @staticmethod
     def _for_output(
@@ -247,23 +255,37 @@ class LayerEngine:
         values, steps = site.treat_channels(form.oriented(weight), self.weights.control)
         return form.as_stored(values), steps
 
+    def _by_row(self, site: Site, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return activations with a scale for each row, and the factors of the gradient's rows; None without any."""
+        if self.activations.has_statistics and torch.is_grad_enabled():
+            self.activations.observe(x)
+        values, steps = site.treat_channels(x, self.activations.control)
+        return values, steps if self.folds_rows else None
+
     def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
         """Return activations and weights for the backward to read: those of the output where it shares them."""
-        treated_x, treated_weight, _ = treated
+        treated_x, treated_weight, *_ = treated
         return (
             treated_x if self.activations.shared and treated_x is not None else x,
             treated_weight if self.weights.shared and treated_weight is not None else weight,
         )
 
-    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Tensor | None = None) -> Gradients:
+    def backward(
+        self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Gradients:  # fmt: skip
         """Return dX, dW and dbias from the gradient of the output; anything where one is not needed.
 
         Args:
             fold: factors of the gradient's channels, where the weights are those of the output.
+            rows: factors of the gradient's rows, where the activations are those of the output.
         """
         gradient = self.gradient
         gradient.observe(g)
-        if need[1]:
+        site = self.activations.at["weight_gradient"]
+        if need[1] and site is not None and _has_rows(site, form) and not self.activations.shared:
+            x, rows = self._by_row(site, x)
+        elif need[1]:
             x = self._met(self.activations, x, "weight_gradient", _all_but_channels(x))
         if need[0]:
             site = self.weights.at["input_gradient"]
@@ -277,10 +299,11 @@ class LayerEngine:
             choice, threshold = self.choices.get(name), None if site is None else site.threshold
             treated = g
             if site is not None and (choice is None or threshold is None):
-                factors = None if name == "weight_gradient.gradient" else fold
+                factors, dim = (rows, 0) if name == "weight_gradient.gradient" else (fold, 1)
                 treated = call(
-                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors, None
-                )
+                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors, None,
+                    dim,
+                )  # fmt: skip
             if site is None or choice is None or SPARSE not in choice.serving:
                 results = form.products(treated, x, weight, wanted)
             else:
@@ -289,6 +312,8 @@ class LayerEngine:
                     site.key, site.counters, choice.tensor, *wanted,
                 )  # fmt: skip
                 results = d_x, form.as_stored(d_weight) if wanted[1] else d_weight, d_bias
+            if rows is not None and wanted[2]:  # rows of zeros have no part in dW, and are lost there; not so in dbias
+                results = *results[:2], g.sum(0)
             found = [new if is_wanted else old for old, new, is_wanted in zip(found, results, wanted, strict=True)]
         return tuple(found)
 
@@ -361,6 +386,11 @@ def _serving(wanted: Backend, serving: tuple[int, ...]) -> Backend:
     """Return the backend that was asked for where it serves, else "dense"; "auto" needs one that serves."""
     serves = {"auto": bool(serving), "sparse": SPARSE in serving, "integer": INTEGER in serving}
     return wanted if serves.get(wanted) else "dense"
+
+
+def _has_rows(site: Site, form: Form) -> bool:
+    """Return True if a site gives activations a scale for each row, as it does in linear layers."""
+    return site.per_row and not form.geometry.stride
 
 
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:

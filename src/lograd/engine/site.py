@@ -51,6 +51,8 @@ class Site:
         """True if each channel comes out with a scale of its own."""
         self.per_column = last is not None and last.levels and last.per_column
         """True if each column comes out with a scale of its own."""
+        self.per_row = last is not None and last.levels and last.per_row
+        """True if each row of a matrix comes out with a scale of its own."""
         self.per_sample = last is not None and last.per_sample
         """True if codes of the operand count from the low end of each sample."""
         self.block_levels = last is not None and last.block_levels
@@ -92,7 +94,10 @@ class Site:
         return result
 
     def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a weight of (outputs, inputs, ...) as the product takes it, and the step of each output."""
+        """Return a weight of (outputs, inputs, ...) as the product takes it, and the step of each output.
+
+        Or activations of (samples, inputs), and the step of each sample.
+        """
         found: tuple[Tensor, Tensor] = call("treat_channels", weight, self.text, self.numbers, control, *self.changing)
         return found
 
@@ -179,6 +184,7 @@ def _treat(
     counters: Tensor,
     fold: Tensor | None = None,
     signs: Tensor | None = None,
+    fold_dim: int = 1,
 ) -> Tensor:
     ready = control.tolist()[READY]
     if not ready or x.dtype not in FLOAT_TYPES:
@@ -187,7 +193,7 @@ def _treat(
     treatments = in_force(text, ready)
     results: list[Counted] = []
     for one, setting in zip(  # as `coding.applied`, with one call less on the way
-        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs), strict=True
+        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs, fold_dim), strict=True
     ):
         current = results[-1].result if results else x
         found = one.apply(current, setting) if setting.fold is None else folded(one, current, setting)
@@ -213,9 +219,9 @@ def _treat_channels(
 
 def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
     check_sentence(text, numbers, rest[2])
-    fold = rest[4]
-    if fold is not None and (x.dim() < 2 or fold.numel() != x.shape[1]):
-        raise InvalidValue(f"fold must have a factor for each channel of x, dimension 1; got {fold.numel()}.")
+    fold, fold_dim = rest[4], rest[6] if len(rest) > 6 else 1
+    if fold is not None and (x.dim() < 2 or fold_dim not in (0, 1) or fold.numel() != x.shape[fold_dim]):
+        raise InvalidValue(f"fold must have a factor for each channel of x, dimension {fold_dim}; got {fold.numel()}.")
     if any(not 0 <= dim < x.dim() for dim in contracted):
         raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {x.dim()}"))
 
@@ -231,7 +237,7 @@ SITE = {
 """The tensors of a site, as operators take them."""
 register(
     "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold, Tensor? signs) -> Tensor",
+    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold, Tensor? signs, int fold_dim=1) -> Tensor",
     _treat,
     _treat,
     lambda x, *rest: torch.empty_like(dense(x)),

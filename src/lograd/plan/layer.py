@@ -20,6 +20,7 @@ from ..treatments import (
     Statistics,
     Treated,
     both,
+    can_take_rows,
     describe,
     from_json,
     meet_as_levels,
@@ -94,11 +95,11 @@ class LayerPlan:
         """Return True if the two products that an operand enters take one treated copy of it.
 
         A gradient that is multiplied by the weight's steps for dX is rounded once more for dW: there the factors would
-        only coarsen the channels of small weights.
+        only coarsen the channels of small weights.  The steps of activations by row belong into dW alone, too.
         """
         first, second = (self.site(name, operand) for name in PRODUCTS if operand in OPERANDS[name])
         alike = first == second and not any(one.per_product for one in first)
-        return alike and not (operand == "gradient" and self.folds)
+        return alike and not (operand == "gradient" and (self.folds or self.folds_rows))
 
     @property
     def folds(self) -> bool:
@@ -111,6 +112,18 @@ class LayerPlan:
             return False
         one, other = gradient[-1], weights[-1]
         return (one.levels or one.per_sample) and one.can_fold and other.levels and other.per_channel
+
+    @property
+    def folds_rows(self) -> bool:
+        """True if the gradient of a linear layer is multiplied by the activations' steps, row by row, before it is
+        rounded for dW.
+
+        dW sums over the rows, so activations with a step for each row need it.
+        """
+        gradient, activations = self.weight_gradient.gradient, self.weight_gradient.activations
+        if not gradient or not activations:
+            return False
+        return can_take_rows(gradient[-1]) and activations[-1].levels and activations[-1].per_row
 
     @property
     def treats(self) -> bool:

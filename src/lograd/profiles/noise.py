@@ -4,21 +4,17 @@ The forward runs once.  The backward runs once without noise, then several times
 The difference is the noise that has arrived.  A backward is linear in its gradients, so factors that were measured for
 one layer at a time hold for all of them together (`theory.Propagation`).  What is not linear is pruning itself: in the
 last passes all layers are pruned, and the gradients with noise in them are counted (`noisy`).
-
-Being linear, a backward can also carry the noise alone, from the layer that it is put into: nothing behind that layer
-runs, so a pass takes half the time of a whole one on average.  That is for those in a hurry (`lograd.accelerate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import add
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..attachment.swap import engine_of
 from ..errors import InvalidValue
@@ -54,8 +50,6 @@ class _ProbedLayer:
         """|noisy gradient - clean gradient|^2, summed over this backward."""
         self.counted: list[tuple[LogHistogram, Range]] = []
         """The gradients that have arrived in this backward, where all layers are pruned."""
-        self.outputs: list[GradientEdge] = []
-        """Its outputs in the graph of the forward; a forward that is computed again in a backward adds to them."""
 
     @cached_property
     def energy(self) -> float:
@@ -86,8 +80,6 @@ class _Backward:
         self.disturbed: _ProbedLayer | None = None
         self.everywhere: float | None = None
         """The share of their nonzero elements that all layers lose; None where one layer is disturbed."""
-        self.alone = False
-        """True while noise travels without the gradient."""
         self.seed = 0
 
     def run(self, loss: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
@@ -95,18 +87,6 @@ class _Backward:
         self._begin()
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
         self.first = False
-        return _dense(gradients)
-
-    def noise_of(self, layer: _ProbedLayer, weights: list[Tensor]) -> list[Tensor | None]:
-        """Put noise into the one output of a layer, and return what arrives in the gradients of the weights."""
-        self._begin()
-        (clean,) = layer.clean
-        noise = stochastic_prune(countable(clean), layer.threshold, self.seed).to(clean.dtype) - clean
-        self.alone = True
-        try:
-            gradients = torch.autograd.grad(layer.outputs, weights, [noise], retain_graph=True, allow_unused=True)
-        finally:
-            self.alone = False
         return _dense(gradients)
 
     def _begin(self) -> None:
@@ -117,12 +97,8 @@ class _Backward:
         """Put a hook on the gradient of the layer's output; a forward hook."""
         if isinstance(output, Tensor) and output.requires_grad:
             on_gradient(output, partial(self._arrived, layer))
-            layer.outputs.append(get_gradient_edge(output))
 
     def _arrived(self, layer: _ProbedLayer, gradient: Tensor) -> Tensor | None:
-        if self.alone:
-            layer.error += _energy(gradient)
-            return None
         place, layer.place = layer.place, layer.place + 1
         if self.first:
             layer.clean.append(gradient.detach().clone())
@@ -160,7 +136,6 @@ def measure(
     loss: Callable[[], Tensor],
     repeats: int,
     progress: Callable[[Iterable[str], int], Iterator[str]],
-    only: Collection[str] | None = None,
 ) -> Contributions | None:
     """Measure how noise travels between the layers of a model; None if no layer has a weight that learns.
 
@@ -170,8 +145,6 @@ def measure(
         loss: runs the forward and returns the loss.
         repeats: backward passes for each layer.
         progress: takes the names of layers and their number, and yields the names while it shows progress.
-        only: layers whose noise is of interest; it then travels without the gradient where that is possible.  Noise
-            of the others counts as none.  None measures all of them with whole passes.
     """
     modules = dict(named_modules(model))
     layers = {
@@ -195,15 +168,11 @@ def measure(
         places = {name: [order[id(weight)] for weight in several] for name, several in owned.items()}
         own = {name: _places_of(layer.module, order) for name, layer in layers.items()}
         factors = _Factors(layers, places, own, clean, len(weights))
-        disturbed = [name for name in layers if only is None or name in only]
-        for name in progress(disturbed, len(disturbed)):
+        for name in progress(layers, len(layers)):
             layer = layers[name]
             for repeat in range(repeats):
                 backward.disturbed, backward.seed = layer, repeat << 32
-                if only is not None and len(layer.outputs) == len(layer.clean) == 1:
-                    factors.add(name, backward.noise_of(layer, learned), alone=True)
-                else:
-                    factors.add(name, backward.run(value, learned))
+                factors.add(name, backward.run(value, learned))
         _count_noisy(backward, profiles, partial(backward.run, value, learned), repeats)
     finally:
         stance.__exit__(None, None, None)
@@ -297,15 +266,11 @@ class _Factors:
         self.passed = np.zeros(count)
         self.transfer = np.zeros((count, count))
 
-    def add(self, name: str, gradients: list[Tensor | None], alone: bool = False) -> None:
-        """Add the gradients of a backward in which the named layer was pruned.
-
-        Args:
-            alone: the gradients are the noise itself.
-        """
+    def add(self, name: str, gradients: list[Tensor | None]) -> None:
+        """Add the gradients of a backward in which the named layer was pruned."""
         column = list(self.layers).index(name)
         moved = [
-            _energy(noisy if alone else noisy - clean) if noisy is not None and clean is not None else 0.0
+            _energy(noisy - clean) if noisy is not None and clean is not None else 0.0
             for noisy, clean in zip(gradients, self.clean, strict=True)
         ]
         inside = sum(moved[place] for place in self.parameters[name])

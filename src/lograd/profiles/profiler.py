@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -26,12 +26,9 @@ from .model_profile import Profile
 from .noise import check_plain, measure
 from .nonfinite import after_step, nonfinite_layers
 from .observer import Observer
-from .timing import Timed
 
 SAMPLE = 8192
 """Values that are kept of each layer's last gradient, unless told otherwise."""
-FEW_GROUPS = 6
-"""Groups of neighbours whose forwards are rounded together, where times are known."""
 
 
 def profile(
@@ -96,35 +93,6 @@ def profile(
     return result
 
 
-def profile_timed(
-    model: nn.Module, batches: Sequence[Any], loss_fn: LossFunction | None, known: Timed | None
-) -> Profile:
-    """Return a profile with noise and menus, like `profile`, where times are known and no more is measured than needed.
-
-    Noise is that of layers with a choice, carried alone through the backward, and penalties are those of a few groups
-    of layers.  It takes a step for each batch, a backward for every two layers, and a pass for each group and
-    precision.
-
-    Args:
-        model, batches, loss_fn: as for `profile`.
-        known: the times; None measures no menus.
-    """
-    observer = Observer(model, 1, None, True, SAMPLE, own_step=True)
-    with restored(model), torch.enable_grad(), observer as result:
-        minibatches = Minibatches(Groups(learned_parameters(model)))
-        batch = _run(model, _taken(batches, len(batches)), loss_fn, observer, minibatches)
-    _check_observed(batch, result)
-    loss = partial(loss_of, model, batch, loss_fn)
-    with restored(model), torch.enable_grad():
-        problem = _measure_noise(model, result, loss, 1, minibatches, None if known is None else known.treated)
-    if known is not None and not problem:
-        with restored(model), torch.enable_grad():
-            result.menus = timing.measure_timed(model, result.layers, loss, known, FEW_GROUPS)
-    for words in filter(None, [result.broken, problem and f"noise was not measured{problem}."]):
-        warnings.warn(words, LogradWarning, stacklevel=2)
-    return result
-
-
 def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
     """Refuse arguments of `profile` that are of a wrong type."""
     if progress is not None and not isinstance(progress, bool):
@@ -182,13 +150,12 @@ def _measure_noise(
     loss: Callable[[], Tensor],
     repeats: int,
     minibatches: Minibatches,
-    only: Collection[str] | None = None,
 ) -> str:
     """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
     if nonfinite_layers(result.layers):
         return ", since not all gradients are finite"
     show = partial(tracked, what="measuring noise", unit="measurement")
-    result.noise = measure(model, result.layers, loss, repeats, show, only)
+    result.noise = measure(model, result.layers, loss, repeats, show)
     if result.noise is None:
         return ": no layer has a weight that learns"
     if minibatches.count >= LEAST_BATCHES and minibatches.finite:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -112,72 +112,6 @@ def measure(
     return _menus(methods, modules, times, steps, noises, extras, rounded)
 
 
-def measure_timed(
-    model: nn.Module, profiles: Mapping[str, LayerProfile], loss: Callable[[], Tensor], known: Timed, groups: int
-) -> Menus | None:
-    """Measure the noise of methods that were timed already, where they may be chosen; None if no layer was timed.
-
-    It takes two passes, and those of penalties for each precision.  The layers' menus have what was timed for them.
-
-    Args:
-        model, profiles, loss: as for `measure`.
-        known: the times.
-        groups: the most groups of neighbours whose forwards are rounded together.
-    """
-    found = treatable(model)
-    menus = {name: known.menu(name) for name in profiles if name in found and name in known.layers[DENSE]}
-    modules = {name: found[name] for name in menus}
-    if not modules:
-        return None
-    methods = [method(name) for name in known.methods]
-    open_to = {one.name: [name for name, menu in menus.items() if one.name in menu] for one in methods}
-    rounding = [name for name in modules if any(method(one).bits is not None for one in menus[name])]
-    bits = sorted({one.bits for one in methods if one.bits is not None}) if rounding else []
-    total = 2 + penalties.passes_needed(len(rounding), bits, groups)
-    with progress("measuring methods", total, "pass") as advance, torch.compiler.set_stance("force_eager"):
-        passes = SamePasses(model, loss, advance)
-        arrived = arriving(modules, passes.run)
-        clean = passes.run()
-        noises = {}
-        for one in methods[1:]:
-            with attached(model, Plan(dict.fromkeys(open_to[one.name], one.plan))) as handle:
-                those = {name: modules[name] for name in open_to[one.name]}
-                noises[one.name] = _Noise(one, those, arrived, profiles).by_layer(handle)
-        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
-        rounded = penalties.measure(passes, clean, {name: modules[name] for name in rounding}, signals, bits, groups)
-    return _menus(methods, menus, known.layers, known.steps, noises, known.extras, rounded)
-
-
-@final
-@dataclass(frozen=True)
-class Timed:
-    """Times of methods that are measured before anything else.
-
-    Args:
-        layers: by method, "dense" first, and by layer; a method lacks the layers in which it is not to be chosen.
-        steps: seconds of whole steps by method; "dense" is there.
-        extras: seconds that switches of a whole plan save.
-    """
-
-    layers: Mapping[str, Mapping[str, LayerSeconds]]
-    steps: Mapping[str, float]
-    extras: Mapping[str, float]
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods, "dense" first."""
-        return tuple(self.layers)
-
-    def menu(self, layer: str) -> tuple[str, ...]:
-        """Return the methods that a layer may choose from, "dense" first."""
-        return tuple(name for name, times in self.layers.items() if layer in times)
-
-    @property
-    def treated(self) -> tuple[str, ...]:
-        """The layers that have a choice."""
-        return tuple(name for name in self.layers[DENSE] if len(self.menu(name)) > 1)
-
-
 def _plain_steps(treated: Sequence[Method]) -> int:
     """Return the plain steps that are timed: before every second method, and one at the end."""
     return max((len(treated) + 1) // 2 + 1, TIMED)
@@ -249,7 +183,7 @@ class Timer:
                 with settling(handle.layers, modules) if place else nullcontext():
                     self._step()
                 handle.step()
-            _take_no_statistics(handle)
+            take_no_statistics(handle)
             for one in [True] * watched + [False] * whole:
                 self._keep(name, self._step(one))
                 release_workspace()  # as handle.step() does
@@ -282,8 +216,8 @@ class Timer:
         return Times(math.inf, self.watch.read()) if watched else Times(taken, {})
 
 
-def _take_no_statistics(handle: Handle) -> None:
-    """Let histograms wait, which steps of a long run take seldom, too."""
+def take_no_statistics(handle: Handle) -> None:
+    """Turn histograms off while timing; in a long run they are rare."""
     for engine in handle.layers.values():
         for operand in engine.operands.values():
             operand.control[STRIDE] = 0

@@ -1,4 +1,4 @@
-"""Facts about the machine: those of a bug report, by `lograd env`, and those that a file of results notes."""
+"""Facts about the machine: those of a bug report, by `lograd doctor`, and those that a file of results notes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _torch_threads() -> int | str:
         return f"torch cannot be imported: {error}"
 
 
-def _cpuinfo(field: str) -> str:
-    """One field of Linux's description of the first CPU; empty elsewhere."""
+def cpuinfo(field: str) -> str:
+    """Return one field of Linux's description of the first CPU; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -53,13 +53,13 @@ def _cpu_model() -> str:
             return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             pass
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    return cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_features(kernels: native.Status) -> list[str]:
     if kernels.available:
         return list(kernels.features)
-    flags = _cpuinfo("flags").split()
+    flags = cpuinfo("flags").split()
     return [name for name in _FEATURES if name in flags]
 
 

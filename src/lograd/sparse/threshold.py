@@ -45,15 +45,17 @@ class Pruning(NamedTuple):
         """Return None: the operands stay as they are."""
         return
 
-    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[None, None, None]:
+    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> tuple[None, None, None, None]:
         """Leave the operands of the output as they are."""
-        return None, None, None
+        return None, None, None, None
 
     def kept(self, x: Tensor, weight: Tensor, treated: object) -> tuple[Tensor, Tensor]:
         """Return activations and weights, for the backward to read."""
         return x, weight
 
-    def backward(self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Any = None) -> Gradients:
+    def backward(
+        self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Any = None, rows: Any = None
+    ) -> Gradients:
         """Return dX, dW and dbias of the pruned gradient, by sparse products."""
         threshold, key = self.ready_for(g)
         d_x, d_weight, d_bias, _ = sparse.products(g, *form.operands(g, x, weight), form.geometry, threshold, key, need)

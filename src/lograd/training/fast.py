@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .. import Plan
-from ..acceleration import BATCHES, fastest_plan
+from ..acceleration import fastest_plan
 from ..errors import plural
-from ..profiles.minibatch import LEAST_BATCHES
 from .randomness import preserved
 from .work import Configured
+
+BATCHES = 4
+"""Batches on which the decision is made."""
 
 
 class Found(NamedTuple):
@@ -24,13 +26,13 @@ class Found(NamedTuple):
 
 
 def find_plan(work: Configured) -> Found:
-    """Return the plan with the most progress per second.
+    """Return the plan of `lograd.accelerate`.
 
     Args:
         work: of this measurement alone: its batches are taken, and its model is left as it was made.
     """
     start = time.perf_counter()
-    if work.total < LEAST_BATCHES:
+    if work.total < BATCHES:
         return Found(None, f"the step stays as it is: a run of {plural(work.total, 'step')} is too short.", 0.0)
 
     def loss(model: nn.Module, wrapped: Any) -> Tensor:
@@ -38,6 +40,6 @@ def find_plan(work: Configured) -> Found:
 
     with preserved(), work.words():
         model = work.build()
-        batches = [(work.take(step),) for step in range(min(BATCHES, work.total))]  # no pairs: `loss` takes them whole
+        batches = [(work.take(step),) for step in range(BATCHES)]  # no pairs: `loss` takes them whole
         plan, words = fastest_plan(model, batches, loss)
     return Found(plan if plan.layers else None, words, time.perf_counter() - start)

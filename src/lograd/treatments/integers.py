@@ -21,11 +21,13 @@ from .quantize import Rounding, stepped
 from .statistics import Statistics
 from .treatment import RARE, LevelCodes, Numbers, Outcomes, Setting, Treatment
 
-Per = Literal["tensor", "channel", "column"]
+Per = Literal["tensor", "channel", "column", "row"]
 Ranges = Literal["current", "hindsight"]
 
 MOMENTUM = 0.9
+CHUNK = 1 << 16
 LOW, HIGH, SEEN = range(3)
+LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @final
@@ -36,7 +38,10 @@ class Integers(Treatment):
     Args:
         bits: 2 to 8.
         per: one range for the "tensor"; one for each "channel", the first dimension: outputs of a weight; or one for
-            each "column", the second dimension: outputs of a gradient, over whose samples and pixels dW sums.
+            each "column", the second dimension: outputs of a gradient, over whose samples and pixels dW sums.  Or one
+            for each "row" of a matrix, with one zero point for all: activations of a linear layer, tokens of very
+            different sizes among them.  A patch of a convolution meets several rows at once, so a tensor that is no
+            matrix has one range.
         symmetric: as many levels below zero as above; else zero may be any level, and is the first where nothing is
             negative.
         rounding: "nearest" or "stochastic".
@@ -85,6 +90,8 @@ class Integers(Treatment):
             raise InvalidValue(
                 "per='column' takes symmetric=True, one code of zero for all columns, and no power_of_two."
             )
+        if self.per == "row" and self.power_of_two and not self.symmetric:
+            raise InvalidValue("per='row' with power_of_two takes symmetric=True: its zero point fits other steps.")
 
     @property
     def unbiased(self) -> bool:
@@ -140,24 +147,33 @@ class Integers(Treatment):
         return self.per == "column"
 
     @property
+    def per_row(self) -> bool:
+        return self.per == "row"
+
+    @property
     def can_fold(self) -> bool:
         return self.per != "column"
 
     def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
         known = self.memory_size and float(setting.memory[SEEN])
         limits, fold = setting.memory[:SEEN].float() if known else None, setting.fold
-        columns = self._has_columns(g)
+        columns, rows = self._has_columns(g), self._has_rows(g, fold)
         if columns:
-            fold, limits = self._column_scales(g), g.new_tensor([-self._middle, self._middle], dtype=torch.float32)
+            fold, limits = self._column_scales(g, setting.fold), self._column_limits(g, setting.fold)
+        elif rows and not self.symmetric:
+            limits = self._row_ranges(g)
         # The operator itself: what the public function checks was checked when the site was made.
         codes, parameters, range, counts = call(
-            "integer_codes", g, limits, fold, setting.fold_dim, self.bits, self.per == "channel", self.symmetric,
-            self.rounding == "stochastic", setting.key, self.power_of_two,
+            "integer_codes", g, limits, fold, 1 if columns else setting.fold_dim, self.bits,
+            self.per == "channel" or rows, self.symmetric, self.rounding == "stochastic", setting.key,
+            self.power_of_two,
         )  # fmt: skip
         if self.memory_size:
             self._remember(range[:, 0], counts, setting)
         scale, zero = parameters.unbind()
-        return LevelCodes(codes, scale * fold if columns else scale, zero, counts)
+        if columns:
+            scale = fold if rows else scale * fold
+        return LevelCodes(codes, scale, zero, counts)
 
     @property
     def _middle(self) -> float:
@@ -168,24 +184,81 @@ class Integers(Treatment):
         """Return True if columns have ranges: a tensor of one dimension, or without elements, has one range at most."""
         return self.per == "column" and g.dim() > 1 and g.numel() > 0
 
-    def _column_scales(self, g: Tensor) -> Tensor:
-        """Return the scale of each column: its largest magnitude has the last code, to one part in 2^22."""
+    def _column_scales(self, g: Tensor, rows: Tensor | None) -> Tensor:
+        """Return the scale of each column: its largest magnitude has the last code, to one part in 2^22.
+
+        Args:
+            rows: factors of the rows; None for none.
+        """
+        if rows is not None:
+            # Some rows at a time: their products stay in the cache, and a tensor as large as g is never written.
+            factors, count = _above_zero(rows).unsqueeze(1), max(CHUNK // g.shape[1], 1)
+            parts = zip(g.split(count), factors.split(count), strict=True)
+            largest = torch.stack([(part * factor).abs_().amax(0) for part, factor in parts]).amax(0)
+            return (self._middle * (1 - 2.0**-20) / largest).clamp(max=MOST)
         summed = [dim for dim in range(g.dim()) if dim != 1]
         largest = torch.maximum(g.amax(summed), -g.amin(summed)).float().abs()  # -0.0 would have a scale below 0
         # Not a hair more: a number above the last code would count as saturated.
-        return (self._middle * (1 - 2.0**-22) / largest).clamp(max=torch.finfo(torch.float32).max)
+        return (self._middle * (1 - 2.0**-22) / largest).clamp(max=MOST)
+
+    def _column_limits(self, g: Tensor, rows: Tensor | None) -> Tensor:
+        """Return the range of a tensor whose columns were multiplied by their scales.
+
+        Where rows have factors, it is one range for each: the range over which its factor is the scale.
+        """
+        if rows is None:
+            return g.new_tensor([-self._middle, self._middle], dtype=torch.float32)
+        ends = self._middle / _above_zero(rows)
+        return torch.stack([-ends, ends])
+
+    def _has_rows(self, g: Tensor, fold: Tensor | None) -> bool:
+        """Return True if each row of a matrix has its range, or its factor beside the scales of columns."""
+        return (self.per == "row" and g.dim() == 2) or (self._has_columns(g) and fold is not None)
+
+    def _row_ranges(self, g: Tensor) -> Tensor:
+        """Return low and high of each row, widened so that the same code stands for zero in all rows.
+
+        A zero point z leaves z steps below zero and B - z above, so row i needs a step of max(-low_i / z, high_i / (B -
+        z)).  The z that is taken has the least sum of squares of these steps, each in units of its row's range: so a
+        row counts as much as any other, whatever its size.  The sum is convex in z, so a coarse search finds the
+        neighbourhood of the best.
+        """
+        last = 2**self.bits - 1
+        if g.numel() == 0:
+            return g.new_zeros(2, g.shape[0], dtype=torch.float32)
+        found = torch.stack([g.amin(1), g.amax(1)]).to(torch.float64).nan_to_num(0.0, MOST, -MOST)
+        below, above = (-found[0]).clamp(min=0), found[1].clamp(min=0)
+        if not bool(below.any()):
+            zero = 0
+        elif not bool(above.any()):
+            zero = last
+        else:
+            extent = (below + above).clamp(min=torch.finfo(torch.float64).tiny)
+            shares, jump = (below / extent, above / extent), 2 ** (self.bits // 2)
+            zero = _best_zero(range(1, last, jump), last, *shares)
+            zero = _best_zero(range(max(zero - jump, 0) + 1, min(zero + jump, last)), last, *shares)
+        step = torch.maximum(below / max(zero, 1), above / max(last - zero, 1))
+        # A hair more, so that the largest number does not count as saturated; and ends that float32 has, in rows of
+        # zeros as well: without them a row would get a zero point of its own.
+        step = (step * (1 + 2.0**-22)).clamp(LEAST, MOST / last)
+        return torch.stack([-zero * step, (last - zero) * step]).float()
 
     def _arguments(self, g: Tensor, setting: Setting) -> dict[str, Any]:
         known = self.memory_size and float(setting.memory[SEEN])
-        columns = self._has_columns(g)
+        columns, rows = self._has_columns(g), self._has_rows(g, setting.fold)
+        limits = setting.memory[:SEEN] if known else None
+        if columns:
+            limits = self._column_limits(g, setting.fold)
+        elif rows and not self.symmetric:
+            limits = self._row_ranges(g)
         return {
-            "per": "channel" if self.per == "channel" and g.dim() else "tensor",
+            "per": "channel" if (self.per == "channel" and g.dim()) or rows else "tensor",
             "symmetric": self.symmetric,
             "rounding": self.rounding,
             "seed": setting.key,
-            "fold": self._column_scales(g) if columns else setting.fold,
-            "fold_dim": setting.fold_dim,
-            "range": (-self._middle, self._middle) if columns else setting.memory[:SEEN] if known else None,
+            "fold": self._column_scales(g, setting.fold) if columns else setting.fold,
+            "fold_dim": 1 if columns else setting.fold_dim,
+            "range": limits,
             "power_of_two": self.power_of_two,
             "counted": True,
         }
@@ -202,7 +275,7 @@ class Integers(Treatment):
         setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        """Return the outcomes per tensor; None where a channel or column decides."""
+        """Return the outcomes per tensor; None where a channel, column or row decides."""
         if self.per != "tensor":
             return None
         return stepped(x, numbers["step"], numbers["largest"], self.rounding)
@@ -230,3 +303,18 @@ class Integers(Treatment):
         if self.power_of_two:
             words.append("steps of powers of two")
         return ", ".join([*words, *(["stochastic"] if self.rounding == "stochastic" else [])])
+
+
+def _above_zero(rows: Tensor) -> Tensor:
+    """Return factors of rows, the largest of which is near 1, with none so small that a scale would overflow.
+
+    A row of zeros, whose factor is 0, is no part of dW whatever its gradient is; neither is one of 2^-60 of the others.
+    """
+    return rows.clamp(min=2.0**-60)
+
+
+def _best_zero(tried: range, last: int, below: Tensor, above: Tensor) -> int:
+    """Return the zero point among those tried that gives rows of these ends the least sum of squared steps."""
+    zeros = torch.tensor(tried, dtype=below.dtype, device=below.device).unsqueeze(1)
+    steps = torch.maximum(below / zeros, above / (last - zeros))
+    return tried[int(steps.square().sum(1).argmin())]

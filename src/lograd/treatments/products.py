@@ -155,7 +155,17 @@ def meet_as_levels(product: str, first: Sentence, second: Sentence) -> bool:
         return False
     if other.per_column or (one.per_column and product != "weight_gradient"):
         return False
+    if product == "weight_gradient" and other.per_row:
+        return can_take_rows(one)
     return product != "input_gradient" or one.can_fold or not other.per_channel
+
+
+def can_take_rows(gradient: Treatment) -> bool:
+    """Return True if rows of a gradient may be multiplied by the steps of activations before it is rounded to levels.
+
+    Ranges of columns are found after that, so they do not stand in the way.
+    """
+    return gradient.levels and (gradient.can_fold or gradient.per_column)
 
 
 _FORMER = {"input": "input_gradient", "weight": "weight_gradient"}

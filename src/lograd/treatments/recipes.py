@@ -250,6 +250,16 @@ FULL_RECIPES: tuple[Recipe, ...] = (
         r"int([2-8])-full-(po2)", full.integers,
     ),
     Recipe(
+        "intN-full-rows", "int6-full-rows",
+        "as intN-full, with a range for each row of a linear layer's activations: for transformers", "lograd",
+        r"int([2-8])-full-rows", full.integers_by_row,
+    ),
+    Recipe(
+        "intAxN-full, intAxN-full-rows", "int8x6-full-rows",
+        "as intN-full or intN-full-rows, with activations of A bits", "lograd",
+        r"int([2-8])x([2-8])-full(-rows)?", full.mixed_integers,
+    ),
+    Recipe(
         "luq4, luq4-hindsight", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
         "chmiel2023", "luq4()(?:-(hindsight))?", full.luq4,
     ),

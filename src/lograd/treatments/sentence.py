@@ -51,7 +51,7 @@ def wider(treatments: Sentence) -> Sentence | None:
 
 def _place(one: Treatment) -> tuple[object, ...]:
     """Return all that a site, its tensors and its products depend on."""
-    scales = one.per_channel, one.per_column, one.per_sample
+    scales = one.per_channel, one.per_column, one.per_row, one.per_sample
     codes = one.levels, one.block_levels, one.rotation, one.can_fold, one.can_encode
     return one.number_names, one.memory_size, *scales, *codes
 

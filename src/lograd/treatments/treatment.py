@@ -138,6 +138,14 @@ class Treatment(ABC):
         return False
 
     @property
+    def per_row(self) -> bool:
+        """True if each row of a matrix of (samples, inputs) has a scale of its own, and all rows have one zero point.
+
+        dW sums over these rows, so their steps must be in the gradient before that is rounded.
+        """
+        return False
+
+    @property
     def learns(self) -> bool:
         """True if a number of its memory is learned: an initial value, and a parameter that is added to it."""
         return False

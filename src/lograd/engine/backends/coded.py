@@ -144,7 +144,8 @@ def _products(
         text, contracted, numbers, control, key, memory, counters: those of the gradient and its site; see `Site.treat`.
         choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
         serving: the backends that serve, dense products besides.
-        folds: True if the gradient is multiplied by the weight's steps, channel by channel, before it is rounded.
+        folds: True if the gradient is multiplied by the steps of the operand that it meets before it is rounded: for dX
+            by the weight's, channel by channel, and for dW of a linear layer by those of the activations, row by row.
         need: which of the three are wanted; the others have no elements.
     """
     x_codes = in_bytes(x_codes, groups * weight_codes.shape[1], need[1])
@@ -180,15 +181,22 @@ class Gradient:
         self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, need
         self.treatments, self.numbers, self.key, self.memory, self.counters = site
         self.contracted = contracted
-        self.fold = fold_by(weight.step) if folds else None
+        self.fold_dim = 1 if need[0] else 0
+        self.fold = fold_by(weight.step if need[0] else x.step) if folds else None
 
     def by(self, mode: int) -> Coded:
         """Return dX, dW and dbias by a backend, and count."""
+        d_x, d_weight, d_bias = self._by(mode)
+        if self.fold is not None and self.need[2]:  # codes have the steps of rows in them, which dbias has no use for
+            d_bias = self.g.sum(0)
+        return d_x, d_weight, d_bias
+
+    def _by(self, mode: int) -> Coded:
         if mode == INTEGER and (self.x.finite or not self.need[1]) and (self.weight.finite or not self.need[0]):
             found = self._levelled(self.memory)
             count_treated(self.counters, self.key, found.counts, self.g.numel())
             if found.finite:
-                return integer.products(found.codes, self.fold, self.x, self.weight, self.geometry, self.need)
+                return self._by_integers(found.codes)
             count_fallen_back(self.counters)
             return self.by_dense(self.g)
         result, total = self._applied(self.memory)
@@ -204,15 +212,17 @@ class Gradient:
         ways: dict[int, Callable[[], object]] = {
             DENSE: lambda: self.by_dense(self._applied(self.memory.clone()).result),
             SPARSE: lambda: self.by_lists(self._applied(self.memory.clone()).result),
-            INTEGER: lambda: integer.products(
-                self._levelled(self.memory.clone()).codes, self.fold, self.x, self.weight, self.geometry, self.need
-            ),
+            INTEGER: lambda: self._by_integers(self._levelled(self.memory.clone()).codes),
         }
         times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
         if SPARSE in serving:
             zeros = int(self._applied(self.memory.clone()).counts[0])
             times = times._replace(zeros=zeros / self.g.numel())
         return decide(choice, times)
+
+    def _by_integers(self, g: Codes) -> Coded:
+        need = self.need if self.fold is None else (*self.need[:2], False)
+        return integer.products(g, self.fold, self.x, self.weight, self.geometry, need)
 
     def by_dense(self, g: Tensor) -> Coded:
         """Return the dense products of a gradient."""
@@ -231,10 +241,12 @@ class Gradient:
         return x, weight
 
     def _levelled(self, memory: Tensor) -> Levelled:
-        return levelled(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self._factors)
+        site = self.treatments, self.numbers, self.key, memory
+        return levelled(self.g, *site, self.contracted, self._factors, self.fold_dim)
 
     def _applied(self, memory: Tensor) -> Counted:
-        return applied(self.g, self.treatments, self.numbers, self.key, memory, self.contracted, self._factors)
+        site = self.treatments, self.numbers, self.key, memory
+        return applied(self.g, *site, self.contracted, self._factors, None, self.fold_dim)
 
     @property
     def _factors(self) -> Tensor | None:

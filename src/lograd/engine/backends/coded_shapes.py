@@ -72,7 +72,8 @@ def _fake_codes(x: Tensor, text: str, packs: bool) -> Coded:
     if packs:
         shape[1] = (shape[1] + 1) // 2
     memory = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    rows = x.shape[0] if parsed(text)[-1].per_channel else 1
+    last = parsed(text)[-1]
+    rows = x.shape[0] if last.per_channel or (last.per_row and x.dim() == 2) else 1
     return (
         torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=memory),
         x.new_empty(rows, dtype=torch.float32),
@@ -141,7 +142,7 @@ def check_products(
     shape = _shape_of_output(x, weight_codes, *planar(stride, padding, dilation, groups))
     if tuple(image(g).shape) != shape:
         raise InvalidValue(f"g must have the shape of the layer's output, {shape}; got {tuple(g.shape)}.")
-    check_numbers("x_scale", x_scale, 1)
+    check_numbers("x_scale", x_scale, 1, *(() if stride else x.shape[:1]))
     check_numbers("weight_scale", weight_scale, 1, weight_codes.shape[0])
     check_sentence(text, numbers, memory)
 

@@ -21,6 +21,9 @@ SHORTEST_SUM = 64
 
 def output(x: Codes, weight: Codes, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return Y as float32; images lie channels-last."""
+    if x.step.numel() > 1:  # rows of a linear layer
+        sides = Steps((x.step,)), Steps((weight.step,))
+        return scaled_products.matmul(x.codes, weight.codes.t(), x.offset, weight.offset, *sides, bias)
     steps = Steps((x.step, weight.step))
     if geometry.stride:
         return scaled_products.convolution(x.codes, weight.codes, x.offset, weight.offset, steps, bias, geometry)
@@ -34,14 +37,15 @@ def products(
 
     Args:
         g: the gradient.
-        fold: factors by which its channels were multiplied before it was coded, as it is for dX alone; None for none.
+        fold: factors by which it was multiplied before it was coded, its channels for dX alone, or its rows for dW
+            alone; None for none.
         need: which of the three are needed; of a gradient whose codes count from the low end of each sample dX alone.
     """
     d_x, d_weight, d_bias = (g.scale.new_empty(0) for _ in range(3))  # results of an operator are not one tensor
     if g.low is not None:
         return by_sample.input_gradient(g, g.low, fold, weight, geometry, tuple(x.codes.shape)), d_weight, d_bias
     of_x = Steps((g.step, weight.step if fold is None else fold.unit))
-    of_weight = Steps((g.step, x.step))
+    of_weight = Steps((g.step, x.step if fold is None else fold.unit))
     sides = g.offset, weight.offset if need[0] else 0, x.offset if need[1] else 0
     if geometry.stride:
         if need[0]:
