@@ -96,7 +96,7 @@ template <class By> void wide_tile(const Tile& t) {
 inline void plain_byte_tile(const Tile& t) {
     bool add = t.add;
     for (const Segment *s = t.segments, *end = s + t.count; s != end;) {
-        Register sums[kTileRows][2];
+        Register sums[kTileRows][2] = {};
         bool fresh = true;
         for (bool more = true; more; ++s) {
             more = s->flush == 0;
