@@ -163,10 +163,20 @@ private:
     const std::uint8_t* pad(std::size_t group, std::size_t first, std::size_t images, Buffer& memory) const {
         auto* to = memory.get<std::uint8_t>(images * image_ + 64);
         const bool bytes = path_.units.per == 4;
-        std::memset(to, bytes ? path_.a_zero : 0, images * image_);
         const std::size_t channels = channels_.summed, all = channels_.image;
+        const int border = bytes ? path_.a_zero : 0;
+        const std::size_t left = x_.padding * pixel_, inside = x_.kept * pixel_, row_bytes = x_.size * pixel_;
+        const bool whole = channels * (bytes ? 1 : 2) == pixel_;  // nothing is left between pixels
+        if (!whole) std::memset(to, border, images * image_);
         const std::size_t height = transposed_ ? t_.layer.y.output : t_.layer.y.input;
         const std::size_t width = transposed_ ? t_.layer.x.output : t_.layer.x.input;
+        for (std::size_t n = 0; whole && n < images; ++n)
+            for (std::size_t y = 0; y < y_.size; ++y) {
+                std::uint8_t* row = to + n * image_ + y * row_bytes;
+                const bool there = y >= y_.padding && y < y_.padding + y_.kept;
+                std::memset(row, border, there ? left : row_bytes);
+                if (there) std::memset(row + left + inside, border, row_bytes - left - inside);
+            }
         for (std::size_t n = 0; n < images; ++n)
             for (std::size_t y = 0; y < y_.kept; ++y) {
                 const std::uint8_t* from = t_.a.data + (((first + n) * height + y) * width) * all + group * channels;
@@ -203,6 +213,7 @@ private:
                              group * channels_.results;
                 }
         for (; i < tiles * rows; ++i) from[i] = from[i - 1], out[i] = out[i - 1];
+        if (phase.segments.empty()) return write_nothing(columns, out, pixels, panel * width_, last * width_);
         const Runs runs = runs_of(phase);
         std::int64_t* offsets = nullptr;
         if (path_.b_zero != 0) {
@@ -225,6 +236,18 @@ private:
                         offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
             }
         }
+    }
+
+    // Results that meet no tap: sums of nothing, scaled as all others.
+    void write_nothing(const Columns& columns, float* const* out, std::size_t pixels, std::size_t first,
+                       std::size_t end) const {
+        end = std::min(end, channels_.results);
+        std::vector<float> values(end - first);
+        for (std::size_t c = 0; c < values.size(); ++c) {
+            values[c] = 0.0f * columns.scales[first + c];
+            if (columns.bias != nullptr) values[c] += columns.bias[first + c];
+        }
+        for (std::size_t i = 0; i < pixels; ++i) std::copy(values.begin(), values.end(), out[i] + first);
     }
 };
 

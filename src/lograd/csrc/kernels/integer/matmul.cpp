@@ -15,6 +15,8 @@ namespace {
 
 // Rows of A that are packed, or read from the L2 cache, while panels of B pass; a multiple of all tiles.
 constexpr std::size_t kRows = 96;
+// Units that are packed at a time, in the L1 cache.
+constexpr std::size_t kTogether = 64;
 // Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
 constexpr std::size_t kUnits = 512;
 
@@ -123,14 +125,14 @@ private:
         const std::size_t count = end - first;
         const bool in_place = path_.units.per == 4 && t_.a_k == 1 && t_.k % 4 == 0;
         const std::uint8_t* from = a_ + first * t_.a_row;
-        if (!in_place) {
-            auto* to = packed.get<std::uint8_t>(4 * count * units_);
-            path_.units.pack({from, t_.a_k, t_.a_row, t_.k, count, count, path_.a_shift, 0, to});
-            from = to;
+        const std::size_t tile_rows = path_.kernels.rows, tile_bytes = 4 * tile_rows * units_;
+        if (!in_place) from = pack_tiles(from, count, packed);
+        rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * tile_rows);
+        for (std::size_t r = 0; r < kRows + kMostRows; ++r) {
+            const std::size_t row = std::min(r, count - 1);
+            rows.pointers[r] =
+                in_place ? from + row * t_.a_row : from + row / tile_rows * tile_bytes + 4 * (row % tile_rows);
         }
-        rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * count);
-        for (std::size_t r = 0; r < kRows + kMostRows; ++r)
-            rows.pointers[r] = from + std::min(r, count - 1) * (in_place ? t_.a_row : 4);
         for (std::size_t unit = 0; unit < units_; unit += kUnits) {
             std::vector<Segment> part;
             const auto at = static_cast<std::ptrdiff_t>(unit);
@@ -141,6 +143,23 @@ private:
         }
         if (units_ == 0) rows.ends.push_back(0);  // sums of nothing
         return rows;
+    }
+
+    // Rows of A as (tile, unit, MR).
+    const std::uint8_t* pack_tiles(const std::uint8_t* from, std::size_t count, Buffer& packed) const {
+        const std::size_t tile_rows = path_.kernels.rows, per = path_.units.per;
+        const std::size_t bytes = up(count, tile_rows) * tile_rows * 4 * units_;
+        auto* to = packed.get<std::uint8_t>(bytes + 4 * count * kTogether);
+        std::uint8_t* side_by_side = to + bytes;
+        for (std::size_t unit = 0; unit < units_; unit += kTogether) {
+            const std::size_t units = std::min(kTogether, units_ - unit), k = std::min(units * per, t_.k - unit * per);
+            path_.units.pack(
+                {from + unit * per * t_.a_k, t_.a_k, t_.a_row, k, count, count, path_.a_shift, 0, side_by_side});
+            for (std::size_t row = 0; row < count; row += tile_rows)
+                gather(4 * std::min(tile_rows, count - row), side_by_side + 4 * row, 4 * count,
+                       to + 4 * (row * units_ + unit * tile_rows), 4 * tile_rows, units);
+        }
+        return to;
     }
 
     // The sums of all tiles of a panel.

@@ -28,23 +28,6 @@ constexpr std::size_t kUnits = 192;
 
 std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
 
-// `count` pieces of `bytes`, side by side.
-template <std::size_t bytes>
-void gather(const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step, std::size_t count) {
-    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
-}
-void gather(std::size_t bytes, const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step,
-            std::size_t count) {
-    switch (bytes) {
-        case 16: return gather<16>(from, from_step, to, to_step, count);
-        case 24: return gather<24>(from, from_step, to, to_step, count);
-        case 32: return gather<32>(from, from_step, to, to_step, count);
-        case 64: return gather<64>(from, from_step, to, to_step, count);
-        case 128: return gather<128>(from, from_step, to, to_step, count);
-    }
-    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
-}
-
 class WeightGradient {
     const IntegerConvolution& t_;
     const IntegerLayer& l_;
