@@ -17,6 +17,8 @@ namespace {
 // Images whose padded copies, which should stay in the L2 cache, are made at a time: so many pixels are enough for the
 // panels of the kernel to be read often, and so many bytes are the most.
 constexpr std::size_t kPixels = 256, kImageBytes = std::size_t{1} << 19;
+// Panels of the kernel that are in the L2 cache, too, while pixels pass.
+constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
 
 // Which is summed over, and which the result has.
 struct Channels {
@@ -225,17 +227,19 @@ private:
         const bool past = past_cache(t_.out, elements, Type::kFloat32) && channels_.result % kMostColumns == 0 &&
                           channels_.results % kMostColumns == 0;
         Sums* sums = worker.sums.get<Sums>(1);
-        for (; panel < last; ++panel) {
-            const std::size_t column = panel * width_;
-            float* to[kMostRows];
-            for (std::size_t tile = 0; tile < tiles; ++tile) {
-                runs(from + tile * rows, panel_of(phase, panel), *sums);
-                for (std::size_t r = 0; r < rows; ++r) to[r] = out[tile * rows + r] + column;
-                finish(path_, *sums, columns,
-                       {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column), column,
-                        offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
-            }
-        }
+        // Rows stay in the L1 cache while panels pass that are in the L2 cache.
+        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / (phase.taps * units_ * 4 * width_));
+        for (; panel < last; panel += together)
+            for (std::size_t tile = 0; tile < tiles; ++tile)
+                for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
+                    const std::size_t column = at * width_;
+                    float* to[kMostRows];
+                    runs(from + tile * rows, panel_of(phase, at), *sums);
+                    for (std::size_t r = 0; r < rows; ++r) to[r] = out[tile * rows + r] + column;
+                    finish(path_, *sums, columns,
+                           {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column), column,
+                            offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
+                }
     }
 
     // Results that meet no tap: sums of nothing, scaled as all others.

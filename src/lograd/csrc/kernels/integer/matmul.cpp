@@ -15,6 +15,8 @@ namespace {
 
 // Rows of A that are packed, or read from the L2 cache, while panels of B pass; a multiple of all tiles.
 constexpr std::size_t kRows = 96;
+// Panels of B that are in the L2 cache while rows of A pass.
+constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
 // Units that are packed at a time, in the L1 cache.
 constexpr std::size_t kTogether = 64;
 // Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
@@ -89,24 +91,37 @@ public:
             for (std::size_t i = 0; i < tiles; ++i)
                 from.runs(*this).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
         }
-        for (; panel < last; ++panel) {
-            const std::size_t column = panel * width_;
-            sum(from, tiles, packed_ + panel * panel_bytes(), sums);
-            for (std::size_t i = 0; i < tiles; ++i) {
-                const std::size_t row = first + i * tile_rows;
-                const float* scales = t_.rows.values;
-                float spread[kMostRows];
-                if (scales != nullptr && t_.rows.count == 1) {
-                    std::fill(spread, spread + kMostRows, scales[0]);
-                    scales = spread;
-                } else if (scales != nullptr) scales += row;
-                float* out[kMostRows];
-                for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
-                finish(path_, sums[i], columns,
-                       {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
-                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+        const auto write = [&](std::size_t i, std::size_t at) {
+            const std::size_t row = first + i * tile_rows, column = at * width_;
+            const float* scales = t_.rows.values;
+            float spread[kMostRows];
+            if (scales != nullptr && t_.rows.count == 1) {
+                std::fill(spread, spread + kMostRows, scales[0]);
+                scales = spread;
+            } else if (scales != nullptr) scales += row;
+            float* out[kMostRows];
+            for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
+            finish(path_, sums[i], columns,
+                   {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
+                    offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+        };
+        if (from.ends.size() > 1 || path_.wide) {
+            for (; panel < last; ++panel) {
+                sum(from, tiles, packed_ + panel * panel_bytes(), sums);
+                for (std::size_t i = 0; i < tiles; ++i) write(i, panel);
             }
+            return;
         }
+        // Rows of a short k stay in the L1 cache while panels pass that are in the L2 cache, and few rows of the result
+        // are written at a time.
+        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / std::max<std::size_t>(1, panel_bytes()));
+        for (; panel < last; panel += together)
+            for (std::size_t i = 0; i < tiles; ++i)
+                for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
+                    path_.units.tile({from.pointers + i * tile_rows, packed_ + at * panel_bytes(), from.groups.data(),
+                                      from.groups.size(), from.step, panel_step(), sums[i].tile, false});
+                    write(i, at);
+                }
     }
 
 private:
