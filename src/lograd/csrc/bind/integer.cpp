@@ -4,9 +4,11 @@
 
 #include <nanobind/stl/array.h>
 
+#include <algorithm>
 #include <array>
 
 #include "bind/bind.h"
+#include "isa/table.h"
 
 namespace lograd {
 namespace {
@@ -71,6 +73,22 @@ void block_matmul(N m, N n, N k, N block, A a, int a_zero, A a_scales, A b, int 
                           at<const float>(b_scales), scale, at<const float>(bias), at<float>(out), threads});
 }
 
+// One tile of bytes by the micro-kernel in use and by its twin; rows and columns of a tile, 0 where there is none.
+// Segments are (a, b, units, flush) each.
+std::array<N, 2> byte_tiles(A a, N a_row, A panel, A segments, N count, std::ptrdiff_t a_step, std::ptrdiff_t b_step,
+                            bool add, A sums, A twin) {
+    const IntegerKernels& table = kernels().integer;
+    if (table.bytes.tile == nullptr) return {0, 0};
+    const std::uint8_t* rows[kMostRows];
+    for (N r = 0; r < kMostRows; ++r) rows[r] = at<const std::uint8_t>(a) + std::min(r, table.rows - 1) * a_row;
+    Tile tile{rows, at<const std::uint8_t>(panel), at<const Segment>(segments), count, a_step, b_step, nullptr, add};
+    tile.sums = at<std::int32_t>(sums);
+    table.bytes.tile(tile);
+    tile.sums = at<std::int32_t>(twin);
+    table.bytes.twin(tile);
+    return {table.rows, table.columns};
+}
+
 }  // namespace
 
 void bind_integer(Functions& functions) {
@@ -97,6 +115,7 @@ void bind_integer(Functions& functions) {
     functions.kernel("look_up", [](A from, A to, N count, A table, int threads) {
         look_up(at<const std::uint8_t>(from), at<std::uint8_t>(to), count, at<const std::uint8_t>(table), threads);
     });
+    functions.other("integer_byte_tiles", &byte_tiles);
     functions.other("release_integer_workspace", &release_integer_workspace);
 }
 

@@ -46,6 +46,7 @@ private:
         const std::size_t first = panel * width_, columns = std::min(width_, t_.n - first);
         std::uint8_t* to = packed_ + panel * panel_bytes_;
         path_.units.pack({t_.b.data + first * t_.k, 1, t_.k, t_.k, columns, width_, path_.b_shift, 0, to});
+        std::vector<Segment> groups;
         for (std::size_t block = 0; block < blocks_; ++block) {
             const std::size_t at = (panel * blocks_ + block) * width_;
             for (std::size_t c = 0; c < width_; ++c)
@@ -53,8 +54,10 @@ private:
             std::int64_t wide[kMostColumns] = {};
             std::fill(offsets_ + at, offsets_ + at + width_, 0);
             const auto step = static_cast<std::ptrdiff_t>(4 * width_);
-            const Segment part{0, step * static_cast<std::ptrdiff_t>(block * units_), units_};
-            Runs(path_, &part, 1, 0, step).column_offsets(to, t_.block, {offsets_ + at, wide, nullptr, nullptr}, 0);
+            groups.clear();
+            path_.append(groups, {0, step * static_cast<std::ptrdiff_t>(block * units_), units_, 1}, 0, step);
+            Runs(path_, groups.data(), groups.size(), 0, step)
+                .column_offsets(to, t_.block, {offsets_ + at, wide, nullptr, nullptr}, 0);
         }
     }
 

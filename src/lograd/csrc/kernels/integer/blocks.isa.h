@@ -20,13 +20,14 @@ template <void (*tile)(const Tile&)> void block_tile(const BlockTile& t) {
     for (std::size_t r = 0; r < kTileRows; ++r) rows[r] = t.rows[r < kBlockRows ? r : kBlockRows - 1];
     std::memset(t.sums, 0, kBlockRows * kTileColumns * sizeof(float));
     for (std::size_t block = 0; block < t.blocks; ++block) {
-        for (std::size_t done = 0; done < t.units;) {
+        std::size_t done = 0;
+        do {
             const auto first = static_cast<std::ptrdiff_t>(block * t.units + done);
             const std::size_t units = t.units - done < t.steps ? t.units - done : t.steps;
             const Segment group{t.a_step * first, t.b_step * first, units, 1};
             tile({rows, t.panel, &group, 1, t.a_step, t.b_step, sums, done != 0});
             done += units;
-        }
+        } while (done < t.units);
         for (std::size_t r = 0; r < kBlockRows; ++r) {
             const float scale = t.a_scales[r][block];
             for (std::size_t c = 0; c < kTileColumns; c += W) {

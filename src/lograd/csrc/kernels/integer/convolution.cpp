@@ -17,6 +17,8 @@ namespace {
 // Images whose padded copies, which should stay in the L2 cache, are made at a time: so many pixels are enough for the
 // panels of the kernel to be read often, and so many bytes are the most.
 constexpr std::size_t kPixels = 256, kImageBytes = std::size_t{1} << 19;
+// Panels of the kernel that are in the L2 cache, too, while pixels pass.
+constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
 
 // Which is summed over, and which the result has.
 struct Channels {
@@ -163,10 +165,20 @@ private:
     const std::uint8_t* pad(std::size_t group, std::size_t first, std::size_t images, Buffer& memory) const {
         auto* to = memory.get<std::uint8_t>(images * image_ + 64);
         const bool bytes = path_.units.per == 4;
-        std::memset(to, bytes ? path_.a_zero : 0, images * image_);
         const std::size_t channels = channels_.summed, all = channels_.image;
+        const int border = bytes ? path_.a_zero : 0;
+        const std::size_t left = x_.padding * pixel_, inside = x_.kept * pixel_, row_bytes = x_.size * pixel_;
+        const bool whole = channels * (bytes ? 1 : 2) == pixel_;  // nothing is left between pixels
+        if (!whole) std::memset(to, border, images * image_);
         const std::size_t height = transposed_ ? t_.layer.y.output : t_.layer.y.input;
         const std::size_t width = transposed_ ? t_.layer.x.output : t_.layer.x.input;
+        for (std::size_t n = 0; whole && n < images; ++n)
+            for (std::size_t y = 0; y < y_.size; ++y) {
+                std::uint8_t* row = to + n * image_ + y * row_bytes;
+                const bool there = y >= y_.padding && y < y_.padding + y_.kept;
+                std::memset(row, border, there ? left : row_bytes);
+                if (there) std::memset(row + left + inside, border, row_bytes - left - inside);
+            }
         for (std::size_t n = 0; n < images; ++n)
             for (std::size_t y = 0; y < y_.kept; ++y) {
                 const std::uint8_t* from = t_.a.data + (((first + n) * height + y) * width) * all + group * channels;
@@ -203,6 +215,7 @@ private:
                              group * channels_.results;
                 }
         for (; i < tiles * rows; ++i) from[i] = from[i - 1], out[i] = out[i - 1];
+        if (phase.segments.empty()) return write_nothing(columns, out, pixels, panel * width_, last * width_);
         const Runs runs = runs_of(phase);
         std::int64_t* offsets = nullptr;
         if (path_.b_zero != 0) {
@@ -214,17 +227,31 @@ private:
         const bool past = past_cache(t_.out, elements, Type::kFloat32) && channels_.result % kMostColumns == 0 &&
                           channels_.results % kMostColumns == 0;
         Sums* sums = worker.sums.get<Sums>(1);
-        for (; panel < last; ++panel) {
-            const std::size_t column = panel * width_;
-            float* to[kMostRows];
-            for (std::size_t tile = 0; tile < tiles; ++tile) {
-                runs(from + tile * rows, panel_of(phase, panel), *sums);
-                for (std::size_t r = 0; r < rows; ++r) to[r] = out[tile * rows + r] + column;
-                finish(path_, *sums, columns,
-                       {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column), column,
-                        offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
-            }
+        // Rows stay in the L1 cache while panels pass that are in the L2 cache.
+        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / (phase.taps * units_ * 4 * width_));
+        for (; panel < last; panel += together)
+            for (std::size_t tile = 0; tile < tiles; ++tile)
+                for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
+                    const std::size_t column = at * width_;
+                    float* to[kMostRows];
+                    runs(from + tile * rows, panel_of(phase, at), *sums);
+                    for (std::size_t r = 0; r < rows; ++r) to[r] = out[tile * rows + r] + column;
+                    finish(path_, *sums, columns,
+                           {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column), column,
+                            offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
+                }
+    }
+
+    // Results that meet no tap: sums of nothing, scaled as all others.
+    void write_nothing(const Columns& columns, float* const* out, std::size_t pixels, std::size_t first,
+                       std::size_t end) const {
+        end = std::min(end, channels_.results);
+        std::vector<float> values(end - first);
+        for (std::size_t c = 0; c < values.size(); ++c) {
+            values[c] = 0.0f * columns.scales[first + c];
+            if (columns.bias != nullptr) values[c] += columns.bias[first + c];
         }
+        for (std::size_t i = 0; i < pixels; ++i) std::copy(values.begin(), values.end(), out[i] + first);
     }
 };
 

@@ -15,6 +15,10 @@ namespace {
 
 // Rows of A that are packed, or read from the L2 cache, while panels of B pass; a multiple of all tiles.
 constexpr std::size_t kRows = 96;
+// Panels of B that are in the L2 cache while rows of A pass.
+constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
+// Units that are packed at a time, in the L1 cache.
+constexpr std::size_t kTogether = 64;
 // Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
 constexpr std::size_t kUnits = 512;
 
@@ -87,24 +91,37 @@ public:
             for (std::size_t i = 0; i < tiles; ++i)
                 from.runs(*this).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
         }
-        for (; panel < last; ++panel) {
-            const std::size_t column = panel * width_;
-            sum(from, tiles, packed_ + panel * panel_bytes(), sums);
-            for (std::size_t i = 0; i < tiles; ++i) {
-                const std::size_t row = first + i * tile_rows;
-                const float* scales = t_.rows.values;
-                float spread[kMostRows];
-                if (scales != nullptr && t_.rows.count == 1) {
-                    std::fill(spread, spread + kMostRows, scales[0]);
-                    scales = spread;
-                } else if (scales != nullptr) scales += row;
-                float* out[kMostRows];
-                for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
-                finish(path_, sums[i], columns,
-                       {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
-                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+        const auto write = [&](std::size_t i, std::size_t at) {
+            const std::size_t row = first + i * tile_rows, column = at * width_;
+            const float* scales = t_.rows.values;
+            float spread[kMostRows];
+            if (scales != nullptr && t_.rows.count == 1) {
+                std::fill(spread, spread + kMostRows, scales[0]);
+                scales = spread;
+            } else if (scales != nullptr) scales += row;
+            float* out[kMostRows];
+            for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
+            finish(path_, sums[i], columns,
+                   {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
+                    offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+        };
+        if (from.ends.size() > 1 || path_.wide) {
+            for (; panel < last; ++panel) {
+                sum(from, tiles, packed_ + panel * panel_bytes(), sums);
+                for (std::size_t i = 0; i < tiles; ++i) write(i, panel);
             }
+            return;
         }
+        // Rows of a short k stay in the L1 cache while panels pass that are in the L2 cache, and few rows of the result
+        // are written at a time.
+        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / std::max<std::size_t>(1, panel_bytes()));
+        for (; panel < last; panel += together)
+            for (std::size_t i = 0; i < tiles; ++i)
+                for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
+                    path_.units.tile({from.pointers + i * tile_rows, packed_ + at * panel_bytes(), from.groups.data(),
+                                      from.groups.size(), from.step, panel_step(), sums[i].tile, false});
+                    write(i, at);
+                }
     }
 
 private:
@@ -123,14 +140,14 @@ private:
         const std::size_t count = end - first;
         const bool in_place = path_.units.per == 4 && t_.a_k == 1 && t_.k % 4 == 0;
         const std::uint8_t* from = a_ + first * t_.a_row;
-        if (!in_place) {
-            auto* to = packed.get<std::uint8_t>(4 * count * units_);
-            path_.units.pack({from, t_.a_k, t_.a_row, t_.k, count, count, path_.a_shift, 0, to});
-            from = to;
+        const std::size_t tile_rows = path_.kernels.rows, tile_bytes = 4 * tile_rows * units_;
+        if (!in_place) from = pack_tiles(from, count, packed);
+        rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * tile_rows);
+        for (std::size_t r = 0; r < kRows + kMostRows; ++r) {
+            const std::size_t row = std::min(r, count - 1);
+            rows.pointers[r] =
+                in_place ? from + row * t_.a_row : from + row / tile_rows * tile_bytes + 4 * (row % tile_rows);
         }
-        rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * count);
-        for (std::size_t r = 0; r < kRows + kMostRows; ++r)
-            rows.pointers[r] = from + std::min(r, count - 1) * (in_place ? t_.a_row : 4);
         for (std::size_t unit = 0; unit < units_; unit += kUnits) {
             std::vector<Segment> part;
             const auto at = static_cast<std::ptrdiff_t>(unit);
@@ -141,6 +158,23 @@ private:
         }
         if (units_ == 0) rows.ends.push_back(0);  // sums of nothing
         return rows;
+    }
+
+    // Rows of A as (tile, unit, MR).
+    const std::uint8_t* pack_tiles(const std::uint8_t* from, std::size_t count, Buffer& packed) const {
+        const std::size_t tile_rows = path_.kernels.rows, per = path_.units.per;
+        const std::size_t bytes = up(count, tile_rows) * tile_rows * 4 * units_;
+        auto* to = packed.get<std::uint8_t>(bytes + 4 * count * kTogether);
+        std::uint8_t* side_by_side = to + bytes;
+        for (std::size_t unit = 0; unit < units_; unit += kTogether) {
+            const std::size_t units = std::min(kTogether, units_ - unit), k = std::min(units * per, t_.k - unit * per);
+            path_.units.pack(
+                {from + unit * per * t_.a_k, t_.a_k, t_.a_row, k, count, count, path_.a_shift, 0, side_by_side});
+            for (std::size_t row = 0; row < count; row += tile_rows)
+                gather(4 * std::min(tile_rows, count - row), side_by_side + 4 * row, 4 * count,
+                       to + 4 * (row * units_ + unit * tile_rows), 4 * tile_rows, units);
+        }
+        return to;
     }
 
     // The sums of all tiles of a panel.

@@ -72,6 +72,7 @@ struct Packing {
 struct Units {
     std::size_t per;  // elements of a unit
     void (*tile)(const Tile&);
+    void (*twin)(const Tile&);  // the same in plain code, which tests compare it with
     void (*blocks)(const BlockTile&);
     void (*pack)(const Packing&);
 };

@@ -96,7 +96,7 @@ template <class By> void wide_tile(const Tile& t) {
 inline void plain_byte_tile(const Tile& t) {
     bool add = t.add;
     for (const Segment *s = t.segments, *end = s + t.count; s != end;) {
-        Register sums[kTileRows][2];
+        Register sums[kTileRows][2] = {};
         bool fresh = true;
         for (bool more = true; more; ++s) {
             more = s->flush == 0;
@@ -186,6 +186,9 @@ inline void byte_tile(const Tile& t) {
     if (t.count == 0) return plain_byte_tile(t);
     const Segment* segment = t.segments;
     const Segment* const end = segment + t.count;
+    // In memory of this function: 13 registers are taken, and without optimization there is none for the way to t.
+    const std::uint8_t* const panel = t.panel;
+    std::int32_t* const sums = t.sums;
     std::size_t add = t.add, units;
     std::ptrdiff_t at, next;
     const std::uint8_t* b;
@@ -236,8 +239,8 @@ inline void byte_tile(const Tile& t) {
         : [segment] "+r"(segment), [at] "=&r"(at), [next] "=&r"(next), [b] "=&r"(b), [units] "=&r"(units),
           [add] "+m"(add)
         : [r0] "r"(t.rows[0]), [r1] "r"(t.rows[1]), [r2] "r"(t.rows[2]), [r3] "r"(t.rows[3]), [r4] "r"(t.rows[4]),
-          [r5] "r"(t.rows[5]), [a_step] "r"(t.a_step), [b_step] "r"(t.b_step), [panel] "m"(t.panel),
-          [sums] "m"(t.sums), [end] "m"(end)
+          [r5] "r"(t.rows[5]), [a_step] "r"(t.a_step), [b_step] "r"(t.b_step), [panel] "m"(panel),
+          [sums] "m"(sums), [end] "m"(end)
         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",
           "xmm13", "xmm14", "xmm15", "cc", "memory");
 }
@@ -254,6 +257,7 @@ inline void byte_tile(const Tile& t) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kExactBytes = true;
 inline void byte_tile(const Tile& t) { wide_tile<ByBytes>(t); }
+inline void plain_byte_tile(const Tile& t) { byte_tile(t); }
 #else
 constexpr bool kExactBytes = false;
 #if defined(__AVX512BW__)

@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/kept.h"
 #include "base/parallel.h"
@@ -23,23 +27,6 @@ constexpr std::size_t kBlockBytes = std::size_t{3} << 19;
 constexpr std::size_t kUnits = 192;
 
 std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
-
-// `count` pieces of `bytes`, side by side.
-template <std::size_t bytes>
-void gather(const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step, std::size_t count) {
-    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
-}
-void gather(std::size_t bytes, const std::uint8_t* from, std::size_t from_step, std::uint8_t* to, std::size_t to_step,
-            std::size_t count) {
-    switch (bytes) {
-        case 16: return gather<16>(from, from_step, to, to_step, count);
-        case 24: return gather<24>(from, from_step, to, to_step, count);
-        case 32: return gather<32>(from, from_step, to, to_step, count);
-        case 64: return gather<64>(from, from_step, to, to_step, count);
-        case 128: return gather<128>(from, from_step, to, to_step, count);
-    }
-    for (; count != 0; --count, from += from_step, to += to_step) std::memcpy(to, from, bytes);
-}
 
 class WeightGradient {
     const IntegerConvolution& t_;
@@ -216,24 +203,56 @@ private:
     template <class Sum>
     void correct(const std::uint8_t* const* pointers, const std::int64_t* offsets, Sum* sums) const {
         using Whole = std::make_unsigned_t<Sum>;
-        for (std::size_t tile = 0; tile < tiles_; ++tile, sums += size_) {
+        if (path_.b_zero == 0 && offsets == nullptr) return;
+        Whole of_columns[kMostColumns] = {};
+        for (std::size_t c = 0; offsets != nullptr && c < width_; ++c) of_columns[c] = static_cast<Whole>(offsets[c]);
+        for (std::size_t tile = 0; tile < tiles_; ++tile) {
             std::int64_t rows[kMostRows] = {};
-            const bool shifted = runs().row_offsets(pointers + tile * rows_, rows);
-            for (std::size_t i = 0; (shifted || offsets != nullptr) && i < size_; ++i) {
-                const std::int64_t offset = rows[i / width_] + (offsets == nullptr ? 0 : offsets[i % width_]);
-                sums[i] = static_cast<Sum>(static_cast<Whole>(sums[i]) - static_cast<Whole>(offset));
+            runs().row_offsets(pointers + tile * rows_, rows);
+            for (std::size_t r = 0; r < rows_; ++r, sums += width_) {
+                const auto of_row = static_cast<Whole>(rows[r]);
+                for (std::size_t c = 0; c < width_; ++c)
+                    sums[c] = static_cast<Sum>(static_cast<Whole>(sums[c]) - of_row - of_columns[c]);
             }
         }
     }
 
     template <class Sum> void write(std::size_t group, std::size_t panel, std::size_t tap, const Sum* sums) const {
         const std::size_t first = panel * width_, columns = std::min(width_, outputs_ - first);
-        for (std::size_t c = 0; c < columns; ++c) {
-            const std::size_t output = group * outputs_ + first + c;
-            const float scale = t_.rows.values == nullptr ? 1.0f : t_.rows.values[t_.rows.count > 1 ? output : 0];
-            float* out = t_.out + (output * taps_ + tap) * inputs_;
+        std::size_t c = 0;
+        for (; std::is_same_v<Sum, std::int32_t> && c + 4 <= columns; c += 4) {
+            float* out[4];
+            float scales[4];
+            for (std::size_t i = 0; i < 4; ++i) out[i] = row_of(group, first + c + i, tap, scales[i]);
+            write_four(reinterpret_cast<const std::int32_t*>(sums) + c, scales, out);
+        }
+        for (; c < columns; ++c) {
+            float scale, *out = row_of(group, first + c, tap, scale);
             for (std::size_t r = 0; r < inputs_; ++r) out[r] = static_cast<float>(sums[r * width_ + c]) * scale;
         }
+    }
+
+    // The inputs of one output and one tap, and their scale.
+    float* row_of(std::size_t group, std::size_t column, std::size_t tap, float& scale) const {
+        const std::size_t output = group * outputs_ + column;
+        scale = t_.rows.values == nullptr ? 1.0f : t_.rows.values[t_.rows.count > 1 ? output : 0];
+        return t_.out + (output * taps_ + tap) * inputs_;
+    }
+
+    // Four columns of sums become four rows.
+    void write_four(const std::int32_t* sums, const float* scales, float* const* out) const {
+        std::size_t r = 0;
+#ifdef __SSE2__
+        for (; r + 4 <= inputs_; r += 4) {
+            __m128 v[4];
+            for (std::size_t i = 0; i < 4; ++i)
+                v[i] = _mm_cvtepi32_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sums + (r + i) * width_)));
+            _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+            for (std::size_t i = 0; i < 4; ++i) _mm_storeu_ps(out[i] + r, _mm_mul_ps(v[i], _mm_set1_ps(scales[i])));
+        }
+#endif
+        for (; r < inputs_; ++r)
+            for (std::size_t i = 0; i < 4; ++i) out[i][r] = static_cast<float>(sums[r * width_ + i]) * scales[i];
     }
 };
 
