@@ -48,7 +48,7 @@ def state_sites(state):
     return [name.removesuffix(".key") for name in state["layers"]["0"] if name.endswith(".key")]
 
 
-@pytest.mark.parametrize("name", ["int4-full", "luq4", "fqt5-bhq", "nvfp4-full"])
+@pytest.mark.parametrize("name", ["int4-full", "int6-full-rows", "luq4", "fqt5-bhq", "nvfp4-full"])
 def test_a_resumed_run_goes_on_to_the_same_bits(name):
     model = network()
     with lograd.attach(model, plan(name), seed=2, backend="auto") as handle:
@@ -80,8 +80,8 @@ def test_a_choice_that_does_not_serve_here_is_timed_again():
 @pytest.mark.parametrize(
     ("name", "start"),
     daily(
-        [("int6-full", 0), ("int6-full", 2), ("luq4", 0), ("fqt5-psq", 0), ("mxfp4-full", 0)],
-        [("int6-full", 2)],
+        [("int6-full", 0), ("int6-full", 2), ("int6-full-rows", 0), ("luq4", 0), ("fqt5-psq", 0), ("mxfp4-full", 0)],
+        [("int6-full", 2), ("int6-full-rows", 0)],
     ),
 )
 def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(name, start):

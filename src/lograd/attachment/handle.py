@@ -156,7 +156,10 @@ class Handle:
             }
             if engine.gradient.sites:
                 factors = partial(output_ranges, module) if layer.folds else None
-                found["gradient"] = OperandStatistics(engine.gradient, layer.masked, work_of_element(module), factors)
+                has_rows = layer.folds_rows and module.weight.dim() == 2
+                found["gradient"] = OperandStatistics(
+                    engine.gradient, layer.masked, work_of_element(module), factors, has_rows
+                )
             if found:
                 self._statistics[name] = found
         self.guard = None if guard is None else Watch(guard, plan, self._gradients)

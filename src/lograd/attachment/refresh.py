@@ -123,9 +123,13 @@ class OperandStatistics:
     """The statistics of one operand of a layer, and their history."""
 
     def __init__(
-        self, operand: Operand, masked: float = 0.0, work: float = 0.0, factors: Callable[[], Tensor] | None = None
-    ) -> None:
+        self, operand: Operand, masked: float = 0.0, work: float = 0.0, factors: Callable[[], Tensor] | None = None,
+        has_rows: bool = False,
+    ) -> None:  # fmt: skip
         self.operand = operand
+        self.has_rows = has_rows
+        """True if rows of the gradient are multiplied by steps of activations for dW, which a law of all elements does
+        not tell anything about."""
         self._factors = factors
         self.masked = masked
         self.work = work
@@ -236,7 +240,9 @@ class OperandStatistics:
         """Return the prediction for each site with the numbers in force; None where the law does not tell."""
         statistics = self.statistics(loss_scale)
         return {
-            name: predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site))
+            name: None
+            if self._is_by_row(site)
+            else predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site))
             for name, site in self.operand.sites.items()
         }
 
@@ -245,12 +251,15 @@ class OperandStatistics:
         statistics = self.statistics(loss_scale)
         found: dict[str, Prediction] = {}
         for name, site in self.operand.sites.items():
-            if (last := site.treatments[-1].bounded_by) is not None:
+            if (last := site.treatments[-1].bounded_by) is not None and not self._is_by_row(site):
                 bound = predict(
                     (*site.treatments[:-1], last), statistics, site.numbers_and_memory(), self.factors(site)
                 )
                 found |= {} if bound is None else {name: bound}
         return found
+
+    def _is_by_row(self, site: Site) -> bool:
+        return self.has_rows and site is self.operand.at["weight_gradient"]
 
     def factors(self, site: Site) -> Values | None:
         """Return the factors by which the gradient's channels are multiplied before the last rounding of a site.
