@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import lograd
 from lograd import Plan
-from lograd.attachment import explosion as amplifying
+from lograd.attachment import guard as amplifying
 from lograd.errors import LogradWarning
 from lograd.models import CifarResNet
 from lograd.plan import LayerPlan

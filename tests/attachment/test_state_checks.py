@@ -133,7 +133,7 @@ WRONG = {
         at(5, -1),
         "counters of layer '0' has a value that cannot be",
     ),
-    "zeros": ((*LAYER, DW + "counters"), at(0, 2**40), "counts more zeros, NaN or widened elements than elements"),
+    "zeros": ((*LAYER, DW + "counters"), at(0, 2**40), "counts more zeros or NaN than elements"),
     "mode": (
         (*LAYER, DX + "choice"),
         torch.tensor([3, 0, 0, 0]),

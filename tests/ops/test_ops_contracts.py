@@ -47,7 +47,6 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
     attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
         "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
-        "check_size": (x, torch.tensor([1, 0]), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)),
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
@@ -129,7 +128,7 @@ def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
 @pytest.mark.parametrize("name", contracts)
 def test_other_types_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if argument == "x" and name in ("check_size", "observe", "treat", "treat_channels"):
+        if argument == "x" and name in ("observe", "treat", "treat_channels"):
             continue  # what they do not treat, they let pass
         others = {torch.int32, torch.complex64, torch.int8}
         if argument not in (*DATA, "gamma", "query", "keys", "values"):
@@ -154,7 +153,7 @@ def test_other_sizes_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", contracts)
 def test_other_devices_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if place and argument not in ("control", "seen", "histogram", "choice", "limits"):
+        if place and argument not in ("control", "seen", "histogram", "choice"):
             refused(name, arguments, place, value.to("meta"), argument)
 
 

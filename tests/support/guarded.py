@@ -61,7 +61,7 @@ class Trained(NamedTuple):
     said: list[str]
 
     @property
-    def watch(self) -> Any:
+    def guard(self) -> Any:
         assert self.handle is not None
         return self.handle.guard
 
@@ -71,18 +71,11 @@ class Trained(NamedTuple):
         return found if np.isfinite(found) else float("inf")
 
 
-Event = Callable[[nn.Module, int], None]
-
-
 def trained(
     make: Callable[[int], nn.Module], plan: str | None, steps: int, seed: int = 0, lr: float = 0.05, batch: int = 32,
-    event: Event | None = None, **options: Any,
+    **options: Any,
 ) -> Trained:  # fmt: skip
-    """Train a model densely, or with the plan of a recipe; runs of one seed have the same weights and batches.
-
-    Args:
-        event: called with the model before each step.
-    """
+    """Train a model densely, or with the plan of a recipe; runs of one seed have the same weights and batches."""
     images, labels = digits()
     model, losses = make(seed), []
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -90,9 +83,7 @@ def trained(
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         handle = None if plan is None else lograd.attach(model, Plan.uniform(plan), backend="dense", **options)
-        for step in range(steps):
-            if event is not None:
-                event(model, step)
+        for _ in range(steps):
             chosen = torch.randint(0, len(labels), (batch,), generator=generator)
             optimizer.zero_grad()
             loss = cross_entropy(model(images[chosen]), labels[chosen])

@@ -41,8 +41,6 @@ class Count:
     """NaN in the result."""
     fell_back: int = 0
     """Copies that were not finite, so that their products were dense where integer ones were in force."""
-    widened: int = 0
-    """Elements that the guard had rounded to more bits than planned."""
 
     @property
     def sparsity(self) -> float:
@@ -53,8 +51,8 @@ class Count:
         return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> dict[str, int]:
-        """Return the counts as plain values, by name; `fell_back` and `widened` where these happened."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("fell_back", "widened")}
+        """Return the counts as plain values, by name; `fell_back` only where it happened."""
+        return {name: value for name, value in asdict(self).items() if value or name != "fell_back"}
 
 
 @final

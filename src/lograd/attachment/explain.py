@@ -18,10 +18,9 @@ from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Prediction, Treatment
 from ..treatments.verdicts import verdict
 from .counters import Count, read_counters
-from .explosion import Growth
+from .guard import ActiveGuard, Growth
 from .refresh import Cost, OperandStatistics
 from .untreated import untreated_parts
-from .watch import Watch
 
 
 @final
@@ -63,7 +62,7 @@ def explain(
     start: int,
     plan: Plan,
     beside: dict[str, str],
-    guard: Watch | None = None,
+    guard: ActiveGuard | None = None,
     converted: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
@@ -178,8 +177,8 @@ def _until(statistics: OperandStatistics) -> str:
     """Return how long a gradient passes through, or why; empty where a guard says so."""
     if not statistics.treats:
         return ""
-    reference = statistics.watched and statistics.table is not None
-    return " in this step, a reference for the guard" if reference else " until handle.step() has statistics"
+    known = statistics.table is not None
+    return " in this step, a reference for the guard" if known else " until handle.step() has statistics"
 
 
 def _cosine(predicted: Prediction | None, bound: Prediction | None) -> str:
@@ -226,8 +225,8 @@ def _label(site: str) -> str:
 
 
 def _site(site: Site, ready: bool, choice: Choice | None) -> str:
-    numbers, treatments = (site.numbers_and_memory(), site.treatments) if ready else (site.remembered(), site.planned)
-    text = ", then ".join(_treatment(treatment, values) for treatment, values in zip(treatments, numbers, strict=True))
+    numbers = site.numbers_and_memory() if ready else site.remembered()
+    text = ", then ".join(_treatment(one, values) for one, values in zip(site.treatments, numbers, strict=True))
     return text if choice is None else f"{text}, {choice.words()}"
 
 

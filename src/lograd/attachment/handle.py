@@ -47,14 +47,12 @@ from .beside import carried_out_beside
 from .choosing import chosen_layers, fitting_modules
 from .counters import Counters, read_counters
 from .explain import Explanation
-from .explosion import Growth, exploded
 from .exporting import Evaluation, Exported, Result
-from .guard import Guard, check_guard
+from .guard import ActiveGuard, Growth, Guard, check_guard, exploded
 from .intervals import Intervals, intervals_of
 from .keys import set_keys
 from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
 from .swap import reason_not_restored, restore, swap
-from .watch import Watch
 
 
 def attach(
@@ -90,8 +88,8 @@ def attach(
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
         start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
             passes noise on from layer to layer far more than after a hundred steps.
-        guard: True, or a `Guard` with a budget, keeps a layer's gradient as it is until its noise fits the budget, and
-            lets layers fall back while it does not; `start` is then unnecessary.  `handle.guard` has what it did.
+        guard: True, or a `Guard` with a budget, treats a layer's gradient only while the noise of the plan fits the
+            budget; meant for pruning, and `start` is then unnecessary.  `handle.guard` has what it did.
         products: the former name of `backend`.
     """
     modules = fitting_modules(model, plan)
@@ -162,7 +160,7 @@ class Handle:
                 )
             if found:
                 self._statistics[name] = found
-        self.guard = None if guard is None else Watch(guard, plan, self._gradients)
+        self.guard = None if guard is None else ActiveGuard(guard, self._gradients)
         """The guard at work; None without one."""
         self._wait_or_begin()
         self._collect()
@@ -191,8 +189,6 @@ class Handle:
         before = self._loss_scale or loss_scale or 1.0
         after = loss_scale or before
         refreshes = self.cost.refreshes
-        if self.guard is not None:
-            self.guard.ended(self.steps, self._loss_scale is not None)
         for name, statistics in self._all_statistics():
             scaled = name == "gradient"  # the scale of the loss is in gradients alone
             if scaled and after != before:
@@ -377,11 +373,12 @@ class Handle:
         for name, found in state["statistics"].items():
             for operand, values in found.items():
                 self._statistics[name][operand].load(values)
-        if self.guard is None:
-            states.leave_guard(state, self._statistics, self._loss_scale or 1.0)
         self._wait_or_begin()
         if self.guard is not None and "guard" in state:
-            self.guard.load(state["guard"], self._loss_scale or 1.0)
+            self.guard.load(state["guard"])
+        elif self.guard is None and self.steps >= self.start:
+            for statistics in self._gradients.values():
+                statistics.be_ready()  # also where the guard of another handle kept a layer as it was
         for _, statistics in self._all_statistics():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()

@@ -23,7 +23,7 @@ from ..laws.law import Values
 from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
-from ..treatments import Prediction, Prune, Statistics, Treatment, numbers_of, predict
+from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
@@ -33,8 +33,6 @@ LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
 """The least and the most sparsity that one layer gets where several share a target."""
 SMALLEST_SAMPLE = 4096
 """Elements: a smaller sample of a gradient says nothing about drift."""
-SIZE_LIMIT = 100.0
-"""A guarded gradient passes through if its mean |g| differs from that of its statistics by more than this factor."""
 
 
 @final
@@ -149,10 +147,6 @@ class OperandStatistics:
         """The sparsity of this layer, for each treatment whose target several layers share."""
         self.treats = True
         """False while a guard keeps the operand as it is."""
-        self.watched = False
-        """True if a guard measures the energy of the operand, and so needs each histogram."""
-        self.most_zeros = 1.0
-        """The most sparsity that a guard allows."""
         self._counted: Tensor | None = None
         self._law: Empirical
         """The law of the histogram `_counted`: several numbers are read from one."""
@@ -165,10 +159,8 @@ class OperandStatistics:
 
     @property
     def decides(self) -> bool:
-        """True if something follows from statistics: numbers, a share of zeros, or the guard against noise."""
-        return (
-            self.operand.has_statistics or self.watched or any(site.makes_zeros for site in self.operand.sites.values())
-        )
+        """True if something follows from statistics: numbers, or a share of zeros."""
+        return self.operand.has_statistics or any(site.makes_zeros for site in self.operand.sites.values())
 
     def wanted(self, step: int) -> bool:
         """Return True if a histogram that is due in this step is to be taken."""
@@ -191,38 +183,15 @@ class OperandStatistics:
         assert self.table is not None
         if self._counted is not self.table:
             self._counted, self._law = self.table, LogHistogram(self.table).law()
-        taken = Statistics(self._law, self.masked, self.allotted | self._fewer())
+        taken = Statistics(self._law, self.masked, self.allotted)
         return taken if loss_scale == self.loss_scale else taken.scaled(loss_scale / self.loss_scale)
-
-    @property
-    def pruning(self) -> list[Prune]:
-        """The treatments of the operand that prune to a sparsity which may be lowered."""
-        treatments = (one for site in self.operand.sites.values() for one in site.treatments)
-        return [one for one in treatments if isinstance(one, Prune)]
-
-    def _fewer(self) -> dict[Hashable, float]:
-        """Return the sparsities that are lower than those asked for, by treatment."""
-        if self.most_zeros == 1.0:
-            return {}
-        wanted = {one: self.allotted.get(one, one.sparsity) for one in self.pruning}
-        return {one: min(share, self.most_zeros) for one, share in wanted.items()}
 
     def set_numbers(self, loss_scale: float) -> None:
         """Write the numbers that follow from the statistics, under this loss scale, to all sites."""
         statistics = self.statistics(loss_scale)
         for site in self.operand.sites.values():
             site.set_numbers(numbers_of(site.treatments, statistics))
-        self.set_limits(loss_scale, statistics)
         self.be_ready()
-
-    def set_limits(self, loss_scale: float, statistics: Statistics | None = None) -> None:
-        """Write the limits of the operand's size, where a guard watches it and its numbers depend on that."""
-        if self.operand.limits is not None and self.operand.has_statistics and self.table is not None:
-            taken = statistics or self.statistics(loss_scale)
-            edges = taken.law.edges
-            # E|g| by the middles of bins, in a sixth of the time that the exact moment takes: limits are wide.
-            size = (1 - taken.zero_share) * float(taken.law.shares @ (edges[1:] + edges[:-1])) / 2
-            self.operand.set_limits(size / SIZE_LIMIT, size * SIZE_LIMIT)
 
     def be_ready(self) -> None:
         """Let the operand be treated where nothing keeps it from that: a guard, or missing statistics."""

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..engine.backends.choice import FORMER_SLOTS, INTEGER, MODE, RAGGED, SLOTS, SPARSE, TOO_SMALL, ZEROS
 from ..engine.layer import LayerEngine
-from ..engine.slots import COUNTERS, CPU, READY, WIDER, all_counters, zeros
+from ..engine.slots import COUNTERS, CPU, READY, all_counters, zeros
 from ..errors import InvalidValue, nearest_name, sentence
 from ..files.checks import MANY, check_number, check_object, check_text, check_whole
 from ..ops.histogram import SLOTS as HISTOGRAM_SLOTS
 from ..plan import Plan
-from .guard import check_watch
+from .guard import check_state
 from .refresh import OperandStatistics
 
 VERSION, FORMER = 3, 2
@@ -89,7 +89,7 @@ class Range(NamedTuple):
 
 
 RANGES = {
-    "control": Range(high=(WIDER, LONGEST)),
+    "control": Range(high=(1, LONGEST)),
     "seen": Range(),
     "histogram": Range(high=MANY),
     "numbers": Range(high=torch.finfo(torch.float32).max),
@@ -107,14 +107,6 @@ assert (READY, MODE, ZEROS) == (0, 0, 3), "the slots that the ranges above are o
 
 Statistics = Mapping[str, Mapping[str, OperandStatistics]]
 """Statistics by layer and operand."""
-
-
-def leave_guard(state: Mapping[str, Any], statistics: Statistics, loss_scale: float) -> None:
-    """Set the numbers of the plan in layers that had fallen back under the guard of a state, for a handle without."""
-    for name, place in state.get("guard", {}).get("layers", {}).items():
-        found = statistics.get(name, {}).get("gradient")
-        if place["level"] and found is not None and found.table is not None:
-            found.set_numbers(loss_scale)
 
 
 def checked(state: Any, plan: Plan, layers: Mapping[str, LayerEngine], statistics: Statistics) -> dict[str, Any]:
@@ -156,7 +148,7 @@ def checked(state: Any, plan: Plan, layers: Mapping[str, LayerEngine], statistic
         for operand, values in operands.items():
             _check_statistics(name, values, statistics[name][operand])
     if "guard" in state:
-        check_watch(state["guard"], layers)
+        check_state(state["guard"], layers)
     _check_sums(saved)
     found: dict[str, Any] = state
     return found
@@ -253,8 +245,8 @@ def _check_tensors(name: str, tensors: Any, layer: LayerEngine) -> None:
         _check_tensor(f"{key} of layer {name!r}", tensor, like, bounds)
         if kind == "counters":
             counted = dict(zip(COUNTERS, tensor.tolist(), strict=True))
-            if max(counted[part] for part in ("zeros_after", "zeros_before", "nan", "widened")) > counted["elements"]:
-                raise InvalidValue(f"{key} of layer {name!r} counts more zeros, NaN or widened elements than elements.")
+            if max(counted[part] for part in ("zeros_after", "zeros_before", "nan")) > counted["elements"]:
+                raise InvalidValue(f"{key} of layer {name!r} counts more zeros or NaN than elements.")
 
 
 def _check_tensor(what: str, tensor: Any, like: Tensor, bounds: Range | None) -> None:

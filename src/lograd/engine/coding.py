@@ -19,9 +19,8 @@ from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.levels import levels_of
 from ..ops.registry import call
-from ..treatments import Sentence, Setting, Treatment, checked_result, from_json, settled, stages, total_counts, wider
+from ..treatments import Sentence, Setting, Treatment, checked_result, from_json, settled, stages, total_counts
 from ..treatments.tensors import is_finite
-from .slots import WIDER
 
 NAN = 1
 """The slot of counts that tells of elements that are not finite."""
@@ -81,15 +80,6 @@ class Levelled(NamedTuple):
 def parsed(text: str) -> Sentence:
     """Return the sentence of a text, which a site hands to its operators."""
     return from_json(json.loads(text))
-
-
-@lru_cache(maxsize=256)
-def in_force(text: str, ready: int) -> Sentence:
-    """Return the sentence of a text, or the one with more bits in its place, as the slot READY of `control` says.
-
-    Where there is none with more bits, it is the very object that `parsed` returns.
-    """
-    return (wider(parsed(text)) if ready == WIDER else None) or parsed(text)
 
 
 def applied(

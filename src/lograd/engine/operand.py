@@ -12,9 +12,8 @@ from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.histogram import SLOTS
 from ..ops.registry import call, register
 from ..treatments import OPERANDS, PRODUCTS, Sentence
-from .limits import OUTSIDE
 from .site import Site
-from .slots import CPU, READY, STRIDE, TREATED, WIDER, constant, zeros
+from .slots import CPU, READY, STRIDE, constant, zeros
 
 
 class Operand:
@@ -44,10 +43,6 @@ class Operand:
         self.control, self.seen = zeros(2, torch.int64, CPU), zeros(3, torch.int64, CPU)
         self.ready = False
         """True once the operand is treated; before, it passes through.  The operators read it from `control`."""
-        self.wide = False
-        """True while it is treated with more bits than planned, where its sites have such."""
-        self.limits: Tensor | None = None
-        """The limits of its size (`limits`), where a guard watches it."""
         self.histogram = zeros(SLOTS if self.has_statistics or name == "gradient" else 0, torch.int64, device)
 
     @property
@@ -65,15 +60,8 @@ class Operand:
 
     def set_ready(self, ready: bool) -> None:
         """Treat the operand from now on, or let it pass through."""
-        self.control[READY] = (WIDER if self.wide else TREATED) * int(ready)
+        self.control[READY] = int(ready)
         self.ready = ready
-
-    def widen(self, wide: bool) -> None:
-        """Treat the operand with more bits from the next tensor on, or as the plan says."""
-        self.wide = wide
-        for site in self.sites.values():
-            site.treatments = site.wider if wide and site.wider is not None else site.planned
-        self.set_ready(self.ready)
 
     def begin(self) -> None:
         """Treat what needs no statistics; the rest is treated once it has them."""
@@ -84,17 +72,8 @@ class Operand:
         """Let everything pass until `begin`."""
         self.set_ready(False)
 
-    def set_limits(self, low: float, high: float) -> None:
-        """Let tensors whose mean of |x| is not between these pass through; 0 and 0 judge none."""
-        if self.limits is None:
-            self.limits = zeros(3, torch.float64, CPU)
-        self.limits[:OUTSIDE].copy_(torch.tensor([low, high], dtype=torch.float64, device=CPU))
-
     def observe(self, x: Tensor) -> None:
-        """Count the tensor, and take its histogram if one is due; one outside of its limits is not treated."""
-        # Compiled code may not depend on what changes; the operator itself looks whether the operand is ready.
-        if self.limits is not None and (torch.compiler.is_compiling() or self.ready):
-            call("check_size", x, self.control, self.limits)
+        """Count the tensor, and take its histogram if one is due."""
         call("observe", x, self.control, self.histogram, self.seen)
 
     def treated(self, x: Tensor, product: str, contracted: tuple[int, ...], signs: Tensor | None = None) -> Tensor:

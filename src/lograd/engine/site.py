@@ -18,9 +18,9 @@ from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.integer_operands import fold_by
 from ..ops.layouts import dense
 from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, checked_result, describe, memories, settled, to_json, wider
-from .coding import check_sentence, encoded, folded, in_force, parsed, settings_of
-from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, count_widened, zeros
+from ..treatments import Numbers, Sentence, checked_result, describe, memories, settled, to_json
+from .coding import check_sentence, encoded, folded, parsed, settings_of
+from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
 
 
 class Site:
@@ -28,13 +28,9 @@ class Site:
 
     def __init__(self, treatments: Sentence, device: torch.device) -> None:
         self.treatments = treatments
-        """Those in force; compiled code takes them from the text and from `control`, and does not look here."""
         self.text = json.dumps(to_json(treatments))
         if parsed(self.text) != treatments:  # a class was written anew under its old kind, as in a notebook
             parsed.cache_clear()
-            in_force.cache_clear()
-        self.planned, self.wider = treatments, wider(treatments)
-        """Those of the plan, and those with more bits that may stand in their place; None without any."""
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = zeros(len(self.names), torch.float32, device)
         """The numbers that treatments take from statistics of an earlier step, in order."""
@@ -186,11 +182,10 @@ def _treat(
     signs: Tensor | None = None,
     fold_dim: int = 1,
 ) -> Tensor:
-    ready = control.tolist()[READY]
-    if not ready or x.dtype not in FLOAT_TYPES:
+    if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
         count_passed_through(counters)
         return dense(x).clone()
-    treatments = in_force(text, ready)
+    treatments = parsed(text)
     results: list[Counted] = []
     for one, setting in zip(  # as `coding.applied`, with one call less on the way
         treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs, fold_dim), strict=True
@@ -200,8 +195,6 @@ def _treat(
         results.append(checked_result(one, current, found))
     result, total = settled(treatments, x, results)
     count_treated(counters, key, total, x.numel())
-    if treatments is not parsed(text):
-        count_widened(counters, x.numel())
     return result
 
 

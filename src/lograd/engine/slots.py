@@ -11,23 +11,19 @@ import torch
 from torch import Tensor
 
 READY, STRIDE = range(2)
-"""Slots of `control`: pass through (0) or treat; take the histogram of one cache line in STRIDE, or none if 0."""
-TREATED, WIDER = 1, 2
-"""In the slot READY: treat as the plan says, or with more bits (`treatments.wider`)."""
+"""Slots of `control`: pass through (0) or treat (1); take the histogram of one cache line in STRIDE, or none if 0."""
 PASSES, ELEMENTS, NANOSECONDS = range(3)
 """Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
 COUNTERS = (
     "zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through", "pruned", "fell_back",
-    "widened",
 )  # fmt: skip
 """In the order of the operators' own counts, so that those are added at once.
 
 `pruned` is counted where a sentence both prunes and rounds; elsewhere all new zeros come from the one or the other.
 `fell_back` counts tensors that were not finite, so that their product was dense where integer ones were in force.
-`widened` counts elements that a guard had treated with more bits than planned.
 States of before these were counted have fewer slots.
 """
-LATER_COUNTERS = 3
+LATER_COUNTERS = 2
 """Counters at the end that states of earlier versions may lack."""
 CPU = torch.device("cpu")
 LONGEST_ROW = 128
@@ -58,11 +54,6 @@ def count_passed_through(counters: Tensor) -> None:
 def count_fallen_back(counters: Tensor) -> None:
     """Count a tensor that was not finite, so that its product was dense."""
     counters[COUNTERS.index("fell_back")] += 1
-
-
-def count_widened(counters: Tensor, elements: int) -> None:
-    """Count the elements of a tensor that was treated with more bits than planned."""
-    counters[COUNTERS.index("widened")] += elements
 
 
 def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -165,8 +165,7 @@ def treated(handle: Handle | None) -> TreatedSums:
     for name, layer in handle.layers.items():
         for site, count in counters.gradients(name).items():
             elements, zeros = elements + count.elements, zeros + count.zeros_after
-            one = layer.gradient.sites[site]
-            bits += (count.elements - count.widened) * width_of(one.planned) + count.widened * width_of(one.wider or ())
+            bits += count.elements * width_of(layer.gradient.sites[site].treatments)
     return TreatedSums(elements, zeros, bits)
 
 

@@ -274,9 +274,9 @@ class Session:
     def guard_lines(self) -> list[dict[str, Any]]:
         """A line for each change that the guard has made since this was last called."""
         guard = None if self.handle is None else self.handle.guard
-        if guard is None or guard.made == self._told:
+        if guard is None or len(guard.changes) == self._told:
             return []
-        new, self._told = guard.changes[self._told - guard.made :], guard.made
+        new, self._told = guard.changes[self._told :], len(guard.changes)
         place = {"kind": "guard", "step": self.steps, "epoch": self.epoch, "seconds": round(self.seconds, 4)}
         return [place | {name: getattr(one, name) for name in GUARD_FIELDS} for one in new]
 
@@ -376,5 +376,5 @@ class Session:
         self.steps, self.seconds, self.lr = state["steps"], state["seconds"], state["lr"]
         self.skipped = skipped
         if self.handle is not None and self.handle.guard is not None:
-            self._told = self.handle.guard.made  # the journal has their lines
+            self._told = len(self.handle.guard.changes)  # the journal has their lines
         torch.set_rng_state(state["random"])

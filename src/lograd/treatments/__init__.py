@@ -47,7 +47,6 @@ from .sentence import (
     stages,
     to_json,
     total_counts,
-    wider,
 )
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
@@ -62,5 +61,5 @@ __all__ = [
     "can_take_rows", "gradients", "meet_as_levels",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "checked_result", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled",
-    "stages", "to_json", "total_counts", "wider",
+    "stages", "to_json", "total_counts",
 ]  # fmt: skip

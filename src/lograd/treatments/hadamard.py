@@ -75,11 +75,6 @@ class Hadamard(Treatment):
     def element_bits(self) -> float | None:
         return self.inner.element_bits
 
-    @property
-    def wider(self) -> Hadamard | None:
-        inner = self.inner.wider
-        return None if inner is None else replace(self, inner=inner)
-
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
         matrix, back = contracted_last(g, setting.contracted)
         columns = matrix.shape[1]

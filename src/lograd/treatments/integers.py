@@ -102,10 +102,6 @@ class Integers(Treatment):
         return self.bits
 
     @property
-    def wider(self) -> Integers | None:
-        return replace(self, bits=8) if self.bits < 8 else None
-
-    @property
     def memory_size(self) -> int:
         """In hindsight: low and high of the next range, and the number of tensors that they come from."""
         return 3 if self.ranges == "hindsight" else 0

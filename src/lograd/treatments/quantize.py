@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from .. import ops, theory
 from ..coded import Encoded
 from ..errors import InvalidValue
-from ..formats import FloatFormat, Format, IntFormat, parse_format
+from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
@@ -103,20 +103,6 @@ class Quantize(Treatment):
     @property
     def element_bits(self) -> float:
         return self.format.bits
-
-    @property
-    def wider(self) -> Quantize | None:
-        """The same range of exponents with a longer mantissa, or integers of 8 bits."""
-        bits = 8 - self.format.bits
-        if bits <= 0:
-            return None
-        if isinstance(self.format, IntFormat):  # at a fixed scale they would only have a wider range
-            return replace(self, format=replace(self.format, bits=8)) if self.fixed_scale is None else None
-        assert isinstance(self.format, FloatFormat), "there are no other formats"
-        try:
-            return replace(self, format=replace(self.format, mantissa=self.format.mantissa + bits))
-        except InvalidValue:  # with an extreme bias its smallest numbers are too small
-            return None
 
     def numbers(self, statistics: Statistics) -> Numbers:
         fixed = self.fixed_scale

@@ -39,23 +39,6 @@ def from_json(data: Any) -> Sentence:
     return tuple(Treatment.from_json(item) for item in data)
 
 
-def wider(treatments: Sentence) -> Sentence | None:
-    """Return the sentence with more bits that may stand in the place of this one at any time; None without one.
-
-    It needs the same numbers and memory, and its codes are of the same kind, so that the same products take them.
-    """
-    found = tuple(one.wider or one for one in treatments)
-    serves = all(_place(a) == _place(b) for a, b in zip(treatments, found, strict=True))
-    return found if serves and found != treatments else None
-
-
-def _place(one: Treatment) -> tuple[object, ...]:
-    """Return all that a site, its tensors and its products depend on."""
-    scales = one.per_channel, one.per_column, one.per_row, one.per_sample
-    codes = one.levels, one.block_levels, one.rotation, one.can_fold, one.can_encode
-    return one.number_names, one.memory_size, *scales, *codes
-
-
 def numbers_of(treatments: Sequence[Treatment], statistics: Statistics) -> list[Numbers]:
     """Return the numbers of each treatment, from the statistics of the tensor that reaches it."""
     if len(treatments) < 2:

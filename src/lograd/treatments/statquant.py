@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 
 from .. import ops
@@ -53,10 +53,6 @@ class StatQuant(Treatment):
     @property
     def element_bits(self) -> float:
         return self.bits
-
-    @property
-    def wider(self) -> StatQuant | None:
-        return replace(self, bits=8) if self.bits < 8 else None
 
     def numbers(self, statistics: Statistics) -> Numbers:
         largest = float(statistics.law.maximum)

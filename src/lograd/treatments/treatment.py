@@ -202,11 +202,6 @@ class Treatment(ABC):
         """Bits of an element in the format that is simulated, a block's scale included; None if it keeps its type."""
         return None
 
-    @property
-    def wider(self) -> Treatment | None:
-        """The same treatment with 8 bits, to which a guard falls back; None where there is no such."""
-        return None
-
     def numbers(self, statistics: Statistics) -> Numbers:
         """Return the current numbers, by theory: those of `number_names`, and any other that `outcomes` needs."""
         return {}

@@ -21,8 +21,8 @@ from ...ops.geometry import Geometry
 from ...ops.integer_operands import fold_by
 from ...ops.registry import register
 from ...treatments import Sentence
-from ..coding import Codes, Levelled, applied, in_bytes, in_force, in_nibbles, levelled, parsed
-from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated, count_widened
+from ..coding import Codes, Levelled, applied, in_bytes, in_nibbles, levelled, parsed
+from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
 from . import dense, integer, multiply, sparse
 from .choice import DENSE, INTEGER, MODE, NAMES, SLOTS, SPARSE, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
 from .coded_shapes import (
@@ -152,7 +152,7 @@ def _products(
     ready = control.tolist()[READY]
     gradient = Gradient(
         image(g), Codes(x_codes, x_scale, x_zero_point), Codes(weight_codes, weight_scale, weight_zero_point),
-        planar(stride, padding, dilation, groups), (in_force(text, ready), numbers, key, memory, counters),
+        planar(stride, padding, dilation, groups), (parsed(text), numbers, key, memory, counters),
         tuple(contracted), folds, (need[0], need[1], need[2]),
     )  # fmt: skip
     mode = choice.tolist()[MODE] if ready else DENSE
@@ -163,8 +163,6 @@ def _products(
         results = gradient.by_dense(gradient.g)
     else:
         results = gradient.by(mode)
-        if gradient.treatments is not parsed(text):
-            count_widened(counters, g.numel())
     return tuple(
         laid(flat(result, stride), turned) if wanted and result.dim() > 1 else result
         for result, turned, wanted in zip(results, (x_turned, weight_turned, False), need, strict=True)
