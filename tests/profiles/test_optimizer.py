@@ -34,7 +34,6 @@ def methods_of(plan, profile):
 def test_a_budget_of_noise_is_kept_and_its_time_is_that_of_the_menus(profile):
     plan = profile.plan(noise=0.1)
     assert plan.expected.total <= 0.1
-    assert plan.expected.budget == 0.1
     assert plan.expected.unit == pytest.approx(profile.minibatch.unit, rel=1e-5)
     chosen = methods_of(plan, profile)
     assert plan.expected.seconds == pytest.approx(profile.menus.seconds(chosen), rel=1e-5)
@@ -62,8 +61,6 @@ def test_rho_is_the_noise_that_travels(profile):
     assert plan.expected.penalty == pytest.approx(
         sum(one.penalty for one in candidates.values()) / profile.minibatch.unit, rel=1e-5
     )
-    assert plan.expected.energies.transfer == pytest.approx(profile.noise.energies.transfer, rel=1e-3)
-    assert plan.expected.layers == profile.noise.layers
 
 
 def test_speed_and_progress(profile):
@@ -71,7 +68,6 @@ def test_speed_and_progress(profile):
     assert fast.expected.speed >= 1.7 * (1 - 1e-5)
     steady = profile.plan(objective="progress")
     assert steady.expected.progress >= fast.expected.progress
-    assert steady.expected.budget >= steady.expected.total
     with pytest.raises(InvalidValue, match=r"9 times as fast as the plain one; the most is 1\.9\d times \(8\.00 ms to"):
         profile.plan(speed=9)
 

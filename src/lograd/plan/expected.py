@@ -9,17 +9,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_text
-from ..laws.law import Values
-from ..theory import Propagation
 
-NUMBERS = ("penalty", "seconds", "dense_seconds", "budget")
+NUMBERS = ("penalty", "seconds", "dense_seconds")
 """Fields that a file may lack."""
-LONGEST = 10_000
-"""The most layers whose factors a file may hold."""
+FORMER = ("budget", "travel")
+"""Fields of files from before 2026-11-18, for the guard of that time; they are not read."""
 
 
 @final
@@ -35,9 +31,6 @@ class Expected:
         penalty: pi, the squared change of the exact gradient by the forward's rounding, over V.
         seconds: of a step with the plan; None where methods were not timed.
         dense_seconds: of the plain step.
-        budget: the most of rho + pi for which the plan is meant; None where it was not made for one.
-        layers: the layers between which it was measured how noise travels.
-        energies: how it travels: own and passed energies of each layer's noise, and the transfer between layers.
 
     >>> Expected(0.25, 1.5).words()
     "Noise adds 0.25 of the minibatch's variance: a step is worth about one with 80 % of the samples."
@@ -49,9 +42,6 @@ class Expected:
     penalty: float | None = None
     seconds: float | None = None
     dense_seconds: float | None = None
-    budget: float | None = None
-    layers: tuple[str, ...] = ()
-    energies: Propagation | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.unit < math.inf:
@@ -64,15 +54,10 @@ class Expected:
             raise InvalidValue("a plan has either rho, its noise, or the reason why that is not known.")
         if (self.seconds is None) != (self.dense_seconds is None):
             raise InvalidValue("a plan has either both seconds and dense_seconds, or none of them.")
-        found = 0 if self.energies is None else self.energies.own.size
-        if found != len(self.layers) or len(set(self.layers)) < found:
-            raise InvalidValue(
-                sentence("layers of the energies of a plan", len(self.layers), f"{found} different names")
-            )
 
     @property
     def total(self) -> float | None:
-        """rho + pi, which the budget holds; None where rho is not known."""
+        """rho + pi; None where rho is not known."""
         return None if self.rho is None else self.rho + (self.penalty or 0.0)
 
     @property
@@ -120,60 +105,19 @@ class Expected:
         found: dict[str, Any] = {"unit": self.unit}
         found |= {"unknown": self.unknown} if self.rho is None else {"rho": self.rho}
         found |= {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
-        if self.energies is not None:
-            found["travel"] = {
-                "layers": list(self.layers),
-                "own": _row_to_text(self.energies.own),
-                "passed": _row_to_text(self.energies.passed),
-                "transfer": [_row_to_text(row) for row in self.energies.transfer],
-            }
         return found
 
     @classmethod
     def from_json(cls, data: Any) -> Expected:
         """Return the value that `to_json` was given; the exact inverse."""
-        check_object("expected of a plan", data, ("unit",), ("rho", "unknown", *NUMBERS, "travel"))
-        layers, energies = _travel(data["travel"]) if "travel" in data else ((), None)
+        check_object("expected of a plan", data, ("unit",), ("rho", "unknown", *NUMBERS, *FORMER))
         numbers = {name: check_number(f"{name} of a plan", data[name], 0) for name in NUMBERS if name in data}
         return cls(
             check_number("rho of a plan", data["rho"], 0) if "rho" in data else None,
             check_number("unit of a plan's noise", data["unit"], 0),
             check_text("why noise of a plan is not known", data.get("unknown", "")),
-            layers=layers,
-            energies=energies,
             **numbers,
         )
-
-
-def _travel(data: Any) -> tuple[tuple[str, ...], Propagation]:
-    names = ("layers", "own", "passed", "transfer")
-    check_object("travel of a plan's noise", data, names)
-    for name in ("layers", "transfer"):
-        if not isinstance(data[name], list) or not 0 < len(data[name]) <= LONGEST:
-            raise InvalidValue(sentence(f"{name} of a plan's noise", data[name], "a list with an entry for each layer"))
-    layers = tuple(check_text("a layer of a plan's noise", name) for name in data["layers"])
-    if len(data["transfer"]) != len(layers):
-        raise InvalidValue(sentence("transfer of a plan's noise", len(data["transfer"]), f"{len(layers)} rows"))
-    own, passed, *transfer = (
-        _row_from_text(row, len(layers)) for row in (data["own"], data["passed"], *data["transfer"])
-    )
-    return layers, Propagation(own, passed, np.array(transfer))
-
-
-def _row_to_text(row: Values) -> str:
-    """Return numbers on one line: as a list they would take a line each."""
-    return " ".join(f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in row.tolist())
-
-
-def _row_from_text(text: Any, size: int) -> Values:
-    words = check_text("a row of a plan's noise", text).split()
-    try:
-        numbers = np.array([float(word) for word in words], dtype=np.float64)
-    except ValueError:
-        raise InvalidValue(sentence("a row of a plan's noise", text, f"{size} numbers in a text")) from None
-    if numbers.size != size or not np.all(np.isfinite(numbers)):
-        raise InvalidValue(sentence("a row of a plan's noise", text, f"{size} finite numbers in a text"))
-    return numbers
 
 
 def _number(value: float) -> str:

@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import LogradWarning
-from ..laws.law import Values
 from ..plan import Expected, LayerPlan, Plan, predicted
 from ..plan.forecast import Forecast
-from ..theory import Choice, Propagation
+from ..theory import Choice
 from ..treatments import Statistics
 from .methods import DENSE, method
 from .noisy import statistics_of
@@ -63,7 +62,7 @@ def build(found: Measurements, task: PlanProblem, goal: Goal) -> Plan:
         statistics=statistics,
         growth=growth,
         normalization=task.normalization > 0 and bool(plans),
-        expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense), goal),
+        expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense)),
     )
 
 
@@ -95,30 +94,18 @@ def _growth(task: PlanProblem, choice: Choice) -> Forecast | None:
     return Forecast(task.names[worst], _digits(max(float(growth[worst]), 1.0)), True, handing_on)
 
 
-def _expected(found: Measurements, task: PlanProblem, choice: Choice, goal: Goal) -> Expected:
-    # Up to this noise a faster step gains more than noise takes, which is what a plan without a budget is meant for.
-    speed = task.dense / choice.seconds if choice.seconds > 0 else 1.0
-    budget = goal.noise if goal.noise is not None else max(speed - 1, 2 * choice.total)
+def _expected(found: Measurements, task: PlanProblem, choice: Choice) -> Expected:
     rho, unit, penalty, seconds, dense = (
         _digits(min(value, 1e300)) for value in (choice.noise, found.unit, choice.penalty, choice.seconds, task.dense)
     )
-    energies = found.energies
     return Expected(
         rho,
         unit,
         penalty=penalty,
         seconds=seconds,
         dense_seconds=dense,
-        budget=_digits(min(budget, 1e300)),
-        layers=found.names,
-        energies=Propagation(*(_four_digits(one) for one in (energies.own, energies.passed, energies.transfer))),
     )
 
 
 def _digits(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _four_digits(values: Values) -> Values:
-    """Return numbers as short as a file should have them; what they are factors of is known no better."""
-    return np.array([float(f"{value:.4g}") for value in values.ravel().tolist()]).reshape(values.shape)
