@@ -135,7 +135,7 @@ class Acceleration:
         self._strides: list[tuple[int, ...]] = []
         """Those of the model's plain output."""
         self._work: dict[str, float] = {}
-        """Multiply-adds of the candidates' outputs in this step; times are compared by it, as batches differ in size."""
+        """Multiply-adds of the candidates' outputs in this step; times are compared by it: batches differ in size."""
         self._first_work = 0.0
         for name, module in self._candidates.items():
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
