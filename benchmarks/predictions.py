@@ -36,7 +36,7 @@ from lograd.profiles import Profile
 from lograd.profiles.loss import loss_of
 from lograd.profiles.methods import DENSE, method
 from lograd.profiles.optimized import problem_of
-from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction
+from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction, option_of
 from lograd.profiles.profiler import restored
 from lograd.profiles.timing import compared
 from lograd.report.environment import machine
@@ -173,16 +173,20 @@ class Network:
             self.model, self.batches, loss_fn, steps=BATCHES, noise=2, times=True, methods=TIMED
         )
         found = self.profile
-        self.task: PlanProblem = problem_of(
-            Measurements.of(found.layers, found.noise, found.minibatch, found.menus), (), Restriction()
-        )
+        measured = Measurements.of(found.layers, found.noise, found.minibatch, found.menus)
+        self.task: PlanProblem = problem_of(measured, (), Restriction())
+        options = [
+            [option_of(one, found.layers.get(name)) for one in measured.menus.layers[name].values()]
+            for name in self.task.names
+        ]
+        self.timed = replace(self.task.problem, menus=options)  # all methods, also those that are slower than dense
 
     def of_methods(self, methods: dict[str, str]) -> tuple[Plan, Choice]:
         """Return a plan with a method for each layer, and what is predicted of it."""
-        menus = [[option.name for option in menu] for menu in self.task.timed.menus]
+        menus = [[option.name for option in menu] for menu in self.timed.menus]
         places = [menu.index(methods[name]) for name, menu in zip(self.task.names, menus, strict=True)]
         layers = {name: method(one).plan for name, one in methods.items() if one != DENSE}
-        return Plan(layers, normalization=self.task.normalization > 0), self.task.timed.choice(places)
+        return Plan(layers, normalization=self.task.normalization > 0), self.timed.choice(places)
 
     def random(self, seed: int) -> tuple[Plan, Choice]:
         """Return a plan with random methods."""

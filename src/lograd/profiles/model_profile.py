@@ -19,7 +19,6 @@ from ..treatments.prune import PruningLaw
 from . import file, optimized, page, planner, table
 from .contributions import Contributions, mean_of
 from .expectation import expected_of, planned_layers
-from .frontier_page import Frontier, frontier_of
 from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .nonfinite import NonFiniteLoss, nonfinite_words
@@ -153,7 +152,6 @@ class Profile:
         sparsity: float | None = None,
         *,
         noise: float | None = None,
-        speed: float | None = None,
         objective: Literal["progress"] | None = None,
         methods: str | Iterable[str] | None = None,
         backends: str | Iterable[str] | None = None,
@@ -169,13 +167,12 @@ class Profile:
     ) -> Plan:
         """Return a plan: the best methods for a goal, or the gradient of each layer with fewer bits or more zeros.
 
-        With a goal, noise=, speed= or objective=, a method is chosen for each layer from those that
+        With a goal, noise= or objective=, a method is chosen for each layer from those that
         `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
         say what is done to the gradient, by the last observed step.
 
         Args:
             noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
-            speed: the plan with the least noise that makes a step this many times as fast as the plain one.
             objective: "progress": the plan with the most progress per second, speed / (1 + noise).
             methods, backends: with a goal, what to choose from, such as ["int8", "prune*"] and "integer".
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
@@ -195,9 +192,9 @@ class Profile:
         Predictions are in it (`plan.expected`, `plan.growth`); a LogradWarning tells if noise explodes.
         """
         others = (bits, sparsity, allocation, floors, law, scale, rounding, products, split, everywhere)
-        if planner.has_goal((noise, speed, objective), (methods, backends), others):
-            goal = Goal(noise, speed, objective)
-            found = self._measurements()
+        if planner.has_goal((noise, objective), (methods, backends), others):
+            goal = Goal(noise, objective)
+            found = Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
             task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
             return replace(optimized.build(found, task, goal), step=self.work)
         keep = ("last",) if keep is None else keep
@@ -206,30 +203,6 @@ class Profile:
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
-
-    def frontier(
-        self,
-        *,
-        keep: str | Iterable[str] = (),
-        methods: str | Iterable[str] | None = None,
-        backends: str | Iterable[str] | None = None,
-    ) -> Frontier:
-        """Return predicted time over predicted noise of the best plans, beside that of uniform ones.
-
-        It has a `table()` and a `chart()`.  The arguments are those of `plan` with a goal, and so is what the profile
-        must have measured.
-        """
-        return frontier_of(problem_of(self._measurements(), keep, Restriction.of(methods, backends), self.loss))
-
-    def _measurements(self) -> Measurements:
-        return Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
-
-    def _frontier(self) -> Frontier | None:
-        """Return the frontier for the page; None where it takes more than was measured, or no layer has a choice."""
-        try:
-            return self.frontier()
-        except InvalidValue:
-            return None
 
     def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
@@ -313,7 +286,6 @@ class Profile:
             self.noise,
             self.minibatch,
             self.unitless,
-            self._frontier(),
         )
         return built.save(path)
 

@@ -90,7 +90,7 @@ def _growth(task: PlanProblem, choice: Choice) -> Forecast | None:
     handing_on = sum(one > 0 for one in noise)
     if not handing_on:
         return None
-    growth = 1 + np.array(task.problem.around(choice).levels)
+    growth = 1 + task.problem.levels(choice.places)
     worst = int(np.argmax(growth))
     return Forecast(task.names[worst], _digits(max(float(growth[worst]), 1.0)), True, handing_on)
 

@@ -7,7 +7,7 @@ problem of `theory.frontier`; its choice makes a plan, with what is expected of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import final
 
@@ -39,38 +39,24 @@ NEEDED = (
 @final
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a plan: one of three.
+    """The goal of a plan: one of two.
 
     Args:
         noise: at most this added variance, in units of the minibatch's own; as fast as possible.
-        speed: this many times as fast as the plain step; with the least noise.
         objective: "progress", the most progress per second.
     """
 
     noise: float | None = None
-    speed: float | None = None
     objective: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("noise", "speed", "objective") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InvalidValue(
-                "a plan has one goal, noise=, speed= or objective='progress'; got "
-                + (" and ".join(given) or "none")
-                + "."
-            )
-        for name in ("noise", "speed"):
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < float("inf")
-            ):
-                raise InvalidValue(
-                    sentence(
-                        name,
-                        value,
-                        "a positive number, such as 0.2" if name == "noise" else "a positive number, such as 2.0",
-                    )
-                )
+        if (self.noise is None) == (self.objective is None):
+            given = "none" if self.noise is None else "both"
+            raise InvalidValue(f"a plan has one goal, noise= or objective='progress'; got {given}.")
+        if self.noise is not None and (
+            isinstance(self.noise, bool) or not isinstance(self.noise, float | int) or not 0 < self.noise < float("inf")
+        ):
+            raise InvalidValue(sentence("noise", self.noise, "a positive number, such as 0.2"))
         if self.objective not in (None, PROGRESS):
             raise InvalidValue(
                 sentence("objective", self.objective, repr(PROGRESS)) + nearest_name(str(self.objective), [PROGRESS])
@@ -115,7 +101,7 @@ class Measurements:
             if missing
         ]
         if menus is None or noise is None or noise.energies is None or minibatch is None:
-            raise InvalidValue(f"a plan for noise, speed or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
+            raise InvalidValue(f"a plan for noise or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
         if not minibatch.unit > 0:
             raise InvalidValue("the gradient was the same in all batches of the profile, so noise has no unit.")
         return cls(layers, menus.scaled(), noise.layers, noise.energies, minibatch.unit)
@@ -174,37 +160,20 @@ class PlanProblem:
     Args:
         names: the layers with a choice.
         problem: their options; the first of each menu is "dense".
-        timed: the same layers with all methods as they were timed, for comparison.
         kept: layers that stay dense whatever the goal is, and why.
         dense: seconds of the plain step.
-        normalization: seconds that the switch `Plan.normalization` saves, counted in both problems; 0 leaves it off.
-        measured: measured seconds of a step with one method everywhere, without the switch.
+        normalization: seconds that the switch `Plan.normalization` saves, counted in the problem; 0 leaves it off.
     """
 
     names: tuple[str, ...]
     problem: Problem
-    timed: Problem
     kept: Mapping[str, str]
     dense: float
     normalization: float = 0.0
-    measured: Mapping[str, float] = field(default_factory=dict)
 
     def choose(self, goal: Goal) -> Choice:
-        """Return the choice for a goal; InvalidValue tells what can be had where it is out of reach."""
-        if goal.noise is not None:
-            return choose(self.problem, noise=goal.noise)
-        if goal.speed is not None:
-            # The problem's own dense step already has the switches of the plan; the goal is counted from the plain one.
-            fastest = self.dense / (
-                self.problem.rest + sum(min(one.seconds for one in menu) for menu in self.problem.menus)
-            )
-            if goal.speed > fastest * (1 + 1e-9):
-                raise InvalidValue(
-                    f"no choice of methods makes the step {goal.speed:g} times as fast as the plain one; the most is "
-                    f"{fastest:.2f} times ({milliseconds(self.dense)} to {milliseconds(self.dense / fastest)})."
-                )
-            return choose(self.problem, speed=goal.speed * self.problem.dense_seconds / self.dense)
-        return choose(self.problem, progress=True)
+        """Return the choice for a goal; InvalidValue tells what can be had where a budget is out of reach."""
+        return choose(self.problem, noise=goal.noise, progress=goal.noise is None)
 
     def methods(self, choice: Choice) -> dict[str, str]:
         """Return the chosen method of each layer."""
@@ -216,7 +185,7 @@ class PlanProblem:
     def reasons(self, choice: Choice) -> dict[str, str]:
         """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
         found = dict(self.kept)
-        effects = self.problem.around(choice).table.effects(np.array(choice.places, dtype=np.intp))
+        seconds, noise = self.problem.exchanges(choice.places)
         for layer, (name, menu) in enumerate(zip(self.names, self.problem.menus, strict=True)):
             if menu[choice.places[layer]].name != DENSE:
                 continue
@@ -224,10 +193,10 @@ class PlanProblem:
             if not others:
                 found[name] = f"nothing is faster than dense here ({milliseconds(menu[0].seconds)})"
                 continue
-            place = min(others, key=lambda place: effects.noise[layer, place] / -effects.seconds[layer, place])
+            place = min(others, key=lambda place: noise[layer, place] / -seconds[layer, place])
             found[name] = (
-                f"{menu[place].name} {WOULD_SAVE} {milliseconds(-effects.seconds[layer, place])} and add "
-                f"{effects.noise[layer, place]:.2g} of the minibatch's variance"
+                f"{menu[place].name} {WOULD_SAVE} {milliseconds(-seconds[layer, place])} and add "
+                f"{noise[layer, place]:.2g} of the minibatch's variance"
             )
         return found
 
@@ -255,20 +224,18 @@ def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restrict
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in reasons)
     rest = max(menus.rest + fixed - extra, 0.0)
     energies = found.among(names)
-    timed = [[_option(one, found.layers.get(name)) for one in menus.layers[name].values()] for name in names]
     options = [_worth([one for one in _all(found, name) if allowed.allows(one.name)]) for name in names]
     return PlanProblem(
         names,
         Problem(options, energies, found.unit, rest),
-        Problem(timed, energies, found.unit, rest),
         reasons,
         menus.step,
         extra,
-        dict(menus.uniform),
     )
 
 
-def _option(candidate: Candidate, layer: LayerProfile | None) -> Option:
+def option_of(candidate: Candidate, layer: LayerProfile | None) -> Option:
+    """Return a timed method of a layer as an option, with the rises that the layer's law gives it."""
     noises = (candidate.input_noise, candidate.weight_noise)
     plan = method(candidate.method).plan
     rises = [
@@ -287,7 +254,7 @@ def _all(found: Measurements, name: str) -> list[Option]:
     """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
     menu = found.menus.layers[name]
     layer = found.layers.get(name)
-    options = {one.method: _option(one, layer) for one in menu.values()}
+    options = {one.method: option_of(one, layer) for one in menu.values()}
     pruned = {
         sparsity: one
         for one in menu.values()
