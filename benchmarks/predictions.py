@@ -38,7 +38,8 @@ from lograd.profiles.methods import DENSE, method
 from lograd.profiles.optimized import problem_of
 from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction, option_of
 from lograd.profiles.profiler import restored
-from lograd.profiles.timing import compared
+from lograd.profiles.timing import TIMED as STEPS
+from lograd.profiles.timing import WARM_UP, Timer
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 from lograd.theory import Choice
@@ -250,8 +251,12 @@ class Network:
         """Measure a step with a plan and the plain one, in turns."""
         loss = partial(loss_of, self.model, self.batches[-1], loss_fn)
         with restored(self.model), torch.enable_grad():
-            found = [compared(self.model, loss, plan) for _ in range(TURNS)]
-        return {"seconds": min(one.planned for one in found), "plain": min(one.plain for one in found)}
+            timer = Timer(self.model, loss, {}, lambda count: None)
+            for _ in range(TURNS):
+                for _ in range(2 * STEPS):
+                    timer.plain()
+                timer.time("plan", plan, WARM_UP + 1, watched=0, whole=STEPS)
+        return {"seconds": timer.times["plan"].step, "plain": timer.times[DENSE].step}
 
 
 def _with_backends(layer: Any) -> Any:
