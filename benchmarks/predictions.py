@@ -33,10 +33,9 @@ from lograd.data import digits, shakespeare
 from lograd.models import CharTransformer, CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
 from lograd.profiles import Profile
+from lograd.profiles.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
 from lograd.profiles.loss import loss_of
 from lograd.profiles.methods import DENSE, method
-from lograd.profiles.optimized import problem_of
-from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction, option_of
 from lograd.profiles.profiler import restored
 from lograd.profiles.timing import TIMED as STEPS
 from lograd.profiles.timing import WARM_UP, Timer

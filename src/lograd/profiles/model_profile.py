@@ -16,14 +16,13 @@ from ..files.atomic import check_folder, read_file, replace_file
 from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
-from . import file, optimized, page, planner, table
+from . import file, page, planner, table
 from .contributions import Contributions, mean_of
 from .expectation import expected_of, planned_layers
+from .goals import Goal, Measurements, Restriction, plan_for, problem_of
 from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .nonfinite import NonFiniteLoss, nonfinite_words
-from .optimized import problem_of
-from .optimizer import Goal, Measurements, Restriction
 from .records import LayerProfile, Record, by_level, sum_of
 
 MOST_STEPS = 256
@@ -196,7 +195,7 @@ class Profile:
             goal = Goal(noise, objective)
             found = Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
             task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
-            return replace(optimized.build(found, task, goal), step=self.work)
+            return replace(plan_for(found, task, goal), step=self.work)
         keep = ("last",) if keep is None else keep
         usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
