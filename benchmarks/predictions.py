@@ -33,12 +33,12 @@ from lograd.data import digits, shakespeare
 from lograd.models import CharTransformer, CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
 from lograd.profiles import Profile
+from lograd.profiles.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
 from lograd.profiles.loss import loss_of
 from lograd.profiles.methods import DENSE, method
-from lograd.profiles.optimized import problem_of
-from lograd.profiles.optimizer import Measurements, PlanProblem, Restriction
 from lograd.profiles.profiler import restored
-from lograd.profiles.timing import compared
+from lograd.profiles.timing import TIMED as STEPS
+from lograd.profiles.timing import WARM_UP, Timer
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 from lograd.theory import Choice
@@ -173,16 +173,20 @@ class Network:
             self.model, self.batches, loss_fn, steps=BATCHES, noise=2, times=True, methods=TIMED
         )
         found = self.profile
-        self.task: PlanProblem = problem_of(
-            Measurements.of(found.layers, found.noise, found.minibatch, found.menus), (), Restriction()
-        )
+        measured = Measurements.of(found.layers, found.noise, found.minibatch, found.menus)
+        self.task: PlanProblem = problem_of(measured, (), Restriction())
+        options = [
+            [option_of(one, found.layers.get(name)) for one in measured.menus.layers[name].values()]
+            for name in self.task.names
+        ]
+        self.timed = replace(self.task.problem, menus=options)  # all methods, also those that are slower than dense
 
     def of_methods(self, methods: dict[str, str]) -> tuple[Plan, Choice]:
         """Return a plan with a method for each layer, and what is predicted of it."""
-        menus = [[option.name for option in menu] for menu in self.task.timed.menus]
+        menus = [[option.name for option in menu] for menu in self.timed.menus]
         places = [menu.index(methods[name]) for name, menu in zip(self.task.names, menus, strict=True)]
         layers = {name: method(one).plan for name, one in methods.items() if one != DENSE}
-        return Plan(layers, normalization=self.task.normalization > 0), self.task.timed.choice(places)
+        return Plan(layers, normalization=self.task.normalization > 0), self.timed.choice(places)
 
     def random(self, seed: int) -> tuple[Plan, Choice]:
         """Return a plan with random methods."""
@@ -246,8 +250,12 @@ class Network:
         """Measure a step with a plan and the plain one, in turns."""
         loss = partial(loss_of, self.model, self.batches[-1], loss_fn)
         with restored(self.model), torch.enable_grad():
-            found = [compared(self.model, loss, plan) for _ in range(TURNS)]
-        return {"seconds": min(one.planned for one in found), "plain": min(one.plain for one in found)}
+            timer = Timer(self.model, loss, {}, lambda count: None)
+            for _ in range(TURNS):
+                for _ in range(2 * STEPS):
+                    timer.plain()
+                timer.time("plan", plan, WARM_UP + 1, watched=0, whole=STEPS)
+        return {"seconds": timer.times["plan"].step, "plain": timer.times[DENSE].step}
 
 
 def _with_backends(layer: Any) -> Any:

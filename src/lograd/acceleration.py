@@ -134,6 +134,11 @@ class Acceleration:
         """True until a forward has shown that the model runs with images channels-last."""
         self._strides: list[tuple[int, ...]] = []
         """Those of the model's plain output."""
+        self._work: dict[str, float] = {}
+        """Multiply-adds of the candidates' outputs in this step; times are compared by it: batches differ in size."""
+        self._first_work = 0.0
+        for name, module in self._candidates.items():
+            self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
         root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
         if isinstance(model, torch._dynamo.OptimizedModule):  # compiled code would not call hooks
@@ -152,10 +157,12 @@ class Acceleration:
         self._last = seconds() - self._start
         self.steps += 1
         self._forwards = 0
+        self._first_work = self._first_work or sum(self._work.values())
         if self._handle is not None:
             self._handle.step(loss_scale=loss_scale)
         if self._trial is not None:
             next(self._trial, None)
+        self._work.clear()
 
     def _begins(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Note the time at the first forward of a step; a forward pre-hook of the model."""
@@ -276,10 +283,16 @@ class Acceleration:
         if times is not None:
             times.append(self._times(watch))
 
+    def _ran(self, name: str, module: nn.Module, args: object, output: object) -> None:
+        """Count the work of a layer; a forward hook."""
+        if isinstance(output, Tensor) and output.requires_grad:
+            self._work[name] = self._work.get(name, 0.0) + output.numel() * work_of_element(module)
+
     def _times(self, watch: Stopwatch | None) -> Times:
-        """Return the times of the step that has just ended."""
-        layers = {} if watch is None else {name: one.total for name, one in watch.read().items()}
-        return Times(self._last, layers)
+        """Return the times of the step that has just ended, as those of a step with the work of the first."""
+        scale = self._first_work / (sum(self._work.values()) or 1.0)
+        layers = {} if watch is None else {name: scale * one.total for name, one in watch.read().items()}
+        return Times(scale * self._last, layers)
 
     @contextmanager
     def _widths(self) -> Iterator[_Widths]:

@@ -378,3 +378,21 @@ def test_the_proof_of_a_layout_leaves_no_trace(plant):
     assert torch.equal(found["accelerated"][0], found["plain"][0])
     assert found["accelerated"][1] == found["plain"][1]
     assert handle._handle is not None or handle._trial is not None
+
+
+def test_batches_of_different_sizes_are_compared_by_their_work(wide, monkeypatch):
+    """Seconds are planted as half of the work in integers, so any other measure would take a large batch for slow."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(acceleration, "seconds", lambda: clock["now"])
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    handle = lograd.accelerate(model, quiet=True)
+    monkeypatch.setattr(acceleration, "_faster", lambda times, layers: list(layers))
+    for _ in range(ENOUGH):
+        rows = 8 if handle._handle is None else 64  # plain steps have small batches
+        optimizer.zero_grad()
+        model(torch.randn(rows, 64)).square().mean().backward()
+        optimizer.step()
+        clock["now"] += rows * (1.0 if handle._handle is None else 0.5)
+        handle.step()
+    assert "2.00 times faster" in handle.words

@@ -62,4 +62,3 @@ def test_a_rounded_forward_that_is_not_finite_is_out_of_the_question():
     assert profile.menus.layers["second"]["int8"].penalty < 1
     assert "first" not in profile.plan(objective="progress").layers
     assert "first" not in profile.plan(noise=0.5).layers
-    assert profile.frontier().uniform[1].penalty > 1e9

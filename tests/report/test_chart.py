@@ -267,15 +267,3 @@ def test_charts_of_many_layers_show_their_names() -> None:
     titles = re.findall(r"<circle[^>]*><title>([^<]*)</title>", svg)
     assert len(titles) == 53
     assert all(f"g: {name}, " in title for name, title in zip(names, titles, strict=True))
-
-
-def test_names_beside_points_do_not_cover_each_other():
-    root = parse(Chart("t", "x", "y", [Points([1, 1, 9], [1, 1, 5], names=["one", "two", "far"])]))
-    places = {
-        text.text: float(text.get("y"))
-        for text in root.iter()
-        if text.tag.endswith("text") and text.text in ("one", "two")
-    }
-    assert abs(places["one"] - places["two"]) >= 12
-    with pytest.raises(ValueError, match="names of Points must be 2"):
-        Points([1, 2], [1, 2], names=["one"])

@@ -9,6 +9,7 @@ import pytest
 
 from lograd.errors import InvalidValue
 from lograd.theory import Option, Problem, Propagation, Rise, choose, frontier, risen
+from lograd.theory.rises import Curves
 
 
 def network(seed, layers):
@@ -46,6 +47,8 @@ def test_a_rise_goes_through_what_was_measured_and_is_constant_outside():
     assert rise.ratios == pytest.approx([4.0, 2.0, 1.0])
     assert [rise.at(level) for level in (0.0, 0.001, 0.01, 0.1, 10.0, 1e9)] == pytest.approx([4, 4, 4, 2, 1, 1])
     assert rise.at(1.0) == pytest.approx(np.sqrt(2.0))  # half way between the logarithms
+    levels = np.array([0.0, 0.003, 0.05, 3.0, 1e9])
+    assert Curves.of([rise] * 5).at(levels) == pytest.approx([rise.at(level) for level in levels])
     assert rise.times(3.0).at(1.0) == pytest.approx(3 * rise.at(1.0))
     assert Rise.constant(0.3).at(17.0) == 0.3
 
@@ -95,29 +98,22 @@ def test_more_than_a_float_holds_is_a_large_number():
     assert np.isfinite(levels).all()
 
 
-def test_choices_keep_their_budget_at_their_own_rises_and_are_the_best():
+def test_choices_keep_their_budget_at_their_own_rises_and_are_within_three_percent_of_the_best():
     found = []
     for seed in range(16):
         problem = random_problem(seed, 4, 4)
         everything = [problem.choice(one) for one in itertools.product(*(range(len(menu)) for menu in problem.menus))]
         budget = sorted(one.total for one in everything)[(seed % 8 + 1) * len(everything) // 10]
-        limit = sorted(one.seconds for one in everything)[(seed % 8 + 1) * len(everything) // 10]
         quiet = choose(problem, noise=budget)
-        fast = choose(problem, speed=problem.dense_seconds / limit)
         assert quiet.total <= budget * (1 + 1e-9)
         assert quiet == problem.choice(quiet.places)
-        assert fast.seconds <= limit * (1 + 1e-9)
-        within = [one for one in everything if one.seconds <= limit * (1 + 1e-12)]
         found.append(
             (
                 quiet.seconds / min(one.seconds for one in everything if one.total <= budget * (1 + 1e-12)) - 1,
-                fast.total / min(one.total for one in within) - 1 if fast.total else 0.0,
                 max(one.progress for one in everything) / choose(problem, progress=True).progress - 1,
             )
         )
-    # Rounds may end beside the best choice, never far from it.
-    assert np.all(np.mean(np.array(found) < 1e-7, axis=0) >= 0.8), found
-    assert np.max(found) < 0.3
+    assert np.max(found) < 0.03
 
 
 def test_the_frontier_is_that_of_choices_at_their_own_rises():

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..engine.layer import LayerEngine
 from ..engine.layers import (
@@ -154,7 +155,7 @@ class Handle:
             }
             if engine.gradient.sites:
                 factors = partial(output_ranges, module) if layer.folds else None
-                has_rows = layer.folds_rows and module.weight.dim() == 2
+                has_rows = layer.folds_rows and not isinstance(module, _ConvNd)
                 found["gradient"] = OperandStatistics(
                     engine.gradient, layer.masked, work_of_element(module), factors, has_rows
                 )

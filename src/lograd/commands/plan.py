@@ -17,9 +17,6 @@ NoiseBudget = Annotated[
         "--noise", help="The fastest plan that adds at most this much of the minibatch's variance, such as 0.2."
     ),
 ]
-Speed = Annotated[
-    float | None, typer.Option(help="The plan with the least noise that is this many times as fast, such as 2.")
-]
 Objective = Annotated[str | None, typer.Option(help="progress: the plan with the most progress per second.")]
 Method = Annotated[
     list[str] | None, typer.Option(help="With a goal: choose from these methods or patterns; repeat it.")
@@ -74,7 +71,6 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another pl
 def plan(
     profile: ProfilePath,
     noise: NoiseBudget = None,
-    speed: Speed = None,
     objective: Objective = None,
     method: Method = None,
     backend: BackendName = None,
@@ -96,14 +92,14 @@ def plan(
 ) -> None:
     """Choose methods, or formats and sparsities, for each layer of a profile, and save them as a plan.
 
-    --noise, --speed and --objective are goals, and need a profile of lograd profile --noise 2 --times.
+    --noise and --objective are goals, and need a profile of lograd profile --noise 2 --times.
     """
     from .. import Plan, Profile
     from ..files.atomic import check_folder
     from ..training.folder import check_same
     from ..treatments import Prune
 
-    goal = _given(noise=noise, speed=speed, objective=objective)
+    goal = _given(noise=noise, objective=objective)
     if not goal:
         _check(bits, sparsity, allocation, scale, rounding, everywhere=everywhere)
     Prune(0.5, cast(Any, law))  # refuses an unknown law, also where nothing is pruned
@@ -125,9 +121,6 @@ def plan(
         print_json({"path": str(target), "hash": made.hash(), "plan": made.to_json(), "diff": changes})
         return
     show(made.table())
-    if goal:
-        out.print()
-        show(found.frontier(**menu).table())
     if changes is not None:
         out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
@@ -149,9 +142,7 @@ def _check(
 ) -> None:
     """Refuse options that belong to others which are not given."""
     if bits is None and sparsity is None:
-        raise InvalidValue(
-            "a plan needs --bits, --sparsity or both, or a goal: --noise, --speed or --objective; got neither."
-        )
+        raise InvalidValue("a plan needs --bits, --sparsity or both, or a goal: --noise or --objective; got neither.")
     if sparsity is None and allocation is not None:
         raise InvalidValue("--allocation splits a sparsity over layers, so it needs --sparsity.")
     if everywhere and sparsity is None:

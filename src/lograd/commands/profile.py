@@ -29,7 +29,7 @@ Noise = Annotated[
 ]
 Times = Annotated[
     bool,
-    typer.Option("--times", help="Time each method in each layer, for lograd plan --noise, --speed and --objective."),
+    typer.Option("--times", help="Time each method in each layer, for lograd plan --noise and --objective."),
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for profile.npz and profile.html; it is made.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a profile in the folder.")]

@@ -65,12 +65,12 @@ def _sooner(page: Page, sooner: Sooner) -> None:
     if sooner.gained:
         page.metrics(_sooner_tiles(sooner))
     page.charts(opening.score_chart(sooner), opening.loss_chart(sooner))
-    page.note(f"{words.planning(sooner)} Dense: float32, {sooner.layout}, the faster of two memory layouts.")
-    page.code("handle = lograd.accelerate(model, batches, loss)  # then train as before, with handle.step()")
+    page.note(f"lograd.accelerate: {sooner.found} Dense: float32, {sooner.layout}, the faster of two memory layouts.")
+    page.code("handle = lograd.accelerate(model)  # then train as before, with handle.step() after each step")
 
 
 def _sooner_tiles(sooner: Sooner) -> list[Tile]:
-    """Return the tiles of the opening: how much sooner, how good at the end, and after how many steps it pays."""
+    """Return the tiles of the opening: how much sooner, and how good at the end."""
     task, ratio = sooner.task, sooner.ratio
     dense, fast = (sooner.seconds(way) for way in (DENSE, opening.FAST))
     judged = words.speed(ratio).split()[-1] if words.speed(ratio) != "as fast" else "as fast"
@@ -83,9 +83,6 @@ def _sooner_tiles(sooner: Sooner) -> list[Tile]:
     # A difference that another seed could make is neither good nor bad.
     tone = "" if abs(sooner.difference) < sooner.spread else TONES[found]
     tiles.append(Tile(size, label, f"dense seeds differ by {sooner.spread:.{task.score_digits}f}", tone))
-    if sooner.paid_back is not None:
-        label = "steps until finding the plan has paid"
-        tiles.append(Tile(f"{sooner.paid_back:.0f}", label, f"found in {sooner.planning:.0f} s"))
     return tiles
 
 

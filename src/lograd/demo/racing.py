@@ -6,6 +6,7 @@ In turn, so that whatever else the machine does meanwhile slows all of them alik
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..acceleration import Acceleration, accelerate
 from ..attachment.counters import Count
 from ..plan import Plan
 from ..profiles import Profile, observe
@@ -45,6 +47,8 @@ class Run:
     """Scores by the number of steps done."""
     zeros: dict[str, float] = field(default_factory=dict)
     """The share of zeros by layer, handed to the products after the first steps; of treated layers only."""
+    said: str = ""
+    """What `lograd.accelerate` said, if it was called."""
 
     def add(self, step: int, loss: float, session: Session, scored: bool) -> None:
         """Note a step that the session has just made, and with `scored` the score after it."""
@@ -77,31 +81,43 @@ def race(
     progress: Advance,
     *,
     layout: torch.memory_format = torch.contiguous_format,
+    accelerated: str = "",
     **attaching: Any,
 ) -> list[Run]:
     """One run without a plan and one for each plan.
 
     Args:
         layout: of the model without a plan.
+        accelerated: the name of one more run, which `lograd.accelerate` makes faster; empty for none.
         attaching: arguments of `lograd.attach`.
     """
     start = task.fresh_model(seed)
-    ways: dict[str, Plan | None] = {DENSE: None, **plans}
+    ways: dict[str, Plan | None] = {DENSE: None, **plans} | ({accelerated: None} if accelerated else {})
     with ExitStack() as stack:
         sessions = {}
+        handles: dict[str, Acceleration] = {}
         for (way, plan), batches in zip(ways.items(), tee(task.batches(seed), len(ways)), strict=True):
             model = copy.deepcopy(start)
             if way == DENSE:
                 model.to(memory_format=layout)  # type: ignore[call-overload]
             session = session_of(task, model, batches, plan, seed=seed, **attaching)
             sessions[way] = stack.enter_context(session)
+            if way == accelerated:
+                handles[way] = stack.enter_context(accelerate(model, seed=seed, quiet=True))
         runs = {way: Run(way, seed) for way in ways}
         before: dict[str, dict[str, Count]] = {}
         for step, way, session, loss in in_turns(sessions, task.steps):
+            begun = time.perf_counter()
+            if way in handles:
+                handles[way].step()
+            beside = 1e3 * (time.perf_counter() - begun)
             runs[way].add(step, loss, session, step in task.scored_steps)
+            runs[way].milliseconds[-1] += beside
             if step == min(WARM_UP, task.steps // 3):
                 before[way] = _counts(session)
             progress(1)
+        for way, handle in handles.items():
+            runs[way].said = handle.words
         for way, session in sessions.items():
             runs[way].zeros = _zeros(before.get(way, {}), _counts(session))
     return list(runs.values())

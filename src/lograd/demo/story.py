@@ -54,7 +54,7 @@ def wide_task(quick: bool = False) -> Task:
     """The task of the opening, of a width that gains; `quick` takes a narrow network for a few steps."""
     if quick:
         return DigitsTask(4, scout=0, seeds=1, checkpoints=2)
-    return WideDigitsTask(36, scout=0, seeds=2, checkpoints=4)
+    return WideDigitsTask(48, scout=0, seeds=2, checkpoints=4)
 
 
 def step_count(task: Task) -> int:

@@ -28,7 +28,7 @@ def tables(sooner: Sooner, findings: Sequence[Finding]) -> list[TextTable]:
     """The four tables of the demo: dense and accelerated, layers, sparsities, results."""
     scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
-        text_table(words.sooner(sooner), SOONER_COLUMNS, sooner_rows(sooner), words.planning(sooner)),
+        text_table(words.sooner(sooner), SOONER_COLUMNS, sooner_rows(sooner), sooner.found),
         text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),
         text_table(words.zeros(findings), SPARSITY_COLUMNS, sparsity_rows(findings)),
         text_table(

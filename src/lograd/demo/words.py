@@ -56,14 +56,6 @@ def sooner(found: Sooner) -> str:
     )
 
 
-def planning(found: Sooner) -> str:
-    """Sentences on the plan and what it took to find it."""
-    if not found.gained:
-        return f"Looking for a plan took {found.planning:.0f} s."
-    paid = "" if found.paid_back is None else f", the savings of {found.paid_back:.0f} steps"
-    return f"Found in {found.planning:.0f} s{paid}: {found.found}"
-
-
 def speed(ratio: float) -> str:
     """A ratio of dense time to time: `1.32 times faster`, `1.08 times slower`, `as fast`."""
     size = max(ratio, 1 / ratio)

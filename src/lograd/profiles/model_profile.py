@@ -16,15 +16,13 @@ from ..files.atomic import check_folder, read_file, replace_file
 from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
 from ..treatments.prune import PruningLaw
-from . import file, optimized, page, planner, table
+from . import file, page, planner, table
 from .contributions import Contributions, mean_of
 from .expectation import expected_of, planned_layers
-from .frontier_page import Frontier, frontier_of
+from .goals import Goal, Measurements, Restriction, plan_for, problem_of
 from .menus import Menus
 from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
 from .nonfinite import NonFiniteLoss, nonfinite_words
-from .optimized import problem_of
-from .optimizer import Goal, Measurements, Restriction
 from .records import LayerProfile, Record, by_level, sum_of
 
 MOST_STEPS = 256
@@ -153,7 +151,6 @@ class Profile:
         sparsity: float | None = None,
         *,
         noise: float | None = None,
-        speed: float | None = None,
         objective: Literal["progress"] | None = None,
         methods: str | Iterable[str] | None = None,
         backends: str | Iterable[str] | None = None,
@@ -169,13 +166,12 @@ class Profile:
     ) -> Plan:
         """Return a plan: the best methods for a goal, or the gradient of each layer with fewer bits or more zeros.
 
-        With a goal, noise=, speed= or objective=, a method is chosen for each layer from those that
+        With a goal, noise= or objective=, a method is chosen for each layer from those that
         `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
         say what is done to the gradient, by the last observed step.
 
         Args:
             noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
-            speed: the plan with the least noise that makes a step this many times as fast as the plain one.
             objective: "progress": the plan with the most progress per second, speed / (1 + noise).
             methods, backends: with a goal, what to choose from, such as ["int8", "prune*"] and "integer".
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
@@ -195,41 +191,17 @@ class Profile:
         Predictions are in it (`plan.expected`, `plan.growth`); a LogradWarning tells if noise explodes.
         """
         others = (bits, sparsity, allocation, floors, law, scale, rounding, products, split, everywhere)
-        if planner.has_goal((noise, speed, objective), (methods, backends), others):
-            goal = Goal(noise, speed, objective)
-            found = self._measurements()
+        if planner.has_goal((noise, objective), (methods, backends), others):
+            goal = Goal(noise, objective)
+            found = Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
             task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
-            return replace(optimized.build(found, task, goal), step=self.work)
+            return replace(plan_for(found, task, goal), step=self.work)
         keep = ("last",) if keep is None else keep
         usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
         return replace(made, step=self.work, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
-
-    def frontier(
-        self,
-        *,
-        keep: str | Iterable[str] = (),
-        methods: str | Iterable[str] | None = None,
-        backends: str | Iterable[str] | None = None,
-    ) -> Frontier:
-        """Return predicted time over predicted noise of the best plans, beside that of uniform ones.
-
-        It has a `table()` and a `chart()`.  The arguments are those of `plan` with a goal, and so is what the profile
-        must have measured.
-        """
-        return frontier_of(problem_of(self._measurements(), keep, Restriction.of(methods, backends), self.loss))
-
-    def _measurements(self) -> Measurements:
-        return Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
-
-    def _frontier(self) -> Frontier | None:
-        """Return the frontier for the page; None where it takes more than was measured, or no layer has a choice."""
-        try:
-            return self.frontier()
-        except InvalidValue:
-            return None
 
     def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
@@ -313,7 +285,6 @@ class Profile:
             self.noise,
             self.minibatch,
             self.unitless,
-            self._frontier(),
         )
         return built.save(path)
 

@@ -14,7 +14,6 @@ from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN
 from . import precision
 from .charts import format_charts, layer_charts, overview_charts, quantile_of
 from .contributions import Contributions
-from .frontier_page import Frontier
 from .minibatch import Minibatch
 from .precision import FormatTrial
 from .records import LayerProfile
@@ -49,7 +48,6 @@ def build(
     noise: Contributions | None = None,
     minibatch: Minibatch | None = None,
     unitless: str | None = None,
-    frontier: Frontier | None = None,
 ) -> Page:
     """Return the page of a profile.
 
@@ -64,7 +62,6 @@ def build(
         broken: a sentence on NaN and infinite gradients; None where all were finite.
         noise: how noise travels between layers, where that was measured.
         minibatch: the variance of the gradient over minibatches; else `unitless` says why not, where noise is known.
-        frontier: predicted time over predicted noise, where methods were timed.
     """
     observed = max((len(layer.records) for layer in layers.values()), default=0)
     page = Page(title, f"{plural(len(layers), 'layer')}, {observed:,} of {steps:,} backward passes observed.", FOOTER)
@@ -77,8 +74,6 @@ def build(
     zeros = pruning_outlooks(layers, noise)
     tile = sparsity_tile(zeros)
     page.metrics([*([] if tile is None else [tile]), *_tiles(ordered, found)])
-    if frontier is not None:
-        frontier.add_to(page)
     if zeros:
         numbers = {name: number for number, name in enumerate(layers, start=1)}
         add_sparsity(page, zeros, numbers, joint_outlook(zeros, noise))

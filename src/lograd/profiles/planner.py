@@ -156,13 +156,13 @@ def has_goal(goals: Sequence[object], choices: Sequence[object], others: Sequenc
     """Return True if arguments of `Profile.plan` set a goal; refuse a mixture of both kinds of plans.
 
     Args:
-        goals: noise, speed and objective.
+        goals: noise and objective.
         choices: methods and backends.
         others: the arguments of a plan without a goal, in the order of `WITHOUT_GOAL`.
     """
     if all(one is None for one in goals):
         if any(one is not None for one in choices):
-            raise InvalidValue("methods= and backends= say what to choose from for noise=, speed= or objective=.")
+            raise InvalidValue("methods= and backends= say what to choose from for noise= or objective=.")
         return False
     given = [
         f"{name}="
@@ -171,7 +171,7 @@ def has_goal(goals: Sequence[object], choices: Sequence[object], others: Sequenc
     ]
     if given:
         raise InvalidValue(
-            f"noise=, speed= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "
+            f"noise= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "
             "given with them; methods= and backends= say what to choose from."
         )
     return True

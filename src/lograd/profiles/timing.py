@@ -146,10 +146,9 @@ class Timer:
 
     def __init__(
         self, model: nn.Module, loss: Callable[[], Tensor], modules: Mapping[str, nn.Module],
-        advance: Callable[[int], None], turned: bool = False,
+        advance: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """Make one of a plain model; `turned` times all plans with `Plan.channels_last`."""
-        self.model, self.loss, self.modules, self.advance, self.turned = model, loss, modules, advance, turned
+        self.model, self.loss, self.modules, self.advance = model, loss, modules, advance
         self.watch = Stopwatch(modules)
         self.times: dict[str, Times] = {}
         self.plain_steps = 0
@@ -176,7 +175,7 @@ class Timer:
             watched: steps that are timed layer by layer.
             whole: steps that are timed as a whole.
         """
-        self._plans[name] = plan = replace(plan, channels_last=plan.channels_last or self.turned)
+        self._plans[name] = plan
         with attached(self.model, plan) as handle:
             modules = candidates(self.model)
             for place in range(warm_up):
@@ -296,29 +295,3 @@ def _menus(
         {name: one.loss for name, one in moved.items()},
         {name: one.penalty for name, one in moved.items()},
     )
-
-
-class Compared(NamedTuple):
-    """The least seconds of a plain step, and of one with a plan."""
-
-    plain: float
-    planned: float
-
-
-def compared(model: nn.Module, loss: Callable[[], Tensor], plan: Plan, steps: int = TIMED) -> Compared:
-    """Time a plan against the plain model: forward and backward, before, with and after it.
-
-    Args:
-        model: a plain model; its state must be restored by the caller.
-        loss: runs the forward and returns the loss.
-        steps: that are timed before, with and after it.
-    """
-    total = 2 * steps + WARM_UP + 1 + steps
-    with progress("timing the plan", total, "step") as advance, torch.compiler.set_stance("force_eager"):
-        timer = Timer(model, loss, {}, advance)
-        for _ in range(steps):
-            timer.plain()
-        timer.time("plan", plan, WARM_UP + 1, watched=0, whole=steps)
-        for _ in range(steps):
-            timer.plain()
-    return Compared(timer.times[DENSE].step, timer.times["plan"].step)

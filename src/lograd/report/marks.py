@@ -131,41 +131,13 @@ class Line(_Series):
 
 @dataclass(frozen=True)
 class Points(_Series):
-    """Dots at the points; more than 200 visible ones become one path without tooltips.
-
-    `names` are written beside the dots, one for each, moved apart where they would cover each other.
-    """
-
-    names: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "names", tuple(self.names))
-        if self.names and len(self.names) != len(np.asarray(self.x)):
-            raise InvalidValue(sentence("names of Points", self.names, f"{len(np.asarray(self.x))}, one for each dot"))
+    """Dots at the points; more than 200 visible ones become one path without tooltips."""
 
     def draw(self, plot: Plot) -> str:
         return ""
 
     def draw_over(self, plot: Plot) -> str:
-        return self.dots(plot) + self._texts(plot)
-
-    def _texts(self, plot: Plot) -> str:
-        px, py = plot.x.pixels(self.x), plot.y.pixels(self.y)
-        shown = plot.x.inside(px) & plot.y.inside(py)
-        taken = [(float(a) - 4, float(a) + 4, float(b) + 4) for a, b in zip(px[shown], py[shown], strict=True)]
-        out = []
-        for a, b, name in sorted(
-            (a, b, name) for a, b, name, seen in zip(px, py, self.names, shown, strict=False) if seen
-        ):
-            width = text_width(name)
-            left = a + 8 if a + 8 + width < plot.x.end else a - 8 - width
-            row = b + 4
-            while any(left < end and start < left + width and abs(row - other) < 14 for start, end, other in taken):
-                row += 3
-            taken.append((left, left + width, row))
-            out.append(text_at(left, row, name, "halo"))
-        return "".join(out)
+        return self.dots(plot)
 
     def swatch(self, x: float, y: float) -> str:
         return f'<circle class="dot" cx="{x + 10:.1f}" cy="{y:.1f}" r="4"/>'

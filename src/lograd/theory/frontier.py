@@ -6,43 +6,42 @@ variance, a choice has
 
     T = rest + sum_l seconds_l    rho = W / V, W = Propagation.total(n_dX, n_dW, r_dX, r_dW)    pi = sum_l penalty_l / V
 
-`choose` finds the least T with rho + pi <= budget, the least rho + pi within a time, or the most progress per second,
-1 / (T (1 + rho + pi)): a step with that much more variance is worth a step with a batch as much smaller.
+`choose` finds the least T with rho + pi <= budget, or the most progress per second, 1 / (T (1 + rho + pi)): a step with
+that much more variance is worth a step with a batch as much smaller.
 
-The prices of noise in seconds under which choices are best (Lagrange multipliers) are found between two choices at a
-time: the slope of the line through them is the next price, until nothing lies below the line.  Noise is not quite a sum
-over layers, so costs and choices are computed from each other until they settle; exchanges of one and two options then
-fill what the prices leave over (`exchanges`).  All of that is for fixed rises; these hardly depend on the noise that
-arrives, so the problem is solved again with those of its choice until that stays the same.
+A price of noise in seconds (a Lagrange multiplier) splits the problem into layers: each takes the option with the least
+seconds + price x noise.  Lower prices give faster and noisier choices, so a budget is met by bisection and the frontier
+by a sweep.  The noise of a choice is linear in that of one layer while the others stay, but not a sum over layers, so
+choices and costs are computed from each other.  Exchanges of single options spend what the last price leaves over of a
+budget: in 150 problems of 4 to 6 layers they bring the loss against brute force from 1.3 % of the time to 0.04 % in the
+mean, and from 31 % to 2.9 % at most.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import final
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, final
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Law
 from ..laws.law import Values
-from .exchanges import LARGEST, Objective, Point, Table, improve
-from .prices import around, best, ends, supported, undominated
 from .propagation import Propagation
 from .pruning import check_zero_share, noise_to_signal, nonzero_sparsity, threshold
-from .rises import Rise, at_levels, settled
+from .rises import LARGEST, Curves, Rise, finite, settled
 
-DENSE = "dense"
-"""The option that leaves a layer as it is."""
-EXACT = 5000
-"""Up to so many choices are all looked at."""
-ROUNDS = 5
-"""The most rounds in which choices and rises are computed from each other."""
-EXCESS = 50.0
-"""The weight of noise or time beyond a limit, while exchanges bring a choice inside it."""
+Objective = Callable[[Values, Values], Values]
+"""Takes seconds and noise of choices, and returns what is to be small."""
+PRICES = (1e-6, 1e12)
+"""The lowest and the highest price, in seconds of the plain step for noise of the minibatch's own variance."""
+HALVINGS = 20
+"""Bisections of the price for a budget; a price is then known to 0.01 %."""
+SWEEP = 80
+"""Prices of a sweep, evenly apart in logarithms."""
 SPARSITIES = (0.70, 0.75, 0.80, 0.83, 0.85, 0.87, 0.89, 0.91, 0.93, 0.95, 0.96, 0.97)
 """The sparsities of `pruned_options`."""
 
@@ -53,7 +52,7 @@ class Option:
     """One way to compute a layer's three products.
 
     Args:
-        name: of the method; "dense" is the one that leaves the layer as it is.
+        name: of the method.
         seconds: forward and backward of the layer.
         input_noise, weight_noise: the noise-to-signal ratio of the gradient in the products for dX and dW.
         penalty: |g_q - g|^2 for the gradient g_q of the model whose forward has this layer alone treated.
@@ -74,14 +73,6 @@ class Option:
                 raise InvalidValue(
                     sentence(f"{what} of the option {self.name!r}", getattr(self, what), "finite, zero or positive")
                 )
-
-    @cached_property
-    def rises(self) -> tuple[Rise, Rise]:
-        """The rises in dX and dW."""
-        return (
-            self.input_rise or Rise.constant(self.input_noise),
-            self.weight_rise or Rise.constant(self.weight_noise),
-        )
 
 
 @final
@@ -122,18 +113,15 @@ class Problem:
         energies: how noise travels between the layers, own and passed as absolute energies.
         unit: V, the minibatch's own variance, in which noise is counted.
         rest: seconds of the step outside these layers.
-        levels: the noise that arrives at each layer, at which `table` takes the rises; `choose` finds it by itself.
     """
 
     menus: Sequence[Sequence[Option]]
     energies: Propagation
     unit: float = 1.0
     rest: float = 0.0
-    levels: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "menus", tuple(map(tuple, self.menus)))
-        object.__setattr__(self, "levels", self.levels or (0.0,) * len(self.menus))
         if not all(isinstance(one, Option) for menu in self.menus for one in menu):
             raise InvalidType("the menus of a Problem must be lists of Option, one list for each layer.")
         if len(self.menus) != self.energies.own.size or not all(self.menus):
@@ -147,99 +135,86 @@ class Problem:
             raise InvalidValue(sentence("rest", self.rest, "seconds, finite, zero or positive"))
 
     @cached_property
-    def table(self) -> Table:
-        """The options as arrays, with noise in units of the minibatch's variance."""
+    def _table(self) -> _Table:
         most = max(map(len, self.menus))
         padded = [[*menu, *[menu[0]] * (most - len(menu))] for menu in self.menus]
 
         def column(name: str) -> Values:
-            return np.array([[getattr(option, name) for option in menu] for menu in padded], dtype=np.float64)
+            return np.array([[getattr(one, name) for one in menu] for menu in padded], dtype=np.float64)
 
-        rises = np.array(
-            [
-                [[one.at(level) for one in option.rises] for option in menu]
-                for menu, level in zip(padded, self.levels, strict=True)
-            ]
-        )
-        energies = Propagation(self.energies.own / self.unit, self.energies.passed / self.unit, self.energies.transfer)
-        return Table(
-            column("seconds"),
-            column("input_noise"),
-            column("weight_noise"),
-            column("penalty") / self.unit,
-            rises[:, :, 0],
-            rises[:, :, 1],
-            energies,
-            self.rest,
-        )
+        def rises(side: str) -> Curves:
+            return Curves.of(
+                [
+                    [getattr(one, f"{side}_rise") or Rise.constant(getattr(one, f"{side}_noise")) for one in menu]
+                    for menu in padded
+                ]
+            )
 
-    def exact(self, objective: Objective) -> Choice | None:
-        """Return the choice with the least objective among all, if there are few; else None."""
-        sizes = [len(menu) for menu in self.menus]
-        if math.prod(sizes) > EXACT:
-            return None
-        places = np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=1)
-        return self.choice(places[np.argmin(objective(*self.table.at_all(places)))].tolist())
+        return _Table(
+            column("seconds"), column("input_noise"), column("weight_noise"), column("penalty"),
+            rises("input"), rises("weight"),
+        )  # fmt: skip
 
     def choice(self, places: Sequence[int]) -> Choice:
-        """Return the choice of these places, with its seconds and its noise; rises are those at its own levels."""
-        chosen = [menu[place] for menu, place in zip(self.menus, places, strict=True)]
-        seconds, n, m, penalty = (
-            np.array([getattr(option, name) for option in chosen])
-            for name in ("seconds", "input_noise", "weight_noise", "penalty")
-        )
-        z = self._arriving(chosen)
-        r, s = (at_levels([option.rises[side] for option in chosen], z) for side in (0, 1))
+        """Return the choice of these places, with its seconds and its noise at the levels that it causes."""
+        found, energies = self._table.at(places), self.energies
+        z = self.levels(places)
         with np.errstate(all="ignore"):
-            noise = ((n + r * z) @ self.energies.passed + (m + s * z) @ self.energies.own) / self.unit
+            into_input = found.input_noise + found.input_rises.at(z) * z
+            into_weight = found.weight_noise + found.weight_rises.at(z) * z
+            noise = float(into_input @ energies.passed + into_weight @ energies.own) / self.unit
         return Choice(
             tuple(map(int, places)),
-            float(self.rest + seconds.sum()),
-            float(noise) if z.max() < LARGEST / 2 and np.isfinite(noise) else np.inf,
-            float(penalty.sum() / self.unit),
+            float(self.rest + found.seconds.sum()),
+            noise if z.max() < LARGEST and math.isfinite(noise) else math.inf,
+            float(found.penalty.sum() / self.unit),
         )
 
-    def _arriving(self, chosen: Sequence[Option]) -> Values:
-        """Return the noise that arrives at each layer under some options, relative to the gradient without it."""
-        n = np.array([option.input_noise for option in chosen])
-        return settled(lambda r: self.table.growth(n, r), [option.rises[0] for option in chosen])
+    def levels(self, places: Sequence[int]) -> Values:
+        """Return the noise that arrives at each layer under a choice, relative to the gradient without it."""
+        found = self._table.at(places)
+        return settled(self.energies, found.input_noise, found.input_rises)
 
-    def around(self, choice: Choice) -> Problem:
-        """Return this problem with the rises that hold near a choice."""
-        chosen = [menu[place] for menu, place in zip(self.menus, choice.places, strict=True)]
-        return replace(self, levels=tuple(self._arriving(chosen).tolist()))
+    def exchanges(self, places: Sequence[int]) -> tuple[Values, Values]:
+        """Return the seconds and the noise that change with the option of one layer alone.
 
-    def uniform(self, name: str) -> Choice:
-        """Return the choice of one option by name for every layer that has it, and of "dense" for the others."""
-        known = {option.name for menu in self.menus for option in menu}
-        if name not in known:
-            raise InvalidValue(
-                sentence("the name of an option", name, ", ".join(sorted(known))) + nearest_name(name, known)
-            )
-        return self.choice([self._place(layer, name) for layer in range(len(self.menus))])
-
-    @property
-    def dense_seconds(self) -> float:
-        """Seconds of the step with the option "dense" in every layer."""
-        return self.uniform(DENSE).seconds
-
-    def _place(self, layer: int, name: str) -> int:
-        names = [option.name for option in self.menus[layer]]
-        for wanted in (name, DENSE):
-            if wanted in names:
-                return names.index(wanted)
-        raise InvalidValue(f"the menu of layer {layer} has neither {name!r} nor {DENSE!r}; it has {', '.join(names)}.")
+        There is a row for each layer and a column for each option.  Where rises are constant, the numbers are exact.
+        """
+        table, z = self._table, self.levels(places)[:, None]
+        r, s = table.input_rises.at(z), table.weight_rises.at(z)
+        here = (np.arange(len(places)), np.asarray(places))
+        with np.errstate(all="ignore"):
+            value = finite(self.energies.value(r[here], s[here]))[:, None]
+            added = value * (table.input_noise + r * z) + self.energies.own[:, None] * (table.weight_noise + s * z)
+        noise = (added + table.penalty) / self.unit
+        return table.seconds - table.seconds[here][:, None], noise - noise[here][:, None]
 
 
-def choose(
-    problem: Problem, *, noise: float | None = None, speed: float | None = None, progress: bool = False
-) -> Choice:
-    """Return the best choice for one of three goals.
+class _Table(NamedTuple):
+    """The options of all layers as arrays; a layer with fewer than others has its first one several times."""
+
+    seconds: Values
+    input_noise: Values
+    weight_noise: Values
+    penalty: Values
+    input_rises: Curves
+    weight_rises: Curves
+
+    def at(self, places: Sequence[int]) -> _Table:
+        """Return one option of each layer."""
+        here = np.arange(len(places)), np.asarray(places)
+        return _Table(
+            self.seconds[here], self.input_noise[here], self.weight_noise[here], self.penalty[here],
+            self.input_rises.among(here), self.weight_rises.among(here),
+        )  # fmt: skip
+
+
+def choose(problem: Problem, *, noise: float | None = None, progress: bool = False) -> Choice:
+    """Return the best choice for one of two goals.
 
     Args:
         problem: the layers and their options.
         noise: the least seconds with rho + pi of at most this.
-        speed: the least rho + pi at which the step is this many times as fast as with "dense" everywhere.
         progress: the most progress per second.
 
     >>> menu = [Option("dense", 1.0), Option("int8", 0.5, 0.01, 0.01), Option("int4", 0.4, 0.3, 0.3)]
@@ -248,44 +223,107 @@ def choose(
     >>> [menu[place].name for place in found.places], found.seconds
     (['int8', 'int8'], 1.0)
     """
-    if (noise is not None) + (speed is not None) + bool(progress) != 1:
-        raise InvalidValue("choose takes one of noise=, speed= and progress=True.")
-    if noise is not None:
-        return _within_noise_in_rounds(problem, _number("noise", noise))
-    if speed is not None:
-        limit = _number("speed", speed)
-        return min(_rounds(problem, lambda here: _within_time(here, limit)), key=lambda one: one.total)
-    return max(_rounds(problem, _most_progress), key=lambda one: one.progress)
+    if (noise is not None) + bool(progress) != 1:
+        raise InvalidValue("choose takes one of noise= and progress=True.")
+    if noise is None:
+        return max(frontier(problem), key=lambda one: one.progress)
+    if not isinstance(noise, float | int) or isinstance(noise, bool) or not 0 <= noise < np.inf:
+        raise InvalidValue(sentence("noise", noise, "a finite number, zero or positive"))
+    limit = noise * (1 + 1e-12)
+
+    def objective(seconds: Values, noise: Values) -> Values:
+        return np.where(noise <= limit, seconds, 1e6 * inside.seconds * (1 + noise))
+
+    inside, outside = _around(problem, limit)
+    return min(
+        (_exchanged(problem, one, objective) for one in (inside, outside)), key=lambda one: _value(objective, one)
+    )
 
 
 def frontier(problem: Problem) -> list[Choice]:
     """Return choices from the fastest to the one with the least noise, of which none is both slower and noisier."""
-    here = problem.around(_most_progress(problem))
-    found = [here.choice(one.places.tolist()) for one in supported(here.table, *_ends(here))]
-    return undominated(found, lambda one: (one.seconds, one.total))
+    here = _quietest(problem)
+    found = [here, problem.choice(np.argmin(problem.exchanges(here.places)[0], axis=1).tolist())]
+    for price in np.geomspace(*PRICES, SWEEP)[::-1].tolist():
+        here = _at_price(problem, here, price * here.seconds)
+        found.append(here)
+    kept: list[Choice] = []
+    for one in sorted(found, key=lambda one: (one.seconds, one.total)):
+        if not kept or one.total < kept[-1].total:
+            kept.append(one)
+    return kept
 
 
-def _rounds(problem: Problem, solve: Callable[[Problem], Choice]) -> list[Choice]:
-    """Return choices, each with the rises that hold near the one before, until they settle."""
-    found = [solve(problem)]
-    constant = all(len(rise.levels) == 1 for menu in problem.menus for one in menu for rise in one.rises)
-    for _ in range(0 if constant else ROUNDS):
-        found.append(solve(problem.around(found[-1])))
-        if found[-1].places in [one.places for one in found[:-1]]:
-            break
-    return found
+def _around(problem: Problem, limit: float) -> tuple[Choice, Choice]:
+    """Return the choices at the lowest price that keeps a budget, and just below that price."""
+    inside = outside = _quietest(problem)
+    if inside.total > limit:
+        raise InvalidValue(
+            f"no choice of methods adds as little as {limit:g} of the minibatch's variance; the least is "
+            f"{inside.total:.3g}, at {inside.seconds:.3g} s a step."
+        )
+    low, high = (price * inside.seconds for price in PRICES)
+    for _ in range(HALVINGS):
+        price = math.sqrt(low * high)
+        found = _at_price(problem, inside, price)
+        if found.total <= limit:
+            inside, high = found, price
+        else:
+            outside, low = found, price
+    return inside, outside
 
 
-def _within_noise_in_rounds(problem: Problem, budget: float) -> Choice:
-    """Return the fastest choice within a budget at its own rises, for a smaller one where rounds do not settle."""
-    wanted = budget
-    for _ in range(ROUNDS):
-        found = _rounds(problem, partial(_within_noise, budget=wanted))
-        kept = [one for one in found if one.total <= budget * (1 + 1e-9)]
-        if kept:
-            return min(kept, key=lambda one: (one.seconds, one.total))
-        wanted *= budget / min(one.total for one in found)
-    return min(found, key=lambda one: one.total)
+def _quietest(problem: Problem) -> Choice:
+    """Return the choice at the highest price, from the least noise of each layer by itself."""
+    loudness = [[one.input_noise + one.weight_noise + one.penalty for one in menu] for menu in problem.menus]
+    start = problem.choice([int(np.argmin(one)) for one in loudness])
+    return _at_price(problem, start, PRICES[1] * start.seconds)
+
+
+def _at_price(problem: Problem, start: Choice, price: float) -> Choice:
+    """Return a choice with the least seconds + price x noise that changes of many layers at once lead to.
+
+    All layers take their best option at the costs of the choice before.  Costs rise with the noise of other layers, so
+    that may be too much at once; then the half of the layers that win most change, or half of these.
+    """
+    here = start
+    while True:
+        seconds, noise = problem.exchanges(here.places)
+        gains = seconds + price * noise
+        best, least = np.argmin(gains, axis=1), here.seconds + price * here.total
+        won = gains.min(axis=1)
+        changing = np.argsort(won)[: int((won < -1e-12 * least).sum())]
+        while changing.size:
+            places = np.array(here.places)
+            places[changing] = best[changing]
+            there = problem.choice(places.tolist())
+            if there.seconds + price * there.total < least * (1 - 1e-12):
+                break
+            changing = changing[: changing.size // 2]
+        else:
+            return here
+        here = there
+
+
+def _exchanged(problem: Problem, start: Choice, objective: Objective) -> Choice:
+    """Return a choice that no exchange of one option improves.
+
+    Args:
+        objective: what is to be small.
+    """
+    here = start
+    while True:
+        seconds, noise = problem.exchanges(here.places)
+        values = objective(here.seconds + seconds, here.total + noise)
+        layer, place = np.unravel_index(np.argmin(values), values.shape)
+        there = problem.choice([*here.places[:layer], int(place), *here.places[layer + 1 :]])
+        if not _value(objective, there) < _value(objective, here) * (1 - 1e-12):
+            return here
+        here = there
+
+
+def _value(objective: Objective, choice: Choice) -> float:
+    return float(objective(np.array(choice.seconds), np.array(choice.total)))
 
 
 def pruned_options(
@@ -325,73 +363,3 @@ def pruned_options(
         (sparsity, max(float(time), 0.0), ratio)
         for sparsity, time, ratio in zip(wanted.tolist(), found, noise, strict=True)
     ]
-
-
-def _number(what: str, value: float) -> float:
-    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < np.inf:
-        raise InvalidValue(sentence(what, value, "a finite number, zero or positive"))
-    return float(value)
-
-
-def _ends(problem: Problem) -> tuple[Point, Point]:
-    """Return the choice with the least noise and the fastest one."""
-    quiet, fast = ends(problem.table)
-    found = problem.exact(lambda seconds, noise: noise)
-    if found is not None and found.total < quiet.noise:
-        quiet = problem.table.at(np.array(found.places, dtype=np.intp))
-    return quiet, fast
-
-
-def _most_progress(problem: Problem) -> Choice:
-    def objective(seconds: Values, noise: Values) -> Values:
-        return seconds * (1 + noise)
-
-    if (found := problem.exact(objective)) is not None:
-        return found
-    table = problem.table
-    start = min(supported(table, *_ends(problem)), key=lambda one: one.seconds * (1 + one.noise))
-    price = start.seconds / (1 + start.noise)  # d ln T = -d ln (1 + N)
-    return problem.choice(improve(table, start, objective, price).places.tolist())
-
-
-def _within_noise(problem: Problem, budget: float) -> Choice:
-    quiet, fast = _ends(problem)
-    limit = budget * (1 + 1e-12)
-    if quiet.noise > limit:
-        raise InvalidValue(
-            f"no choice of methods adds as little as {budget:g} of the minibatch's variance; the least is "
-            f"{quiet.noise:.3g}, at {quiet.seconds:.3g} s a step."
-        )
-
-    def objective(seconds: Values, noise: Values) -> Values:
-        return np.where(noise <= limit, seconds * (1 + 1e-9 * noise / (1 + budget)), np.inf)
-
-    def relaxed(seconds: Values, noise: Values) -> Values:
-        return seconds + EXCESS * price * np.maximum(noise - limit, 0.0)
-
-    if (found := problem.exact(objective)) is not None:
-        return found
-    quieter, faster, price = around(problem.table, quiet, fast, lambda one: one.noise <= limit)
-    return problem.choice(best(problem.table, (quieter, faster), relaxed, objective, price).places.tolist())
-
-
-def _within_time(problem: Problem, speed: float) -> Choice:
-    quiet, fast = _ends(problem)
-    dense = problem.dense_seconds
-    limit = dense / max(speed, 1e-9) * (1 + 1e-12)
-    if fast.seconds > limit:
-        raise InvalidValue(
-            f"no choice of methods makes the step {speed:g} times as fast as dense; the most is "
-            f"{dense / fast.seconds:.2f} times ({dense:.3g} s to {fast.seconds:.3g} s)."
-        )
-
-    def objective(seconds: Values, noise: Values) -> Values:
-        return np.where(seconds <= limit, noise + 1e-15 * seconds / limit, np.inf)
-
-    def relaxed(seconds: Values, noise: Values) -> Values:
-        return price * noise + EXCESS * np.maximum(seconds - limit, 0.0)
-
-    if (found := problem.exact(objective)) is not None:
-        return found
-    quieter, faster, price = around(problem.table, quiet, fast, lambda one: one.seconds > limit)
-    return problem.choice(best(problem.table, (faster, quieter), relaxed, objective, price).places.tolist())

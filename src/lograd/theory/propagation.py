@@ -106,11 +106,17 @@ class Propagation:
 
     def costs(self, noise_input: ArrayLike, noise_weight: ArrayLike) -> tuple[Values, Values]:
         """Return the derivatives of `total` by its first two arguments, where the rises are the same."""
-        n = self._checked(noise_input)
-        x = self.growth(n)
-        # The noise that a unit of energy at each layer adds to the total on its further way.
-        value = self._carry((self.transfer * n).T, n * self.passed + self._checked(noise_weight) * self.own)
-        return x * (self.passed + self.transfer.T @ value), x * self.own
+        x = self.growth(noise_input)
+        return x * self.value(noise_input, noise_weight), x * self.own
+
+    def value(self, rise_input: ArrayLike, rise_weight: ArrayLike) -> Values:
+        """Return the noise in all weight gradients for a unit of noise that leaves each layer by dX.
+
+        Args:
+            rise_input, rise_weight: the noise-to-signal ratios on the noise which arrives, in dX and in dW.
+        """
+        r, s = self._checked(rise_input), self._checked(rise_weight)
+        return self.passed + self.transfer.T @ self._carry((self.transfer * r).T, r * self.passed + s * self.own)
 
     def _carry(self, step: Values, start: Values) -> Values:
         """Return start + step start + step^2 start + ...; the sum is finite, as gradients flow in one direction."""
@@ -118,6 +124,8 @@ class Propagation:
         for _ in range(self.own.size - 1):
             term = step @ term
             result = result + term
+            if np.all(term <= 1e-17 * result):
+                break
         return result
 
     def _checked(self, noise: ArrayLike) -> Values:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +24,8 @@ from .propagation import Propagation
 ROUNDS = 40
 """The most rounds in which levels and rises are computed from each other; a few are needed."""
 TINY, MOST = 1e-300, 1e300
+LARGEST = 1e120
+"""Stands for growth beyond all use, so that products of it are finite."""
 
 
 @final
@@ -78,22 +80,58 @@ class Rise:
         return math.exp((1 - share) * math.log(max(first, TINY)) + share * math.log(max(second, TINY)))
 
 
-def at_levels(rises: Sequence[Rise], levels: Values) -> Values:
-    """Return the ratio of each layer's rise at the layer's own level."""
-    return np.array([rise.at(level) for rise, level in zip(rises, levels.tolist(), strict=True)], dtype=np.float64)
+class Curves(NamedTuple):
+    """Many rises as arrays of any one shape; the last axis has logarithms at the levels, repeated at the end."""
+
+    levels: Values
+    ratios: Values
+
+    @classmethod
+    def of(cls, rises: Sequence[Rise] | Sequence[Sequence[Rise]]) -> Curves:
+        """Return the arrays of a list of rises, or of a list of lists."""
+        table = np.array(rises, dtype=object)
+        most = max(len(rise.levels) for rise in table.flat)
+        shape = (*table.shape, most)
+        padded = [
+            [(*values, *[values[-1]] * (most - len(values))) for values in (rise.levels, rise.ratios)]
+            for rise in table.flat
+        ]
+        levels, ratios = np.log(np.maximum(np.array(padded), TINY)).transpose(1, 0, 2)
+        return cls(levels.reshape(shape), ratios.reshape(shape))
+
+    def among(self, places: Any) -> Curves:
+        """Return some of them, by an index of numpy."""
+        return Curves(self.levels[places], self.ratios[places])
+
+    def at(self, levels: Values) -> Values:
+        """Return `Rise.at` of each, at levels that are broadcast over them."""
+        width, height = np.diff(self.levels, axis=-1), np.diff(self.ratios, axis=-1)
+        way = np.log(np.maximum(levels, TINY))[..., None] - self.levels[..., :-1]
+        share = np.clip(way / np.where(width > 0, width, 1.0), 0.0, 1.0)
+        found: Values = np.exp(self.ratios[..., 0] + (share * height).sum(axis=-1))
+        return found
 
 
-def settled(growth: Callable[[Values], Values], rises: Sequence[Rise]) -> Values:
-    """Return the level of noise that arrives at each layer, z = x - 1.
+def finite(values: Values) -> Values:
+    """Return the values, with LARGEST for those beyond it and for NaN."""
+    found: Values = np.where(values < LARGEST, values, LARGEST)
+    return found
+
+
+def settled(propagation: Propagation, noise: ArrayLike, rises: Curves) -> Values:
+    """Return the level of noise that arrives at each layer, z = x - 1, at most LARGEST.
 
     Args:
-        growth: takes the ratio of each layer in dX, and returns x (`Propagation.growth`).
+        noise: the noise-to-signal ratio of each layer's treatment in dX.
         rises: of each layer in dX.
     """
-    levels = np.zeros(len(rises))
+    levels = np.zeros(propagation.own.size)
+    ratios = rises.at(levels)
     for _ in range(ROUNDS):
-        before, levels = levels, growth(at_levels(rises, levels)) - 1
-        if np.allclose(before, levels, rtol=1e-7, atol=1e-12):
+        with np.errstate(all="ignore"):
+            levels = finite(propagation.growth(noise, ratios) - 1)
+        before, ratios = ratios, rises.at(levels)
+        if np.allclose(before, ratios, rtol=1e-7, atol=0.0):
             break
     return levels
 
@@ -108,7 +146,8 @@ def risen(
         rises: the same of their rises.
     """
     n, m = noise
+    curves = [Curves.of(side) for side in rises]
+    levels = settled(propagation, n, curves[0])
     with np.errstate(all="ignore"):
-        levels = np.nan_to_num(settled(lambda r: propagation.growth(n, r), rises[0]), nan=MOST, posinf=MOST)
-        r, s = (at_levels(side, levels) for side in rises)
-        return float(np.nan_to_num(propagation.total(n, m, r, s), nan=MOST, posinf=MOST)), levels
+        total = propagation.total(n, m, *(side.at(levels) for side in curves))
+    return float(np.nan_to_num(total, nan=MOST, posinf=MOST)), levels

@@ -189,8 +189,8 @@ class Integers(Treatment):
         if rows is not None:
             # Some rows at a time: their products stay in the cache, and a tensor as large as g is never written.
             factors, count = _above_zero(rows).unsqueeze(1), max(CHUNK // g.shape[1], 1)
-            parts = zip(g.split(count), factors.split(count), strict=True)
-            largest = torch.stack([(part * factor).abs_().amax(0) for part, factor in parts]).amax(0)
+            parts = (slice(first, first + count) for first in range(0, len(g), count))
+            largest = torch.stack([(g[part] * factors[part]).abs_().amax(0) for part in parts]).amax(0)
             return (self._middle * (1 - 2.0**-20) / largest).clamp(max=MOST)
         summed = [dim for dim in range(g.dim()) if dim != 1]
         largest = torch.maximum(g.amax(summed), -g.amin(summed)).float().abs()  # -0.0 would have a scale below 0

@@ -63,13 +63,10 @@ def test_rho_is_the_noise_that_travels(profile):
     )
 
 
-def test_speed_and_progress(profile):
-    fast = profile.plan(speed=1.7)
-    assert fast.expected.speed >= 1.7 * (1 - 1e-5)
+def test_progress_weighs_time_against_noise(profile):
     steady = profile.plan(objective="progress")
-    assert steady.expected.progress >= fast.expected.progress
-    with pytest.raises(InvalidValue, match=r"9 times as fast as the plain one; the most is 1\.9\d times \(8\.00 ms to"):
-        profile.plan(speed=9)
+    assert steady.expected.progress >= profile.plan(noise=0.1).expected.progress
+    assert steady.expected.progress >= profile.plan(noise=1.0).expected.progress
 
 
 def test_backends_are_fixed_so_that_runs_repeat(profile):
@@ -126,20 +123,17 @@ def test_a_switch_that_saves_time_is_turned_on():
     assert not plain.normalization
     assert switched.expected.seconds == pytest.approx(plain.expected.seconds - 1e-3)
     assert switched.expected.dense_seconds == plain.expected.dense_seconds
-    faster = replace(found, menus=menus_of(found, normalization=1e-3)).plan(speed=1.7)
-    assert faster.expected.speed == pytest.approx(1.7, rel=0.2)
-    assert faster.expected.speed >= 1.7 * (1 - 1e-5)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"noise": 0.1, "bits": 4}, "choose bits and sparsities themselves, so bits= cannot be given"),
-        ({"speed": 2.0, "sparsity": 0.9, "split": True}, "sparsity= and split= cannot"),
-        ({"noise": 0.1, "speed": 2.0}, "one goal, .* got noise and speed"),
+        ({"noise": 0.2, "sparsity": 0.9, "split": True}, "sparsity= and split= cannot"),
+        ({"noise": 0.1, "objective": "progress"}, "one goal, .* got both"),
         ({"objective": "speed"}, "objective must be 'progress'"),
         ({"noise": -1.0}, "noise must be a positive number, such as 0.2; got -1.0"),
-        ({"speed": True}, "speed must be a positive number"),
+        ({"noise": True}, "noise must be a positive number"),
         ({"bits": 4, "methods": ["int8"]}, "methods= and backends= say what to choose from"),
     ],
 )
@@ -155,22 +149,6 @@ def test_a_profile_that_lacks_measurements_says_what_to_do():
         lograd.Profile().plan(objective="progress")
 
 
-def test_the_frontier_for_people(profile, tmp_path):
-    found = profile.frontier()
-    assert "int8 everywhere" in str(found.table())
-    assert "most progress" in str(found.table())
-    assert found.progress(found.best) == max(map(found.progress, (*found.plans, found.best)))
-    for one in found.uniform:
-        assert not any(plan.seconds > one.seconds and plan.total > one.total for plan in found.plans)
-    svg = found.chart().svg()
-    assert ">int8</text>" in svg
-    page = profile.to_html(tmp_path / "page.html").read_text()
-    assert "Speed and noise: what a plan can reach" in page
-    plain = observed().to_html(tmp_path / "plain.html").read_text()
-    assert "Speed and noise" not in plain
-    assert "times as fast as the plain step" in repr(found)
-
-
 def test_the_command_line_makes_plans_for_goals(profile, tmp_path, capsys, monkeypatch):
     profile.save(tmp_path / "profile.npz")
 
@@ -184,11 +162,9 @@ def test_the_command_line_makes_plans_for_goals(profile, tmp_path, capsys, monke
     code, out, _ = run("--noise", "0.1", "--method", "int*")
     assert not code
     assert "times as fast" in out
-    assert "most progress" in out
     assert Plan.load(tmp_path / "plan.json") == profile.plan(noise=0.1, methods="int*")
-    assert "a goal: --noise, --speed or --objective" in run()[2]
+    assert "a goal: --noise or --objective" in run()[2]
     assert "so bits= cannot be given" in run("--noise", "0.1", "--bits", "4")[2]
-    assert "the most is" in run("--speed", "50", "--overwrite")[2]
 
 
 def test_a_plan_for_a_goal_can_be_attached(profile):

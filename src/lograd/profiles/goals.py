@@ -1,28 +1,34 @@
 """From what a profile has measured to the fastest plan within a budget of noise.
 
 Times and noise of each method in each layer (`menus`), how noise travels (`noise`) and its unit (`minibatch`) make a
-problem of `theory.frontier`; its choice makes a plan, with what is expected of it.
+problem of `theory.frontier`; its choice makes a plan: the treatment of each layer, why others are left alone, and what
+is expected.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import final
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from ..laws import Empirical
+from ..plan import Expected, LayerPlan, Plan, predicted
+from ..plan.forecast import Forecast
 from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
-from ..treatments import BACKWARD, Prune
+from ..treatments import BACKWARD, Prune, Statistics
 from ..treatments.products import PRODUCTS, check_backend
 from .contributions import Contributions
 from .menus import Candidate, Menus
 from .methods import DENSE, method
 from .minibatch import Minibatch
-from .noisy import rise_of
+from .noisy import rise_of, statistics_of
+from .nonfinite import NonFiniteLoss, refuse_nonfinite
+from .planner import keep_patterns, kept_layers
 from .records import LayerProfile
 
 PROGRESS = "progress"
@@ -39,38 +45,24 @@ NEEDED = (
 @final
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a plan: one of three.
+    """The goal of a plan: one of two.
 
     Args:
         noise: at most this added variance, in units of the minibatch's own; as fast as possible.
-        speed: this many times as fast as the plain step; with the least noise.
         objective: "progress", the most progress per second.
     """
 
     noise: float | None = None
-    speed: float | None = None
     objective: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("noise", "speed", "objective") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InvalidValue(
-                "a plan has one goal, noise=, speed= or objective='progress'; got "
-                + (" and ".join(given) or "none")
-                + "."
-            )
-        for name in ("noise", "speed"):
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < float("inf")
-            ):
-                raise InvalidValue(
-                    sentence(
-                        name,
-                        value,
-                        "a positive number, such as 0.2" if name == "noise" else "a positive number, such as 2.0",
-                    )
-                )
+        if (self.noise is None) == (self.objective is None):
+            given = "none" if self.noise is None else "both"
+            raise InvalidValue(f"a plan has one goal, noise= or objective='progress'; got {given}.")
+        if self.noise is not None and (
+            isinstance(self.noise, bool) or not isinstance(self.noise, float | int) or not 0 < self.noise < float("inf")
+        ):
+            raise InvalidValue(sentence("noise", self.noise, "a positive number, such as 0.2"))
         if self.objective not in (None, PROGRESS):
             raise InvalidValue(
                 sentence("objective", self.objective, repr(PROGRESS)) + nearest_name(str(self.objective), [PROGRESS])
@@ -115,7 +107,7 @@ class Measurements:
             if missing
         ]
         if menus is None or noise is None or noise.energies is None or minibatch is None:
-            raise InvalidValue(f"a plan for noise, speed or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
+            raise InvalidValue(f"a plan for noise or progress {NEEDED}; this one lacks {' and '.join(lacking)}.")
         if not minibatch.unit > 0:
             raise InvalidValue("the gradient was the same in all batches of the profile, so noise has no unit.")
         return cls(layers, menus.scaled(), noise.layers, noise.energies, minibatch.unit)
@@ -174,37 +166,20 @@ class PlanProblem:
     Args:
         names: the layers with a choice.
         problem: their options; the first of each menu is "dense".
-        timed: the same layers with all methods as they were timed, for comparison.
         kept: layers that stay dense whatever the goal is, and why.
         dense: seconds of the plain step.
-        normalization: seconds that the switch `Plan.normalization` saves, counted in both problems; 0 leaves it off.
-        measured: measured seconds of a step with one method everywhere, without the switch.
+        normalization: seconds that the switch `Plan.normalization` saves, counted in the problem; 0 leaves it off.
     """
 
     names: tuple[str, ...]
     problem: Problem
-    timed: Problem
     kept: Mapping[str, str]
     dense: float
     normalization: float = 0.0
-    measured: Mapping[str, float] = field(default_factory=dict)
 
     def choose(self, goal: Goal) -> Choice:
-        """Return the choice for a goal; InvalidValue tells what can be had where it is out of reach."""
-        if goal.noise is not None:
-            return choose(self.problem, noise=goal.noise)
-        if goal.speed is not None:
-            # The problem's own dense step already has the switches of the plan; the goal is counted from the plain one.
-            fastest = self.dense / (
-                self.problem.rest + sum(min(one.seconds for one in menu) for menu in self.problem.menus)
-            )
-            if goal.speed > fastest * (1 + 1e-9):
-                raise InvalidValue(
-                    f"no choice of methods makes the step {goal.speed:g} times as fast as the plain one; the most is "
-                    f"{fastest:.2f} times ({milliseconds(self.dense)} to {milliseconds(self.dense / fastest)})."
-                )
-            return choose(self.problem, speed=goal.speed * self.problem.dense_seconds / self.dense)
-        return choose(self.problem, progress=True)
+        """Return the choice for a goal; InvalidValue tells what can be had where a budget is out of reach."""
+        return choose(self.problem, noise=goal.noise, progress=goal.noise is None)
 
     def methods(self, choice: Choice) -> dict[str, str]:
         """Return the chosen method of each layer."""
@@ -216,7 +191,7 @@ class PlanProblem:
     def reasons(self, choice: Choice) -> dict[str, str]:
         """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
         found = dict(self.kept)
-        effects = self.problem.around(choice).table.effects(np.array(choice.places, dtype=np.intp))
+        seconds, noise = self.problem.exchanges(choice.places)
         for layer, (name, menu) in enumerate(zip(self.names, self.problem.menus, strict=True)):
             if menu[choice.places[layer]].name != DENSE:
                 continue
@@ -224,25 +199,33 @@ class PlanProblem:
             if not others:
                 found[name] = f"nothing is faster than dense here ({milliseconds(menu[0].seconds)})"
                 continue
-            place = min(others, key=lambda place: effects.noise[layer, place] / -effects.seconds[layer, place])
+            place = min(others, key=lambda place: noise[layer, place] / -seconds[layer, place])
             found[name] = (
-                f"{menu[place].name} {WOULD_SAVE} {milliseconds(-effects.seconds[layer, place])} and add "
-                f"{effects.noise[layer, place]:.2g} of the minibatch's variance"
+                f"{menu[place].name} {WOULD_SAVE} {milliseconds(-seconds[layer, place])} and add "
+                f"{noise[layer, place]:.2g} of the minibatch's variance"
             )
         return found
 
 
-def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restriction) -> PlanProblem:
-    """Return the problem of a profile.
+def problem_of(
+    found: Measurements, keep: str | Iterable[str], allowed: Restriction, loss: NonFiniteLoss | None = None
+) -> PlanProblem:
+    """Return the problem of a profile's linear layers and convolutions.
 
     Args:
-        found: what was measured.
-        kept: layers that are left alone, and why.
+        found: what the profile has measured.
+        keep: layers that are left alone, as for `Profile.plan`.
         allowed: the methods that may be used.
+        loss: the first NaN or infinite loss of the profile.
     """
+    layers = _supported(found.layers)
+    reasons = kept_layers(layers, keep_patterns(keep))
+    refuse_nonfinite(layers, [name for name in layers if name not in reasons], loss)
+    for name in layers:
+        if name not in found.menus.layers:
+            reasons.setdefault(name, "it was not timed")
     menus = found.menus
     allowed.check([name for name in menus.methods if name != DENSE])
-    reasons = dict(kept)
     for name in menus.layers:
         if name not in found.names:
             reasons.setdefault(name, "it was not measured how far its noise travels")
@@ -255,20 +238,18 @@ def plan_problem(found: Measurements, kept: Mapping[str, str], allowed: Restrict
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in reasons)
     rest = max(menus.rest + fixed - extra, 0.0)
     energies = found.among(names)
-    timed = [[_option(one, found.layers.get(name)) for one in menus.layers[name].values()] for name in names]
     options = [_worth([one for one in _all(found, name) if allowed.allows(one.name)]) for name in names]
     return PlanProblem(
         names,
         Problem(options, energies, found.unit, rest),
-        Problem(timed, energies, found.unit, rest),
         reasons,
         menus.step,
         extra,
-        dict(menus.uniform),
     )
 
 
-def _option(candidate: Candidate, layer: LayerProfile | None) -> Option:
+def option_of(candidate: Candidate, layer: LayerProfile | None) -> Option:
+    """Return a timed method of a layer as an option, with the rises that the layer's law gives it."""
     noises = (candidate.input_noise, candidate.weight_noise)
     plan = method(candidate.method).plan
     rises = [
@@ -287,7 +268,7 @@ def _all(found: Measurements, name: str) -> list[Option]:
     """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
     menu = found.menus.layers[name]
     layer = found.layers.get(name)
-    options = {one.method: _option(one, layer) for one in menu.values()}
+    options = {one.method: option_of(one, layer) for one in menu.values()}
     pruned = {
         sparsity: one
         for one in menu.values()
@@ -336,6 +317,76 @@ def _between(law: Empirical, pruned: Mapping[float, Candidate]) -> list[tuple[fl
 
 def _percent(sparsity: float) -> str:
     return f"prune{100 * sparsity:g}"
+
+
+def plan_for(found: Measurements, task: PlanProblem, goal: Goal) -> Plan:
+    """Return the plan that reaches a goal, with the predictions of `Plan.expected` and `Plan.growth`.
+
+    A plan that leaves all layers alone says why: nothing is faster, or the noise is not worth it.
+    """
+    layers = _supported(found.layers)
+    choice = task.choose(goal)
+    statistics = {name: one for name, layer in layers.items() if (one := statistics_of(layer)) is not None}
+    chosen = {name: used for name, used in task.methods(choice).items() if used != DENSE}
+    plans = {name: _layer(chosen[name], layers[name], statistics.get(name)) for name in layers if name in chosen}
+    reasons = task.reasons(choice)
+    growth = _growth(task, choice)
+    if growth is not None and growth.explodes:
+        warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
+    return Plan(
+        plans,
+        {name: reasons[name] for name in layers if name in reasons},
+        work={name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()},
+        statistics=statistics,
+        growth=growth,
+        normalization=task.normalization > 0 and bool(plans),
+        expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense)),
+    )
+
+
+def _supported(layers: Mapping[str, LayerProfile]) -> dict[str, LayerProfile]:
+    return {name: layer for name, layer in layers.items() if layer.flops_weight is not None}
+
+
+def _layer(name: str, layer: LayerProfile, statistics: Statistics | None) -> LayerPlan:
+    """Return a method's plan with what theory predicts of the layer's gradient."""
+    plan = method(name).plan
+    dX, dW = plan.input_gradient.gradient, plan.weight_gradient.gradient
+    return replace(
+        plan,
+        elements=layer.elements,
+        masked=statistics.masked if statistics is not None else 0.0,
+        predicted_input_gradient=predicted(dX, statistics) if dX else None,
+        predicted_weight_gradient=predicted(dW, statistics) if dW else None,
+    )
+
+
+def _growth(task: PlanProblem, choice: Choice) -> Forecast | None:
+    """Return the growth of the gradient that noise multiplies most; None where no layer hands noise on."""
+    noise = [menu[place].input_noise for menu, place in zip(task.problem.menus, choice.places, strict=True)]
+    handing_on = sum(one > 0 for one in noise)
+    if not handing_on:
+        return None
+    growth = 1 + task.problem.levels(choice.places)
+    worst = int(np.argmax(growth))
+    return Forecast(task.names[worst], _digits(max(float(growth[worst]), 1.0)), True, handing_on)
+
+
+def _expected(found: Measurements, task: PlanProblem, choice: Choice) -> Expected:
+    rho, unit, penalty, seconds, dense = (
+        _digits(min(value, 1e300)) for value in (choice.noise, found.unit, choice.penalty, choice.seconds, task.dense)
+    )
+    return Expected(
+        rho,
+        unit,
+        penalty=penalty,
+        seconds=seconds,
+        dense_seconds=dense,
+    )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def milliseconds(seconds: float) -> str:
