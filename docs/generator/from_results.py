@@ -57,6 +57,39 @@ def speed() -> str:
     return f"{table(columns, lines)}\n\nMeasured by `./dev bench models` on {machine_of(benchmark('models'))}."
 
 
+def accelerated() -> str:
+    """Speed-up of whole steps by `accelerate`: a line for each network, instruction sets and threads side by side."""
+    found = {name: benchmark(f"accelerate-{name}") for name in ("avx512vnni", "avx2")}
+    ways = [
+        (name, count) for name, one in found.items() for count in dict.fromkeys(row["threads"] for row in one["rows"])
+    ]
+    words = {"avx512vnni": "VNNI", "avx2": "AVX2 alone"}
+    lines = []
+    for case in dict.fromkeys(row["case"] for one in found.values() for row in one["rows"]):
+        rows = {
+            (name, row["threads"]): row for name, one in found.items() for row in one["rows"] if row["case"] == case
+        }
+        stays = "stays float32"
+        cells = [
+            (stays if stays_plain(rows[way]) else f"{rows[way]['ratio']:.2f}") if way in rows else "" for way in ways
+        ]
+        lines.append([case, *cells])
+    extra = max(row["extra"] for one in found.values() for row in one["rows"])
+    one = found["avx512vnni"]
+    return (
+        f"{table(['network', *(f'{words[name]}, {_threads(count)}' for name, count in ways)], lines)}\n\n"
+        "Measured by `./dev bench accelerate` and `./dev bench accelerate --isa avx2`, which holds lograd and PyTorch to "
+        f"AVX2, on {one['machine']['cpu']}, {one['machine']['cores']} cores, with torch {one['versions']['torch']}: "
+        "medians of steps in turns with plain ones in their better layout. The measurement in the first steps took the "
+        f"time of at most {extra:.1f} such steps."
+    )
+
+
+def stays_plain(row: Row) -> bool:
+    """Return True if the step was left as it is."""
+    return "stays as it is" in str(row["words"])
+
+
 def machine_of(found: Row) -> str:
     """The machine of a benchmark, in words."""
     machine, torch = found["machine"], found["versions"]["torch"]
@@ -285,6 +318,7 @@ def files() -> str:
 
 BLOCKS: dict[str, Maker] = {
     "speed": speed,
+    "accelerated": accelerated,
     "models": models,
     "layers": layers,
     "attach": attach,
