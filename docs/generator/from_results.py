@@ -78,8 +78,8 @@ def accelerated() -> str:
     one = found["avx512vnni"]
     return (
         f"{table(['network', *(f'{words[name]}, {_threads(count)}' for name, count in ways)], lines)}\n\n"
-        "Measured by `./dev bench accelerate` and `./dev bench accelerate --isa avx2`, which holds lograd and PyTorch to "
-        f"AVX2, on {one['machine']['cpu']}, {one['machine']['cores']} cores, with torch {one['versions']['torch']}: "
+        "Measured by `./dev bench accelerate` and `./dev bench accelerate --isa avx2`, which holds lograd and PyTorch "
+        f"to AVX2, on {one['machine']['cpu']}, {one['machine']['cores']} cores, with torch {one['versions']['torch']}: "
         "medians of steps in turns with plain ones in their better layout. The measurement in the first steps took the "
         f"time of at most {extra:.1f} such steps."
     )
