@@ -74,7 +74,7 @@ def test_a_stopped_profile_says_one_sentence_and_leaves_no_folder(
 def test_a_stopped_demo_says_one_sentence_and_leaves_no_page(tmp_path: Path) -> None:
     process = _start(tmp_path, "demo", "-o", "page.html")
     first = process.stderr.readline() if process.stderr is not None else ""
-    assert first.startswith("lograd: timing methods: ")  # a sign of life, and the moment to stop it
+    assert first.startswith("lograd: CNN of width 96 on digits")  # a sign of life, and the moment to stop it
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
