@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -79,7 +79,7 @@ def accelerate(
             optimizer.step()
             handle.step()
 
-    The first 5 to 15 steps of the training are the measurement: they run plain and with integer products in turns, so
+    The first 4 to 15 steps of the training are the measurement: they run plain and with integer products in turns, so
     they take about as long as plain ones.  What was found is then printed to standard error.
 
     Args:
@@ -119,7 +119,7 @@ class Acceleration:
             raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
         self.model, self.seed, self.quiet = model, seed, quiet
         self.plan = Plan()
-        """What is attached; without layers where nothing is, or not yet."""
+        """The plan that is attached; it has no layers where nothing is attached, or not yet."""
         self.words = ""
         """The decision in words; empty until it is made."""
         self.steps = 0
@@ -127,7 +127,7 @@ class Acceleration:
         self._undo = ExitStack()
         """Takes back the hooks of the measurement."""
         self._candidates = _candidates(model, keep)
-        self._trial: Iterator[None] | None = self._measure()
+        self._trial: Generator[None, None, None] | None = self._measure()
         self._start = 0.0
         self._forwards = 0
         self._unproven = False
@@ -154,15 +154,15 @@ class Acceleration:
         Args:
             loss_scale: as for `Handle.step`.
         """
-        self._last = seconds() - self._start
+        now = seconds()
         self.steps += 1
-        self._forwards = 0
-        self._first_work = self._first_work or sum(self._work.values())
         if self._handle is not None:
             self._handle.step(loss_scale=loss_scale)
         if self._trial is not None:
+            self._last, self._forwards = now - self._start, 0
+            self._first_work = self._first_work or sum(self._work.values())
             next(self._trial, None)
-        self._work.clear()
+            self._work.clear()
 
     def _begins(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Note the time at the first forward of a step; a forward pre-hook of the model."""
@@ -223,7 +223,7 @@ class Acceleration:
 
     # -- the measurement: each `yield` is a step of the training --
 
-    def _measure(self) -> Iterator[None]:
+    def _measure(self) -> Generator[None, None, None]:
         """Run the first steps, each in its own way, and decide."""
         with self._widths() as widths:
             yield
@@ -350,7 +350,7 @@ class Acceleration:
     def explain(self) -> str:
         """Return the decision, and what is applied to each layer."""
         if self._trial is not None:
-            return f"Measuring: {plural(self.steps, 'step')} so far; the decision comes after 5 to 15."
+            return f"Measuring: {plural(self.steps, 'step')} so far; the decision comes after 4 to 15."
         return self.words if self._handle is None else f"{self.words}\n{self._handle.explain()}"
 
     def counters(self) -> Counters:
@@ -373,8 +373,7 @@ class Acceleration:
         if state["plan"] is None:
             return
         plan = Plan.from_json(state["plan"])
-        self._trial = None
-        self._undo.close()
+        self._end_trial()
         self.plan, self.words, self.steps = plan, str(state["words"]), int(state["steps"])
         self._attach(plan)
         if self._handle is not None and state["handle"] is not None:
@@ -382,12 +381,16 @@ class Acceleration:
 
     def remove(self) -> None:
         """Give the model back as it was, byte for byte."""
-        if self._trial is not None:
-            self._trial.close()  # type: ignore[attr-defined]
-            self._trial = None
-        self._undo.close()
+        self._end_trial()
         if self._handle is not None:
             self._handle.remove()
+
+    def _end_trial(self) -> None:
+        """End the measurement, decided or not: no hook and no other layout of a weight stays behind."""
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+        self._undo.close()
 
     def __enter__(self) -> Acceleration:
         return self

@@ -396,3 +396,31 @@ def test_batches_of_different_sizes_are_compared_by_their_work(wide, monkeypatch
         clock["now"] += rows * (1.0 if handle._handle is None else 0.5)
         handle.step()
     assert "2.00 times faster" in handle.words
+
+
+@pytest.mark.parametrize("steps", range(0, 15, 2))
+def test_a_decision_is_taken_over_in_the_middle_of_the_measurement(plant, steps):
+    plant({"3": 0.4, "6": 0.5})
+    model = network()
+    handle = lograd.accelerate(model, quiet=True)
+    train(model, handle, ENOUGH)
+    other = network()
+    strides = {name: parameter.stride() for name, parameter in other.named_parameters()}
+    second = lograd.accelerate(other, quiet=True)
+    train(other, second, steps)
+    second.load_state_dict(handle.state_dict())
+    assert {name: parameter.stride() for name, parameter in other.named_parameters()} == strides
+    assert not other._forward_pre_hooks
+    assert not any(module._forward_hooks for name, module in other.named_modules() if name in second.plan.layers)
+    train(other, second, 2)
+    assert second.plan == handle.plan
+    second.remove()
+
+
+def test_a_decision_takes_4_to_15_steps(plant):
+    for planted, expected in (({}, 4), ({"3": 0.4, "6": 0.5}, 15)):
+        plant(planted)
+        model = network()
+        handle = lograd.accelerate(model, quiet=True)
+        taken = next(step for step in range(1, ENOUGH) if train(model, handle, 1) and handle.words)
+        assert taken == expected

@@ -48,7 +48,7 @@ class Run:
     zeros: dict[str, float] = field(default_factory=dict)
     """The share of zeros by layer, handed to the products after the first steps; of treated layers only."""
     said: str = ""
-    """What `lograd.accelerate` said, if it was called."""
+    """The words of `lograd.accelerate`; empty where it was not called."""
 
     def add(self, step: int, loss: float, session: Session, scored: bool) -> None:
         """Note a step that the session has just made, and with `scored` the score after it."""
