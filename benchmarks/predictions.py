@@ -30,15 +30,15 @@ from torch import Tensor, nn
 import lograd
 from lograd import Plan
 from lograd.data import digits, shakespeare
+from lograd.measure import Profile
+from lograd.measure.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
+from lograd.measure.loss import loss_of
+from lograd.measure.methods import DENSE, method
+from lograd.measure.profiler import restored
+from lograd.measure.timing import TIMED as STEPS
+from lograd.measure.timing import WARM_UP, Timer
 from lograd.models import CharTransformer, CifarResNet, ResNet18, Vgg
 from lograd.models.transformer import Layer
-from lograd.profiles import Profile
-from lograd.profiles.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
-from lograd.profiles.loss import loss_of
-from lograd.profiles.methods import DENSE, method
-from lograd.profiles.profiler import restored
-from lograd.profiles.timing import TIMED as STEPS
-from lograd.profiles.timing import WARM_UP, Timer
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 from lograd.theory import Choice

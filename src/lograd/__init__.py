@@ -18,9 +18,8 @@ if _typing.TYPE_CHECKING:
     from .acceleration import accelerate
     from .attachment import Guard, Handle, attach
     from .codec import decode, encode
+    from .measure import Profile, Variance, observe, profile, variance
     from .plan import LayerPlan, Plan
-    from .profiles import Profile, observe, profile
-    from .variances import Variance, variance
     from .weights import low_precision_weights
 
 __version__ = "0.1.0"
@@ -70,16 +69,16 @@ _ON_FIRST_USE = {
     "Handle": "lograd.attachment",
     "LayerPlan": "lograd.plan",
     "Plan": "lograd.plan",
-    "Profile": "lograd.profiles",
-    "Variance": "lograd.variances",
+    "Profile": "lograd.measure",
+    "Variance": "lograd.measure",
     "accelerate": "lograd.acceleration",
     "attach": "lograd.attachment",
     "decode": "lograd.codec",
     "encode": "lograd.codec",
     "low_precision_weights": "lograd.weights",
-    "observe": "lograd.profiles",
-    "profile": "lograd.profiles",
-    "variance": "lograd.variances",
+    "observe": "lograd.measure",
+    "profile": "lograd.measure",
+    "variance": "lograd.measure",
 }
 
 

@@ -41,10 +41,10 @@ from .engine.layers import (
 )
 from .engine.stopwatch import Stopwatch, seconds
 from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
+from .measure.loss import LossFunction, loss_of
+from .measure.planner import keep_patterns, matching_layers
+from .measure.profiler import check_kinds, restored
 from .plan import LayerPlan, Plan
-from .profiles.loss import LossFunction, loss_of
-from .profiles.planner import keep_patterns, matching_layers
-from .profiles.profiler import check_kinds, restored
 from .treatments import apply, recipe
 
 VNNI = ("int8-full", "int8-full-rows")

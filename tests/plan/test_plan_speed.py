@@ -19,11 +19,11 @@ from lograd import Plan, Profile, theory
 from lograd.engine.backends import LEAST_WORK
 from lograd.engine.layers import reason_dense as why_dense
 from lograd.errors import InvalidValue, LogradWarning
+from lograd.measure import precision
+from lograd.measure.contributions import noise_by_layer
+from lograd.measure.sparsity import why_no_gain
 from lograd.plan import forecast
 from lograd.plan.forecast import Forecast
-from lograd.profiles import precision
-from lograd.profiles.contributions import noise_by_layer
-from lograd.profiles.sparsity import why_no_gain
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise
 
@@ -166,7 +166,7 @@ def test_a_profile_keeps_what_the_rule_needs(profile, tmp_path, monkeypatch):
     loaded = Profile.load(path)
     assert (loaded["4"].groups, loaded["12"].transposed, loaded["2"].groups) == (32, True, 1)
     assert loaded.layers == profile.layers
-    from lograd.profiles import file as archive
+    from lograd.measure import file as archive
 
     def without(layer, describe=archive._describe):
         return {key: value for key, value in describe(layer).items() if key not in ("groups", "transposed")}
@@ -279,7 +279,7 @@ def test_a_layer_without_a_good_format_is_kept(profile, monkeypatch):
     real = precision.recommended_format
     law = profile["4"].law
     monkeypatch.setattr(
-        "lograd.profiles.planner.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
+        "lograd.measure.planner.recommended_format", lambda one, *rest: None if one is law else real(one, *rest)
     )
     plan = profile.plan(bits="recommended")
     assert plan.kept["4"] == precision.NO_FORMAT

@@ -9,7 +9,7 @@ from networks import conv_net, image_batches
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.profiles.menus import Candidate, Menus
+from lograd.measure.menus import Candidate, Menus
 from lograd.theory import noise_to_signal, nonzero_sparsity, threshold
 
 TIMES = {

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .. import Plan, attach
 from ..engine.stopwatch import seconds
+from ..measure.timing import take_no_statistics
 from ..ops.sparse_products import release_workspace
-from ..profiles.timing import take_no_statistics
 from ..report.progress import Advance, progress
 from ..treatments import Backend
 

@@ -139,7 +139,7 @@ def _built_in(name: str, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _row(layer: Any) -> dict[str, Any]:
     from ..laws import HalfNormal, LogNormal
-    from ..profiles.sparsity import pruning_outlook
+    from ..measure.sparsity import pruning_outlook
 
     numbers: dict[str, Any] = {
         "zeros": layer.zero_share,

@@ -12,9 +12,9 @@ import torch
 
 from ..formats import FloatFormat
 from ..laws import Exponential, HalfNormal, Law, LogNormal
+from ..measure import LayerProfile, Profile
+from ..measure.precision import measure
 from ..plan import Plan
-from ..profiles import LayerProfile, Profile
-from ..profiles.precision import measure
 from ..report.progress import Advance
 from ..training.measuring import FULL_BITS
 from ..treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict

@@ -18,8 +18,8 @@ from torch import nn
 
 from ..acceleration import Acceleration, accelerate
 from ..attachment.counters import Count
+from ..measure import Profile, observe
 from ..plan import Plan
-from ..profiles import Profile, observe
 from ..report.progress import Advance
 from ..training import InMemory, Session, in_turns
 from .tasks import Batch, Task

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from .. import profile
 from ..laws import FAMILIES, Empirical, HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
+from ..measure import LayerProfile
 from ..models import CharTransformer, CifarResNet, SentenceClassifier, Vgg
 from ..models.full_size import torchvision_model
-from ..profiles import LayerProfile
 from ..theory import sparsity, threshold
 from ..training import InMemory, Session
 from .cells import Found

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from .. import Plan, Profile, observe, profile
 from ..errors import LogradWarning
+from ..measure import LayerProfile
 from ..models.full_size import torchvision_model
-from ..profiles import LayerProfile
 from ..training import Diverged, InMemory, Session
 from ..training.randomness import preserved, seed_all
 from .cells import Cell, CellFolder, Found, Measured

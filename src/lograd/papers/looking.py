@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..measure.layers import is_layer, on_gradient
 from ..models import CifarResNet
-from ..profiles.layers import is_layer, on_gradient
 from ..training import InMemory, Session
 from .streams import Batch, augmented_images
 

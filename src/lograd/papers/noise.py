@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import Plan, Profile, profile
+from ..measure.layers import on_gradient
 from ..ops import log_histogram
-from ..profiles.layers import on_gradient
 from ..theory import threshold
 from ..training import Config
 from ..treatments import Prediction

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import Handle, InvalidValue, Plan, attach
-from ..profiles.loss import LossFunction
-from ..profiles.loss import loss_of as loss_of_batch
+from ..measure.loss import LossFunction
+from ..measure.loss import loss_of as loss_of_batch
 from .measuring import LOSS, evaluating, own_metric
 from .randomness import preserved
 from .schedules import Rate, Rates

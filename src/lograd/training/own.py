@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from .. import InvalidType, InvalidValue
 from ..errors import LogradWarning
-from ..profiles.loss import loss_of as loss_of_batch
+from ..measure.loss import loss_of as loss_of_batch
 from .config import USUAL, Config, check_target
 from .feeding import Feed, digest
 from .loading import Made, call_make, import_module, own_words, source_of

@@ -1,0 +1,242 @@
+"""`lograd.profile`: runs a model on some batches, observes its gradients, and restores the model bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attachment.swap import engine_of
+from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
+from ..formats.values import check_width
+from ..report.progress import shown, tracked
+from . import timing
+from .gradients import Groups, Minibatches, gradient_of, learned_parameters
+from .layers import FilterFunction
+from .loss import LossFunction, loss_of
+from .methods import check_methods
+from .minibatch import LEAST_BATCHES
+from .model_profile import Profile
+from .noise import check_plain, measure
+from .nonfinite import after_step, nonfinite_layers
+from .observer import Observer
+
+SAMPLE = 8192
+"""Values that are kept of each layer's last gradient, unless told otherwise."""
+
+
+def profile(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction | None = None,
+    steps: int = 20,
+    *,
+    filter_fn: FilterFunction | None = None,
+    every: int = 1,
+    weight_gradients: bool = True,
+    sample: int = SAMPLE,
+    noise: int = 0,
+    progress: bool | None = None,
+    times: bool = False,
+    methods: Iterable[str] | None = None,
+) -> Profile:
+    """Observe the gradients of a model on some batches, and restore the model bit for bit.
+
+    There is no optimizer step.  The model runs in the mode that it is in; call `model.train()` first if that matters.
+    Parameters, buffers, `.grad`, modes and the random state are restored, also when `loss_fn` raises, and so are the
+    counters and statistics of an attached plan.  A LogradWarning names layer and step of NaN and infinite gradients.
+
+    Args:
+        model: any module.
+        batches: any iterable; at most `steps` batches are taken.
+        loss_fn: for a batch that is a pair `(input, target)`, a tuple or list of two, the loss is
+            `loss_fn(model(input), target)`, as with torch's own losses; for any other batch, such as a dict or a tuple
+            of three, it is `loss_fn(model, batch)`.  None takes `model(**batch).loss`, as models of the transformers
+            library compute it from a batch with labels.
+        steps: batches to run.
+        every: observe one of so many steps.
+        filter_fn, weight_gradients, sample: as for `lograd.observe`.
+        noise: backward passes of the last batch for each layer, in which that layer alone is pruned, to measure how far
+            all weight gradients move; 2 are enough for `Profile.plan(allocation="noise")`.  It takes the memory of all
+            layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
+            them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
+        progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
+        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 7
+            steps for each method, 2 for each layer up to 50, and 15 for BatchNorm.  The model must be on the CPU.
+        methods: those to time (`measure.methods.method`), such as ["int8", "prune90"]; None for the usual ones.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
+    >>> profile(model, batches, torch.nn.functional.mse_loss)
+    Profile(2 layers, 3 steps, each observed)
+    """
+    check_width("steps", steps, 1, 2**31)
+    if check_width("noise", noise, 0, 2**31):
+        check_plain(model)
+    check_kinds(batches, loss_fn, progress)
+    names = _methods_to_time(model, times, methods)
+    observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
+    with shown(progress), restored(model), torch.enable_grad(), observer as result:
+        minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
+        batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
+    _check_observed(batch, result)
+    with shown(progress):
+        problems = _measure_more(model, result, partial(loss_of, model, batch, loss_fn), noise, minibatches, names)
+    for problem in filter(None, [result.broken, *problems]):
+        warnings.warn(problem, LogradWarning, stacklevel=2)
+    return result
+
+
+def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
+    """Refuse arguments of `profile` that are of a wrong type."""
+    if progress is not None and not isinstance(progress, bool):
+        raise InvalidType(sentence("progress", progress, "True, False or None"))
+    if loss_fn is not None and not callable(loss_fn):
+        raise InvalidType(
+            sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
+        )
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes):
+        raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
+
+
+def _check_observed(batch: object, result: Profile) -> None:
+    """Refuse batches of which nothing was observed."""
+    if batch is None:
+        raise InvalidValue("batches must hold at least one batch; it was empty.")
+    if not result.steps:
+        name, reason = next(iter(result.missed.items()))
+        raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
+
+
+def _measure_more(
+    model: nn.Module,
+    result: Profile,
+    loss: Callable[[], Tensor],
+    noise: int,
+    minibatches: Minibatches | None,
+    methods: tuple[str, ...],
+) -> list[str]:
+    """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured."""
+    problems = []
+    if minibatches is not None:
+        with restored(model), torch.enable_grad():
+            if problem := _measure_noise(model, result, loss, noise, minibatches):
+                problems.append(f"noise was not measured{problem}.")
+    if methods:
+        with restored(model), torch.enable_grad():
+            if problem := _measure_times(model, result, loss, methods):
+                problems.append(f"times were not measured{problem}.")
+    return problems
+
+
+def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
+    """Return the first `steps` batches, or as many as there are, and show progress."""
+    try:
+        total = min(steps, len(batches))  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
+        total = steps
+    return tracked(islice(batches, steps), total, "observing gradients")
+
+
+def _measure_noise(
+    model: nn.Module,
+    result: Profile,
+    loss: Callable[[], Tensor],
+    repeats: int,
+    minibatches: Minibatches,
+) -> str:
+    """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
+    if nonfinite_layers(result.layers):
+        return ", since not all gradients are finite"
+    show = partial(tracked, what="measuring noise", unit="measurement")
+    result.noise = measure(model, result.layers, loss, repeats, show)
+    if result.noise is None:
+        return ": no layer has a weight that learns"
+    if minibatches.count >= LEAST_BATCHES and minibatches.finite:
+        result.minibatch = minibatches.result()
+    return ""
+
+
+def _methods_to_time(model: nn.Module, times: bool, methods: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the methods that are to be timed, none without `times`; refuse what cannot be."""
+    if not isinstance(times, bool):
+        raise InvalidType(sentence("times", times, "True or False"))
+    names = check_methods(methods)
+    if not times:
+        if methods is not None:
+            raise InvalidValue("methods are those to be timed; give times=True with them.")
+        return ()
+    check_plain(model, "times are")
+    timing.check_device(model)
+    return names
+
+
+def _measure_times(model: nn.Module, result: Profile, loss: Callable[[], Tensor], methods: tuple[str, ...]) -> str:
+    """Time methods in each layer and store the menus in the profile; return the reason where that is not possible."""
+    if nonfinite_layers(result.layers):
+        return ", since not all gradients are finite"
+    result.menus = timing.measure(model, result.layers, loss, methods)
+    return "" if result.menus is not None else ": no layer can be treated"
+
+
+def _run(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction | None,
+    observer: Observer,
+    minibatches: Minibatches | None,
+) -> Any:
+    """Run forward and backward of each batch; return the last batch, None without any."""
+    parameters = list(model.parameters())
+    learned = list(learned_parameters(model).values())
+    batch = None
+    for step, batch in enumerate(batches):
+        for parameter in parameters:
+            parameter.grad = None
+        with nullcontext() if step else observer.work:  # the first step is counted
+            loss = loss_of(model, batch, loss_fn)
+            loss.backward()  # type: ignore[no-untyped-call]
+        observer.result.loss = after_step(observer.result.loss, step, float(loss.detach()))
+        if minibatches is not None:
+            minibatches.add([gradient_of(parameter) for parameter in learned])
+    return batch
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore parameters, buffers, gradients, modes and the random state on exit, also after an exception.
+
+    The counters, histograms and random keys of an attached plan are restored as well.  State that a model keeps
+    elsewhere, such as a counter in a plain attribute, is not known and not restored.
+    """
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    tables: list[Any] = [table for module in modules for table in (module._parameters, module._buffers)]
+    owned = [(table, dict(table)) for table in tables]
+    engines = [engine for module in modules if (engine := engine_of(module)) is not None]
+    tables += [engine.tensors() for engine in engines]
+    tensors = {tensor: tensor.detach().clone() for table in tables for tensor in table.values() if tensor is not None}
+    needs = {tensor: tensor.requires_grad for tensor in tensors}
+    gradients = {parameter: parameter.grad for parameter in model.parameters()}
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            for table, entries in owned:
+                table.clear()
+                table.update(entries)
+            with torch.no_grad():
+                for tensor, before in tensors.items():
+                    tensor.copy_(before)
+                    tensor.requires_grad_(needs[tensor])
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode

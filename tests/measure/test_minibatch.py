@@ -1,0 +1,321 @@
+"""The minibatch's own variance in a profile, noise as energies of all parameters, and rho, the ratio of the two."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from networks import conv_net, equal_states, image_batches, mlp, state_of, vector_batches
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import lograd
+from lograd import InvalidType, InvalidValue, Plan, Profile
+from lograd.errors import LogradWarning
+from lograd.measure.measured import Measured
+from lograd.measure.minibatch import VECTORS, GradientVariance, Minibatch
+from lograd.plan import Expected, LayerPlan
+from lograd.theory import noise_to_signal, threshold
+from lograd.theory.simulate import Estimate
+from lograd.treatments import Prune, gradients
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return lograd.profile(conv_net(), image_batches(5), cross_entropy, noise=2)
+
+
+@pytest.fixture(scope="module")
+def half(profile):
+    return profile.plan(sparsity=0.5)
+
+
+def all_gradients(model, batch):
+    model.zero_grad()
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    return {name: one.grad.clone().double() for name, one in model.named_parameters()}
+
+
+def words_of(profile):
+    """The table on one line, as lines are wrapped."""
+    return " ".join(str(profile.table()).split())
+
+
+def test_variance_and_signal_are_those_of_the_gradients(profile):
+    found, model = profile.minibatch, conv_net()
+    seen = [all_gradients(model, batch) for batch in image_batches(5)]
+    variance, signal = {}, {}
+    for name in seen[0]:
+        stacked = torch.stack([one[name] for one in seen])
+        group = name if stacked.dim() > 2 else VECTORS
+        variance[group] = variance.get(group, 0.0) + float(stacked.var(0).sum())
+        signal[group] = signal.get(group, 0.0) + float(stacked.mean(0).square().sum() - stacked.var(0).sum() / 5)
+    assert [one.name for one in found.tensors] == ["0.weight", "3.weight", "7.weight", VECTORS]
+    for name, expected in variance.items():
+        assert found[name].variance.mean == pytest.approx(expected, rel=1e-5)
+        assert found[name].signal == pytest.approx(signal[name], rel=1e-4)
+    assert found.unit == found.total.variance.mean == pytest.approx(sum(variance.values()), rel=1e-5)
+    assert found.batches == 5
+    assert found.share("3") == pytest.approx(variance["3.weight"] / found.unit, rel=1e-5)
+    assert found.share("5") is None
+
+
+def test_it_is_the_variance_that_lograd_variance_measures(profile):
+    plan = Plan.uniform("fp6")
+    other = lograd.variance(conv_net(), image_batches(5), plan, cross_entropy, repeats=4, contributions=False)
+    for mine, theirs in zip(profile.minibatch.tensors, other.tensors, strict=True):
+        assert mine.name == theirs.name
+        assert mine.variance.mean == pytest.approx(theirs.minibatch.mean, rel=1e-6)
+        assert mine.variance.error == pytest.approx(theirs.minibatch.error, rel=1e-5)
+        assert mine.signal == pytest.approx(theirs.signal, rel=1e-5, abs=1e-9)
+
+
+def test_two_batches_are_too_few_and_the_profile_says_so():
+    few = lograd.profile(conv_net(), image_batches(2), cross_entropy, noise=1)
+    assert few.minibatch is None
+    assert few.noise.energies is not None
+    assert "it takes 3 batches, and the profile has 2" in words_of(few)
+    assert few.plan(sparsity=0.5).expected is None
+    plain = lograd.profile(conv_net(), image_batches(3), cross_entropy)
+    assert plain.minibatch is None
+    assert "variance" not in words_of(plain)
+
+
+@pytest.mark.slow  # a hundred seeds; test_noise.py has the like for weights
+def test_energies_predict_the_noise_of_all_parameters_that_attach_brings():
+    """All layers pruned together on one batch; weights, biases and the parameters of norms count."""
+    (batch,) = image_batches(1, size=32)
+    profile = lograd.profile(conv_net(), [batch], cross_entropy, noise=48)
+    names = list(profile.layers)
+    plan = Plan({name: LayerPlan.of(gradients((Prune(0.5),), (Prune(0.5),))) for name in names})
+    model = conv_net()
+    clean = all_gradients(model, batch)
+    totals = []
+    for seed in range(100):
+        with lograd.attach(model, plan, seed=seed) as handle:
+            all_gradients(model, batch)  # takes the statistics
+            handle.step()
+            noisy = all_gradients(model, batch)
+        totals.append(sum(float((noisy[name] - one).square().sum()) for name, one in clean.items()))
+    ratios = [_ratio(profile[name]) for name in names]
+    predicted = profile.noise.energies.total(ratios, ratios)
+    # The factors are measured, and thresholds of layers behind others are those of noisy gradients: 5 % for both.
+    assert Estimate.of(totals).agrees(predicted, slack=0.05 * predicted)
+
+
+def _ratio(layer):
+    share = (0.5 - layer.law.zero_share) / (1 - layer.law.zero_share)
+    return float(noise_to_signal(layer.law, threshold(layer.law, share)))
+
+
+def test_energies_are_those_of_a_usual_batch():
+    """The last batch has a gradient ten times smaller than the two before it."""
+    x, y = image_batches(1)[0]
+    loss = lambda model, batch: batch[2] * cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    found = lograd.profile(conv_net(), [(x, y, scale) for scale in (1.0, 1.0, 0.1)], loss, noise=1).noise
+    alone = lograd.profile(conv_net(), [(x, y, 0.1)], loss, noise=1).noise
+    assert found.energies.own / alone.energies.own == pytest.approx(np.full(3, (1 + 1 + 0.01) / 3 / 0.01), rel=0.02)
+    assert found.factors.own == pytest.approx(alone.factors.own, rel=0.02)
+
+
+def test_biases_count_as_the_layers_own():
+    batches = vector_batches(3)
+    with_bias, without = mlp(), mlp()
+    without[0].bias.requires_grad_(False)
+    both, weight = (lograd.profile(model, batches, cross_entropy, noise=2) for model in (with_bias, without))
+    assert both.noise.energies.own[0] > 1.01 * weight.noise.energies.own[0]
+    assert both.noise.factors == weight.noise.factors
+    assert both.noise.energies.passed[0] == 0, "the input needs no gradient"
+
+
+def test_sparse_and_float64_gradients_count_and_the_model_is_restored():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 3)).double()
+    before = state_of(model)
+    batches = [(torch.randint(0, 9, (16, 3)), torch.randint(0, 3, (16,))) for _ in range(4)]
+    found = lograd.profile(model, batches, cross_entropy, noise=1)
+    assert found.minibatch["0.weight"].variance.mean > 0
+    assert found.noise.energies.passed[0] > 0, "noise reaches the embedding"
+    assert equal_states(before, model.state_dict())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_gradient_that_is_not_finite_has_no_variance():
+    """That of a parameter which is no layer's: the layers' gradients are finite, so noise is measured."""
+
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.factor = mlp(), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return self.inner(x) + self.factor.abs().sqrt() * 0
+
+    found = lograd.profile(Broken(), vector_batches(4), cross_entropy, noise=1)
+    assert found.noise is not None
+    assert found.minibatch is None
+    assert "not all gradients of parameters were finite" in words_of(found)
+
+
+def test_file_and_merge(profile, tmp_path):
+    loaded = Profile.load(profile.save(tmp_path / "p.npz"))
+    assert loaded == profile
+    assert loaded.minibatch == profile.minibatch
+    other = lograd.profile(conv_net(), image_batches(5, seed=1), cross_entropy, noise=2)
+    merged = Profile.merge([profile, other])
+    units = profile.minibatch.unit, other.minibatch.unit
+    errors = profile.minibatch.total.variance.error, other.minibatch.total.variance.error
+    assert merged.minibatch.unit == pytest.approx(sum(units) / 2)
+    assert merged.minibatch.total.variance.error == pytest.approx(np.hypot(*errors) / 2)
+    assert merged.minibatch.batches == 10
+    means = (profile.noise.energies.own + other.noise.energies.own) / 2
+    assert merged.noise.energies.own == pytest.approx(means)
+    other.minibatch = None
+    assert Profile.merge([profile, other]).minibatch is None
+
+
+def test_a_file_of_before_has_neither_and_says_so(profile, tmp_path):
+    with np.load(profile.save(tmp_path / "p.npz")) as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    del header["minibatch"], header["energies"]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    np.savez(tmp_path / "old.npz", **arrays)
+    old = Profile.load(tmp_path / "old.npz")
+    assert old.minibatch is None
+    assert old.noise.energies is None
+    assert old.noise.factors == profile.noise.factors
+    assert "the unit of noise, is not in this profile: it is of an older lograd" in words_of(old)
+    assert old.plan(sparsity=0.5).expected is None
+
+
+def test_table_and_page_have_the_variance(profile, tmp_path):
+    text = words_of(profile)
+    assert "The minibatch's own variance V of the gradient is" in text
+    assert "V: the share of the layer's weight in the minibatch's own variance" in text
+    page = profile.to_html(tmp_path / "p.html").read_text()
+    assert "The minibatch&#x27;s own variance" in page or "The minibatch's own variance" in page
+    assert VECTORS in page
+
+
+def test_variances_that_cannot_be_are_refused():
+    good = GradientVariance("a", 4, Measured(1.0, 0.1), 0.5)
+    total = GradientVariance("(all)", 4, Measured(1.0, 0.1), 0.5)
+    assert Minibatch((good,), total, 3).total.noise_scale == 2.0
+    assert GradientVariance("a", 4, Measured(1.0, 0.1), -0.1).noise_scale is None
+    for tensors, batches in (((), 3), ((good, good), 3), ((good,), 2)):
+        with pytest.raises(InvalidValue):
+            Minibatch(tensors, total, batches)
+    with pytest.raises(InvalidValue, match=r"add up"):
+        Minibatch((good,), GradientVariance("(all)", 4, Measured(2.0, 0.1), 0.5), 3)
+    with pytest.raises(InvalidValue, match=r"no weight tensor 'b'"):
+        Minibatch((good,), total, 3)["b"]
+
+
+# -- plans --
+
+
+def test_a_plan_tells_its_noise_in_that_unit(profile):
+    plans = [profile.plan(sparsity=share, everywhere=True) for share in (0.5, 0.8)]
+    rho = [plan.expected.rho for plan in plans]
+    assert 0 < rho[0] < rho[1]
+    assert plans[0].expected.unit == pytest.approx(profile.minibatch.unit, rel=1e-5)
+    assert "of the minibatch's variance: a step is worth about one with" in str(plans[0])
+    assert "of the minibatch's variance" in repr(plans[0])
+    for options in (
+        {"bits": 6},
+        {"sparsity": 0.5, "allocation": "uniform"},
+        {"sparsity": 0.5, "allocation": "cosine"},
+        {"sparsity": 0.5, "split": True},
+        {"sparsity": 0.5, "products": "weight_gradient"},
+    ):
+        assert profile.plan(**options).expected.rho > 0
+    assert profile.plan(bits=6, rounding="nearest").expected.rho is None
+
+
+def test_a_uniform_plan_has_the_noise_of_the_same_plan_by_layers(profile):
+    made = profile.plan(sparsity=0.5, allocation="uniform", keep=(), everywhere=True)
+    assert profile.expected(Plan.uniform("prune50")) == made.expected == profile.expected(made)
+    kept = profile.expected(Plan.uniform("prune50", keep="last"))
+    assert kept == profile.plan(sparsity=0.5, allocation="uniform", everywhere=True).expected
+    assert kept.rho < made.expected.rho
+    with pytest.raises(InvalidType, match="plan must be a Plan"):
+        profile.expected("fp6")
+
+
+def test_a_profile_without_measured_noise_says_what_it_lacks(profile):
+    same = [image_batches(1)[0]] * 3
+    broken = conv_net()
+    with torch.no_grad():
+        broken[7].weight[0, 0] = float("nan")
+    with pytest.warns(LogradWarning):
+        nan = lograd.profile(broken, image_batches(3), cross_entropy, noise=1)
+    for found, words in (
+        (lograd.profile(conv_net(), image_batches(3), cross_entropy), "it was not measured how noise travels"),
+        (
+            lograd.profile(conv_net(), image_batches(2), cross_entropy, noise=1),
+            "takes 3 batches, and the profile has 2",
+        ),
+        (lograd.profile(conv_net(), same, cross_entropy, noise=1), "the gradient was the same in all of its batches"),
+        (replace(profile, minibatch=None), "it is of an older lograd, or not all gradients of parameters were finite"),
+        (replace(profile, noise=replace(profile.noise, energies=None)), "the energies of noise"),
+        (nan, nan.broken.rstrip(".")),
+    ):
+        with pytest.raises(InvalidValue, match=r"^the noise of a plan is not predicted by this profile: ") as refused:
+            found.expected(Plan.uniform("fp6"))
+        assert words in str(refused.value)
+        assert str(refused.value).endswith(("; profile again with noise=2 on at least 3 batches.", "; give it others."))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int6-psq", "int6 psq in '0' depends on more than the law of magnitudes"),
+        ("int8-full", "has more than its gradient treated"),
+        ("int4-interval", "has a bias, which is more than noise"),
+    ],
+)
+def test_where_theory_does_not_tell_the_reason_is_given(profile, name, words):
+    found = profile.expected(Plan.uniform(name))
+    assert found.rho is None
+    assert words in found.words()
+
+
+def test_noise_is_saved_with_a_plan_and_changes_no_hash(profile, tmp_path):
+    plan = profile.plan(sparsity=0.5)
+    loaded = Plan.load(plan.save(tmp_path / "plan.json"))
+    assert loaded == plan
+    assert loaded.expected == plan.expected
+    data = plan.to_json()
+    without = Plan.from_json({name: value for name, value in data.items() if name != "expected"})
+    assert without.expected is None
+    assert without.hash() == plan.hash()
+    assert plan.override("3", sparsity=0.6).expected is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rho": -1.0}, {"rho": "much"}, {"rho": True}, {"unit": 0.0}, {"unit": -1.0}, {"unit": None}, {"rho": None},
+        {"unknown": "why"}, {"other": 1}, {"unknown": 5},
+    ],
+)  # fmt: skip
+def test_forged_noise_is_refused(half, change):
+    data = half.to_json()
+    with pytest.raises(InvalidValue):
+        Plan.from_json(data | {"expected": data["expected"] | change})
+
+
+def test_words_on_noise():
+    assert Expected(0.0, 1.0).words().endswith("with 100 % of the samples.")
+    assert "adds 6.8e+03 of the minibatch's variance" in Expected(6790.0, 1.0).words()
+    assert "less than 1 % of the samples" in Expected(6790.0, 1.0).words()
+    unknown = Expected(None, 1.0, "rows decide")
+    assert unknown.words() == "Noise in units of the minibatch's variance is not predicted: rows decide."
+    assert Expected.from_json(unknown.to_json()) == unknown
+    for wrong in ((None, 1.0, ""), (1.0, 1.0, "why"), (float("nan"), 1.0), (1.0, float("inf"))):
+        with pytest.raises(InvalidValue):
+            Expected(*wrong)

@@ -1,0 +1,181 @@
+"""lograd.profile(times=True): what is measured, against the same thing done by hand, and that the model is restored."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import contextmanager
+
+import pytest
+import torch
+from networks import conv_net, equal_states, image_batches, mlp, state_of, vector_batches
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import lograd
+from lograd import Plan
+from lograd.errors import InvalidType, InvalidValue, LogradWarning
+from lograd.measure import penalties, timing
+from lograd.measure.methods import method
+from lograd.treatments import Prune, Statistics, predict
+from lograd.treatments.verdicts import noise_of
+
+FEW = ["int8", "int4", "prune80", "prune90-dW"]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return image_batches(1)[0]
+
+
+@pytest.fixture(scope="module")
+def profile(batch):
+    return lograd.profile(conv_net(), [batch], cross_entropy, times=True, methods=FEW)
+
+
+def gradient_of(model, batch):
+    model.zero_grad()
+    loss = cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    return float(loss.detach()), [parameter.grad.clone().double() for parameter in model.parameters()]
+
+
+def rounded(model, batch, names, bits):
+    """|g_q - g|^2 and the change of the loss, by hand."""
+    before, clean = gradient_of(model, batch)
+    with lograd.attach(model, Plan(dict.fromkeys(names, method(f"int{bits}-forward").plan)), backend="dense"):
+        after, moved = gradient_of(model, batch)
+    return sum(float((a - b).square().sum()) for a, b in zip(moved, clean, strict=True)), after - before
+
+
+def test_every_layer_has_a_time_for_every_method(profile):
+    menus = profile.menus
+    assert list(menus.layers) == list(profile.layers) == ["0", "3", "7"]
+    for menu in menus.layers.values():
+        assert list(menu) == ["dense", *FEW]
+        assert all(one.forward > 0 and one.backward > 0 for one in menu.values())
+    assert set(menus.uniform) == set(FEW)
+    assert 0 < menus.rest < menus.step
+    assert menus.threads == torch.get_num_threads()
+    assert set(menus.extras) == {"normalization"}
+
+
+def test_noise_is_measured_for_rounding_and_predicted_for_pruning(profile):
+    for name, menu in profile.menus.layers.items():
+        assert menu["dense"].weight_noise == menu["dense"].input_noise == 0
+        # A step is 2 / 254 and 1 / 15 of ranges that differ by at most two: the noise by (1 / 15 : 2 / 254)^2 or less.
+        assert 10 < menu["int4"].weight_noise / menu["int8"].weight_noise < 600
+        expected = noise_of(predict((Prune(0.8),), Statistics(profile[name].law)).cosine)
+        assert menu["prune80"].weight_noise == pytest.approx(expected)
+        assert menu["prune90-dW"].input_noise == 0 < menu["prune80"].weight_noise < menu["prune90-dW"].weight_noise
+        passes_on = name != "0"  # the images need no gradient
+        assert menu["prune80"].input_noise == (menu["prune80"].weight_noise if passes_on else 0)
+        if passes_on:  # dX has one range for all outputs, dW one for each
+            assert menu["int8"].weight_noise < menu["int8"].input_noise < 100 * menu["int8"].weight_noise
+        else:
+            assert menu["int8"].input_noise == 0
+
+
+def test_penalties_are_those_of_one_rounded_layer(profile, batch):
+    menus, model = profile.menus, conv_net()
+    for bits in (8, 4):
+        for name in menus.layers:
+            expected, _ = rounded(model, batch, [name], bits)
+            assert menus.layers[name][f"int{bits}"].penalty == pytest.approx(expected, rel=1e-3)
+        penalty, loss = rounded(model, batch, list(menus.layers), bits)
+        assert menus.penalty[f"int{bits}"] == pytest.approx(penalty, rel=1e-3)
+        assert menus.loss[f"int{bits}"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
+    assert all(menu["prune80"].penalty == menu["dense"].penalty == 0 for menu in menus.layers.values())
+
+
+def test_a_penalty_between_two_precisions_lies_on_the_line_of_logarithms():
+    ends = {4: {"a": 16.0, "b": 0.0}, 8: {"a": 1.0, "b": 0.0}}
+    assert penalties._between(ends, "a", 6) == pytest.approx(4.0)
+    assert penalties._between(ends, "a", 8) == pytest.approx(1.0)
+    assert penalties._between(ends, "b", 6) == 0
+    assert penalties._between({4: {"a": 16.0}, 8: {"a": 0.0}}, "a", 6) == 16
+
+
+def test_many_layers_share_what_their_group_brings(batch, monkeypatch):
+    monkeypatch.setattr(penalties, "MOST_GROUPS", 1)
+    menus = lograd.profile(conv_net(), [batch], cross_entropy, times=True, methods=["int4-forward"]).menus
+    found = [menu["int4-forward"].penalty for menu in menus.layers.values()]
+    assert sum(found) == pytest.approx(menus.penalty["int4-forward"])
+    assert min(found) > 0
+
+
+def test_all_passes_drop_the_same_elements():
+    """Other masks of dropout would move the gradient by more than its own length."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    (batch,) = vector_batches(1)
+    menus = lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8-forward"]).menus
+    _, clean = gradient_of(model, batch)
+    assert 0 < menus.penalty["int8-forward"] < 0.01 * sum(float(one.square().sum()) for one in clean)
+
+
+def test_the_model_is_restored_bit_for_bit(batch):
+    model = conv_net()
+    model[0].weight.grad = kept = torch.full_like(model[0].weight, 3.0)
+    text, random = pickle.dumps(model), torch.get_rng_state()
+    lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8", "prune80"])
+    assert pickle.dumps(model) == text
+    assert model[0].weight.grad is kept
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("calls", [2, 5, 8, 13, 20])
+def test_the_model_is_restored_when_the_loss_raises(calls, batch):
+    model = conv_net()
+    before, plain, left = state_of(model), [type(module) for module in model], [calls]
+
+    def loss(output, target):
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("the user's own")
+        return cross_entropy(output, target)
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        lograd.profile(model, [batch], loss, times=True, methods=["int8", "prune80"])
+    assert equal_states(state_of(model), before)
+    assert [type(module) for module in model] == plain
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("methods", [FEW, ["prune90"], ["int8-forward", "int6"], []])
+def test_progress_counts_every_step(methods, batch, monkeypatch):
+    said = []
+
+    @contextmanager
+    def progress(what, total, unit):
+        said.append(total)
+        yield lambda count: said.append(-count)
+
+    monkeypatch.setattr(timing, "progress", progress)
+    lograd.profile(conv_net(), [batch], cross_entropy, times=True, methods=methods)
+    assert sum(said) == 0
+
+
+def test_what_cannot_be_timed_is_refused():
+    model, batches = mlp(), vector_batches(1)
+    with pytest.raises(InvalidValue, match="methods are those to be timed; give times=True"):
+        lograd.profile(model, batches, cross_entropy, methods=["int8"])
+    with pytest.raises(InvalidType, match="times must be True or False"):
+        lograd.profile(model, batches, cross_entropy, times=3)
+    with pytest.raises(InvalidValue, match="'int9' is not a method"):
+        lograd.profile(model, batches, cross_entropy, times=True, methods=["int9"])
+    with pytest.raises(InvalidValue, match="measured on the CPU, and this model is on meta"):
+        lograd.profile(mlp().to("meta"), batches, cross_entropy, times=True)
+    with (
+        lograd.attach(model, Plan.uniform("fp6")),
+        pytest.raises(InvalidValue, match="times are measured on a plain model"),
+    ):
+        lograd.profile(model, batches, cross_entropy, times=True)
+
+
+@pytest.mark.filterwarnings("ignore:NaN or infinite gradients")
+def test_gradients_that_are_not_finite_are_not_timed():
+    with pytest.warns(LogradWarning, match="times were not measured, since not all gradients are finite"):
+        found = lograd.profile(mlp(), vector_batches(1), lambda y, t: cross_entropy(y, t) * torch.inf, times=True)
+    assert found.menus is None
