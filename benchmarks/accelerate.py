@@ -23,8 +23,8 @@ import typer
 from torch import Tensor, nn
 
 import lograd
+from experiments.models import CharTransformer, CifarResNet, ResNet18
 from lograd import native
-from lograd.models import CharTransformer, CifarResNet, ResNet18
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 

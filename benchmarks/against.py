@@ -79,7 +79,7 @@ def sparse() -> dict[str, Call]:
 def steps() -> dict[str, Call]:
     """Whole training steps of a ResNet-20 and of a ResNet-18 of half the width."""
     import lograd
-    from lograd.models import CifarResNet, ResNet18
+    from experiments.models import CifarResNet, ResNet18
 
     cases: dict[str, Call] = {}
     for name, make, batch, recipe, backend in (

@@ -19,10 +19,10 @@ import typer
 from torch import Tensor, nn
 
 import lograd
-from lograd.models import CifarResNet
+from experiments.lab import InMemory, Session, in_turns
+from experiments.models import CifarResNet
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
-from lograd.training import InMemory, Session, in_turns
 
 from .timing import versions, write
 

@@ -24,11 +24,11 @@ import typer
 from torch import nn
 
 import lograd
-from lograd.models import CifarResNet, ResNet18
+from experiments.lab import Session
+from experiments.models import CifarResNet, ResNet18
 from lograd.ops.sparse_products import release_workspace
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
-from lograd.training import Session
 from lograd.treatments import Backend
 
 from .low_bit.steps import in_integers

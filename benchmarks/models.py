@@ -21,12 +21,12 @@ import typer
 from torch import Tensor, nn
 
 import lograd
+from experiments.lab import InMemory, Session, in_turns
+from experiments.models import CifarResNet, ResNet18, Vgg
+from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
-from lograd.models import CifarResNet, ResNet18, Vgg
-from lograd.models.transformer import Layer
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
-from lograd.training import InMemory, Session, in_turns
 from lograd.treatments import Backend
 
 from .timing import progress, versions, write

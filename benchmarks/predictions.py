@@ -28,8 +28,10 @@ import typer
 from torch import Tensor, nn
 
 import lograd
+from experiments.data import digits, shakespeare
+from experiments.models import CharTransformer, CifarResNet, ResNet18, Vgg
+from experiments.models.transformer import Layer
 from lograd import Plan
-from lograd.data import digits, shakespeare
 from lograd.measure import Profile
 from lograd.measure.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
 from lograd.measure.loss import loss_of
@@ -37,8 +39,6 @@ from lograd.measure.methods import DENSE, method
 from lograd.measure.profiler import restored
 from lograd.measure.timing import TIMED as STEPS
 from lograd.measure.timing import WARM_UP, Timer
-from lograd.models import CharTransformer, CifarResNet, ResNet18, Vgg
-from lograd.models.transformer import Layer
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 from lograd.theory import Choice

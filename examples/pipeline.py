@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from lograd.data import shakespeare
+from experiments.data import shakespeare
+from experiments.models import CharTransformer, cut
 from lograd.distributed import CompressedStage, fail_together
-from lograd.models import CharTransformer, cut
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lograd
-from lograd.models import CifarResNet, ResNet18
+from experiments.models import CifarResNet, ResNet18
 from lograd.treatments import Backend
 
 from ..models import Case as Model

@@ -11,9 +11,9 @@ from functools import cache
 from html import unescape
 from typing import Any
 
-from lograd.papers import EXPERIMENTS, THEORY, experiment_of
-from lograd.papers.experiment import Experiment
-from lograd.papers.result import text
+from experiments.papers import EXPERIMENTS, THEORY, experiment_of
+from experiments.papers.experiment import Experiment
+from experiments.papers.result import text
 
 from . import from_results
 from .blocks import Maker, table
@@ -28,7 +28,7 @@ COMPUTED = {
     "fig4": "Thresholds give the sparsity that was asked for; Eq. 8 holds with sqrt(2) sigma in place of the printed "
     "sqrt(2 sigma).",
 }
-"""Sentences on entries that are computed from theory; tests/papers/test_theory_tables.py checks that they hold."""
+"""Sentences on entries that are computed from theory, checked by tests/experiments/papers/test_theory_tables.py."""
 MOST_ROWS = 40
 """Rows of a table on the page; its file has all of them."""
 
@@ -56,7 +56,7 @@ def _computed(name: str) -> str:
     """Return the section of an entry of theory, whose table is computed now."""
     result = THEORY[name]()
     rows = [list(map(text, row)) for row in result.rows]
-    command = f"`lograd reproduce {name}` makes this table, with charts."
+    command = f"`./dev reproduce {name}` makes this table, with charts."
     return "\n\n".join(
         [f"## {name}", f"{_words(THEORY[name].__doc__)} {result.claim} {command}", table(result.columns, rows),
          *result.notes, f"**Here.** {COMPUTED[name]}"]
@@ -97,7 +97,7 @@ def _section(name: str, kind: type[Experiment]) -> str:
     if not found:
         cost = f" ({_hours(kind)} core-hours)"
         data = " --data DIR" if kind.needs_data or kind.make({}, "cpu").data_kind else ""
-        return "\n\n".join([*parts, f"**Here.** Not run yet: `lograd reproduce {name} --preset cpu{data}`{cost}."])
+        return "\n\n".join([*parts, f"**Here.** Not run yet: `./dev reproduce {name} --preset cpu{data}`{cost}."])
     if kind.verdict:
         found.append(f"**Here.** {kind.verdict}")
     return "\n\n".join([*parts, *found])
@@ -132,7 +132,7 @@ def _table(rows: list[Row], lines: list[list[Any]]) -> str:
 def _committed(label: str, first: tuple[str, ...]) -> str:
     """Return what another experiment has measured of the claim: the rows whose first cell begins so, or all."""
     name = label.partition("-")[0]
-    words = f"By `lograd reproduce {name}` ([numbers](results/{label}.json))"
+    words = f"By `./dev reproduce {name}` ([numbers](results/{label}.json))"
     if label in OLDER and not first:
         return f"{words}:\n\n{OLDER[label]()}"
     rows = from_results.experiment(label)["tables"][0]["rows"]

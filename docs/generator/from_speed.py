@@ -1,4 +1,4 @@
-"""Blocks about time to accuracy, from the committed results of `lograd reproduce speed`."""
+"""Blocks about time to accuracy, from the committed results of `./dev reproduce speed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m lograd` is the command `lograd`, so that `torchrun -m lograd train ...` starts it on each rank."""
+"""`python -m lograd` is the command `lograd`."""
 
 from .cli import main
 

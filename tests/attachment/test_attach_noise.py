@@ -8,10 +8,10 @@ from torch import nn
 from zoo import ZOO
 
 import lograd
+from experiments.models import CifarResNet
 from lograd import Plan
 from lograd.attachment import guard as amplifying
 from lograd.errors import LogradWarning
-from lograd.models import CifarResNet
 from lograd.plan import LayerPlan
 from lograd.treatments import recipe
 

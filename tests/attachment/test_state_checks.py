@@ -13,12 +13,12 @@ from refusals import LEAVES, REFUSED, attempt, nested, same
 from torch.nn.functional import cross_entropy
 
 import lograd
+from experiments.lab import Config
+from experiments.lab.loop import load_work
+from experiments.lab.session import Session
 from lograd import InvalidValue, Plan
 from lograd.attachment.state import digest
 from lograd.files.atomic import CannotRead
-from lograd.training import Config
-from lograd.training.loop import load_work
-from lograd.training.session import Session
 
 PLAN = "prune85-cosine+fp6/atp85"
 

@@ -14,9 +14,7 @@ import lograd
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE
 
-COMMANDS = [
-    "demo", "profile", "plan", "variance", "train", "compare", "formats", "recipes", "reproduce", "doctor", "cite",
-]  # fmt: skip
+COMMANDS = ["profile", "plan", "variance", "doctor", "formats", "recipes", "cite"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -31,8 +29,6 @@ def test_every_command_has_help_and_json(command):
     [
         (["formats", "1-4"], "'1-4' is not a format"),
         (["formats", "mxpf4"], "Did you mean 'mxfp4'?"),
-        (["reproduce", "tabel2"], "Did you mean 'table2'?"),
-        (["reproduce", "table2", "-o", "no/such/folder/page.html"], "no/such/folder"),
         (["frobnicate"], "No such command"),
         (["env"], "No such command"),
         (["doctor", "--threads", "0"], "--threads must be a whole number from 1 to"),
@@ -53,23 +49,13 @@ def test_a_reader_may_stop_early():
     assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
 
 
-def test_names_survive_a_narrow_terminal_and_brackets_in_paths(tmp_path):
+def test_names_survive_a_narrow_terminal():
     code = (
         "import lograd.commands.console as c; c.out = c.PatientConsole(width=40, markup=False); "
         "from lograd.cli import main; main()"
     )
     text = subprocess.run([sys.executable, "-c", code, "formats"], capture_output=True, text=True, check=True).stdout
     assert "…" not in text
-    (tmp_path / "x[a]").mkdir()
-    done = called("reproduce", "table2", "-o", "x[a]/p.html", cwd=tmp_path)
-    assert "x[a]/p.html" in done.stdout.replace("\n", "")
-
-
-def test_json_writes_a_page_only_when_asked(tmp_path):
-    called("reproduce", "table2", "--json", cwd=tmp_path)
-    assert not list(tmp_path.iterdir())
-    called("reproduce", "table2", "--json", "-o", "page.html", cwd=tmp_path)
-    assert (tmp_path / "page.html").exists()
 
 
 def test_version_and_no_arguments():

@@ -70,19 +70,6 @@ def test_a_stopped_profile_says_one_sentence_and_leaves_no_folder(
     assert not (tmp_path / "deep").exists()
 
 
-@pytest.mark.slow
-def test_a_stopped_demo_says_one_sentence_and_leaves_no_page(tmp_path: Path) -> None:
-    process = _start(tmp_path, "demo", "-o", "page.html")
-    first = process.stderr.readline() if process.stderr is not None else ""
-    assert first.startswith("lograd: CNN of width 96 on digits")  # a sign of life, and the moment to stop it
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert err.strip().splitlines()[-1] == "lograd: demo was stopped by Ctrl-C; nothing was written."
-    assert "Traceback" not in err
-    assert [one.name for one in tmp_path.iterdir()] == ["slow.py"]
-
-
 def test_what_was_written_by_then_is_named(tmp_path: Path) -> None:
     with files.recorded() as written:
         files.replace_file(tmp_path / "a", b"1")

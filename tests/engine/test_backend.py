@@ -7,9 +7,9 @@ import training_files as files
 from torch import nn
 
 import lograd
+from experiments.lab import Config, train
 from lograd import InvalidValue, Plan
 from lograd.errors import LogradWarning
-from lograd.training import Config, train
 
 
 def test_the_former_name_of_the_backend_works_and_says_the_new_one():

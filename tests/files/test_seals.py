@@ -19,15 +19,15 @@ from refusals import REFUSED, attempt, flipped, flips, same
 from torch.nn.functional import cross_entropy
 
 import lograd
+from experiments.lab import Config, checkpoint, resume
+from experiments.lab.loop import load_work
+from experiments.lab.session import Session
 from lograd import InvalidValue, Plan, Profile
 from lograd.engine.backends.choice import whole
 from lograd.engine.slots import all_counters
 from lograd.errors import LogradWarning
 from lograd.files.atomic import CannotRead
 from lograd.files.seals import check_seal, sealed
-from lograd.training import Config, checkpoint, resume
-from lograd.training.loop import load_work
-from lograd.training.session import Session
 
 FIRST = Path(__file__).parents[1] / "saved" / "first"
 """Files as they were written before there were checksums."""

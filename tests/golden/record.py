@@ -108,7 +108,7 @@ def linear():
 
 
 def transformer():
-    from lograd.models import CharTransformer
+    from experiments.models import CharTransformer
 
     model = CharTransformer(7, width=32, depth=2, heads=2, context=16)
     return model, torch.from_numpy(np.random.Generator(np.random.Philox(3)).integers(0, 7, (4, 16)))
@@ -225,7 +225,7 @@ def profiles(folder: Path) -> dict[str, str]:
 
 
 def runs(folder: Path) -> dict[str, str]:
-    from lograd.training import Config, Interrupted, resume, train
+    from experiments.lab import Config, Interrupted, resume, train
 
     random = np.random.Generator(np.random.Philox(1))
     arrays = {

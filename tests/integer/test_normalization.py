@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lograd
+from experiments.models import CifarResNet
 from lograd.errors import InvalidType
-from lograd.models import CifarResNet
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "NCHW"])

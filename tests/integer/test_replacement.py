@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lograd
+from experiments.models import CharTransformer
 from lograd.errors import InvalidType, InvalidValue
-from lograd.models import CharTransformer
 
 
 def model() -> nn.Module:

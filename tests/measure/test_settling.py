@@ -7,12 +7,12 @@ import math
 import torch
 from torch.nn.functional import cross_entropy
 
+from experiments.models import CifarResNet
 from lograd import Plan
 from lograd.engine.layers import candidates
 from lograd.measure.arriving import settling
 from lograd.measure.penalties import attached
 from lograd.measure.timing import Timer
-from lograd.models import CifarResNet
 
 SPARSITY = 0.9
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
+from experiments.data import digits
 from lograd import Plan, theory
-from lograd.data import digits
 from lograd.errors import InvalidValue
 from lograd.plan import LayerPlan
 from lograd.theory import float_formats

@@ -51,14 +51,13 @@ def reason_after_install(tree: Path, **environment: str) -> str:
     # -S keeps the .pth file of the editable install out, which would put the checkout before the copy.
     path = os.pathsep.join([str(target), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     script = (
-        "import lograd; from lograd import data, native; print(lograd.__file__); s = native.status();"
-        "print(s.available); print(s.reason); print(len(data.shakespeare()), len(data.digits().train_labels))"
+        "import lograd; from lograd import native; print(lograd.__file__); s = native.status();"
+        "print(s.available); print(s.reason)"
     )
     output = run([sys.executable, "-S", "-c", script], PYTHONPATH=path, LOGRAD_NATIVE="")
-    file, available, reason, data = output.splitlines()
+    file, available, reason = output.splitlines()
     assert Path(file).is_relative_to(target)
     assert available == "False"
-    assert data == "133465 1297"  # the data travels with the wheel
     return reason
 
 

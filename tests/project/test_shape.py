@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "lograd", ROOT / "tests"
-NOT_MIRRORS = {"golden", "project", "saved", "support"}
-"""Folders of tests that belong to no package: golden results, the repository itself, old files, helpers."""
+NOT_MIRRORS = {"experiments", "golden", "project", "saved", "support"}
+"""Folders of tests that belong to no package: the laboratory, golden results, the repository, old files, helpers."""
 OUTSIDE = re.compile(r"\bMETHODS\b|\b(KERNELS|DESIGN|STYLE|PRODUCT)\.md\b|\bshared/|/work/")
 """References to notes that are not in the repository."""
 
@@ -100,7 +100,7 @@ def test_folders_of_tests_mirror_the_packages() -> None:
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))} - NOT_MIRRORS
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert folders - packages == set()
-    assert packages - folders - {"data"} == set(), "a package without a folder of tests"
+    assert packages - folders == set(), "a package without a folder of tests"
 
 
 # The checker itself.  Each text has the given functions without a docstring.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lograd
+from experiments.models import CifarResNet
 from lograd import Handle, Plan
 from lograd.errors import LogradWarning
-from lograd.models import CifarResNet
 
 
 class Bottleneck(nn.Module):
@@ -50,7 +50,7 @@ def resnet8(seed: int) -> nn.Module:
 
 @lru_cache
 def digits() -> tuple[Tensor, Tensor]:
-    data = np.load(str(files("lograd.data") / "digits.npz"))
+    data = np.load(str(files("experiments.data") / "digits.npz"))
     images = torch.tensor(data["images"]).float().div(16).sub(0.3)[:, None].repeat(1, 3, 1, 1)
     return images, torch.tensor(data["labels"]).long()
 

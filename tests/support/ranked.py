@@ -16,7 +16,7 @@ from typing import Any
 import training_files
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lograd.training", "lograd.cli"])
+CONTEXT.set_forkserver_preload(["experiments.lab", "lograd.cli"])
 PATIENCE = 300.0
 """Seconds: far more than any test takes, also on a machine that is busy."""
 DATA = """
@@ -80,21 +80,21 @@ def folder_with(folder: Path, module: str, text: str) -> Iterator[Path]:
 
 def train_in(folder: str, settings: dict[str, Any]) -> None:
     """Train as a rank."""
-    from lograd.training import Config, train
+    from experiments.lab import Config, train
 
     train(Config(**settings), folder)
 
 
 def resume_in(folder: str) -> None:
     """Go on with a run as a rank."""
-    from lograd.training import resume
+    from experiments.lab import resume
 
     resume(folder)
 
 
 def trained(size: int, folder: Path, settings: dict[str, Any]) -> Any:
     """Return a run that so many ranks have trained, into this folder."""
-    from lograd.training import Run
+    from experiments.lab import Run
 
     says = folder.with_name(f"{folder.name}-says")
     codes = ended(started(size, says, train_in, str(folder), settings))

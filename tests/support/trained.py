@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lograd.data import digits
-from lograd.models import CifarResNet
+from experiments.data import digits
+from experiments.models import CifarResNet
 
 BATCH, STEPS = 24, 60
 Batches = list[tuple[Tensor, Tensor]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lograd.training import Config, Run, train
+from experiments.lab import Config, Run, train
 
 
 def settings(model="mine:make", **changes):

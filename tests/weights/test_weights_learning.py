@@ -12,7 +12,7 @@ from everyday import daily
 from torch import nn
 
 import lograd
-from lograd.data import digits
+from experiments.data import digits
 from lograd.weights import LowPrecisionTensor
 
 EPOCHS, SIZE = 6, 64

@@ -5,18 +5,14 @@ import is imported inside of them, so that `lograd --help` is quick.
 """
 
 from .cite import cite
-from .compare import compare
-from .demo import demo
 from .doctor import doctor
 from .formats import formats
 from .plan import plan
 from .profile import profile
 from .recipes import recipes
-from .reproduce import reproduce
-from .train import train
 from .variance import variance
 
-COMMANDS = (demo, profile, plan, variance, train, compare, formats, recipes, reproduce, doctor, cite)
+COMMANDS = (profile, plan, variance, doctor, formats, recipes, cite)
 """In the order in which the help lists them: what one does to a model, and then what one looks up."""
 
 __all__ = ["COMMANDS"]

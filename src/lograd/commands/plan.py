@@ -96,8 +96,8 @@ def plan(
     """
     from .. import Plan, Profile
     from ..files.atomic import check_folder
-    from ..training.folder import check_same
     from ..treatments import Prune
+    from .loading import check_same
 
     goal = _given(noise=noise, objective=objective)
     if not goal:

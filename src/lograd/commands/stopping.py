@@ -21,7 +21,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class StoppableGroup(TyperGroup):
-    """The commands; `train` says itself how a run goes on, if it is stopped between two steps."""
+    """The commands of a program; one that is stopped says what it has written."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; one that is stopped by a signal says what it has written."""

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from .console import Json, out, print_json, show, warnings_as_sentences
-from .profile import After, Batch, Data, Make, Model, Width, check_model, load_model
+from .profile import Make
 
 PlanFile = Annotated[Path | None, typer.Option(help="A plan from lograd plan.")]
 RecipeName = Annotated[str | None, typer.Option(help="A recipe for all layers instead, such as int5-bhq.")]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of the built-in model and its data, and of the noise.", show_default="0")
-]
+Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
 Steps = Annotated[int, typer.Option(help="Minibatches from which their own variance is estimated.")]
 Treated = Annotated[int, typer.Option(help="The first so many of them are also run with the plan.")]
 Repeats = Annotated[int, typer.Option(help="Draws of random numbers for each of these.")]
@@ -26,15 +24,10 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a variance
 
 
 def variance(
-    make: Make = None,
+    make: Make,
     plan: PlanFile = None,
     recipe: RecipeName = None,
-    model: Model = None,
-    data: Data = None,
-    batch: Batch = None,
-    width: Width = None,
-    seed: Seed = None,
-    after: After = None,
+    seed: Seed = 0,
     steps: Steps = 16,
     treated: Treated = 2,
     repeats: Repeats = 12,
@@ -50,11 +43,8 @@ def variance(
     from .. import InvalidValue
     from .. import variance as measure
     from ..report.progress import as_lines
-    from ..training.folder import folder_for_results
-    from ..training.loading import own_words
+    from .loading import folder_for_results, load_model, own_words
 
-    given = {"data": data, "batch": batch, "width": width, "after": after}
-    check_model("variance", make, model, given)
     chosen = _plan(plan, recipe)
     if (output / "variance.json").exists() and not overwrite:
         raise InvalidValue(
@@ -64,16 +54,16 @@ def variance(
         "steps": steps,
         "treated": treated,
         "repeats": repeats,
-        "seed": seed or 0,
+        "seed": seed,
         "contributions": contributions,
     }
     with as_lines(not as_json):
-        network, batches, loss = load_model(make, model, given | {"seed": seed})
+        network, batches, loss = load_model(make)
     with as_lines(not as_json), folder_for_results(output) as folder:  # made before the work, not after it
         with warnings_as_sentences(), own_words("a step of the model"):
             found = measure(network, batches, chosen, loss, **noise)
         found.save(folder / "variance.json")
-        found.to_html(folder / "variance.html", f"Variance of the gradients of {make or model}")
+        found.to_html(folder / "variance.html", f"Variance of the gradients of {make}")
     if as_json:
         print_json({"folder": str(folder), **found.to_json()})
         return

@@ -1,0 +1,36 @@
+"""`./dev demo`: a wide network trained sooner, the story of two small ones, as tables or JSON, and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lograd.commands.console import Json, out, print_json, show
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("lograd-demo.html"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only: shows that everything works.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a wide network dense and accelerated; two small ones dense, with 6 bits and 85 % zeros; ends in a page."""
+    from lograd.report import check_folder
+
+    check_folder(output)  # before the work and before torch, which takes a second to import
+    from lograd.report.progress import as_lines
+
+    from .demo.story import tasks, tell, wide_task
+    from .demo.tables import tables
+
+    with as_lines(not as_json):
+        story = tell(tasks(quick), wide_task(quick))
+    page = story.page().save(output)
+    if as_json:
+        print_json({"quick": quick, "page": str(page), **story.to_json()})
+        return
+    for table in tables(story.sooner, story.findings):
+        out.print()
+        show(table)
+    out.print(f"\nThe page: {page} (open it in a browser). {story.seconds:.0f} s.")
