@@ -1,193 +1,118 @@
-"""Pages: well-formed, escaped, self-contained, and saved atomically."""
+"""Pages and figures: what is drawn, what is escaped, and what happens without the extra `plot`."""
 
 from __future__ import annotations
 
-import os
-import re
-import xml.etree.ElementTree as ET
+import subprocess
+import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lograd.errors import LogradError
-from lograd.report import Bars, CannotWrite, Chart, Line, Page, Rule, Tile
+from lograd.laws import HalfNormal, LogNormal
+from lograd.report import CannotWrite, MissingExtra, Section, figures, text_table, write_page
+from lograd.report.page import render, svg
 
-texts = st.text(max_size=60)
-
-
-def parse(chart: Chart) -> ET.Element:
-    """The drawing as a tree; every coordinate in it is a finite number."""
-    svg = chart.svg()
-    assert not re.search(r'[="\s,LMHV](nan|-?inf)\b', re.sub(r">[^<]*<", "><", svg))
-    return ET.fromstring(svg)
+NAMES = [f"features.{index}.conv_$w" for index in range(5)]
 
 
-EVIL = "<script>alert('&')</script>\x00\"]]>"
+def _figures() -> dict[str, Any]:
+    x = LogNormal(-8.0, 2.0).sample(20_000)
+    laws = {"lognormal": LogNormal.fit(x), "normal": HalfNormal.fit(x)}
+    values = [0.1, 0.2, np.nan, 0.4, np.inf]
+    return {
+        "lines": figures.lines({"FP32": ([0, 1, 2], [3.0, 2.0, np.nan])}, "Loss", "step", "nats", log="y"),
+        "bars": figures.bars(NAMES, {"_asked": values, "got": values}, "Zeros", "share", rule=0.85, percent=True),
+        "many bars": figures.bars([f"layer{i}" for i in range(90)], {"rho": np.arange(90)}, "Noise", "rho"),
+        "histogram": figures.histogram(x, laws),
+        "heat map": figures.heat_map(np.eye(5), NAMES, NAMES, "Contributions", unit="W / V"),
+        "empty heat map": figures.heat_map(np.zeros((2, 2)), NAMES[:2], NAMES[:2], "Nothing"),
+    }
 
 
-def full_page(text: str = "plain") -> Page:
-    return (
-        Page(text, text, footer=text)
-        .heading(text)
-        .text(text)
-        .note(text)
-        .code(text)
-        .metrics([(text, text, text)])
-        .table([text], [[text]], caption=text)
-        .charts(Chart(text, text, text, [Line([0, 1], [0, 1], text, markers=True), Rule(0.5, text)], note=text))
-        .charts(Chart(text, text, text, [Bars([text], [1], text)]))
-        .charts(Chart(text, text, text, [Line([0, 1], [0, 1], text)], end_labels=True))
-    )
-
-
-def test_all_text_is_escaped() -> None:
-    page = full_page(EVIL).html()
-    assert "<script" not in page
-    assert "\x00" not in page
-    assert page.count("&lt;script&gt;") > 20
-    parse(Chart(EVIL, EVIL, EVIL, [Line([0, 1], [0, 1], EVIL, markers=True), Rule(0, EVIL)], note=EVIL))
-
-
-@given(texts)
-def test_every_page_is_well_formed(text: str) -> None:
-    # HTML with every tag closed is XML but for its preamble and its void tags, which makes XML a sharp check.
-    body = re.sub(r"<meta[^>]*>", "", full_page(text).html().removeprefix("<!DOCTYPE html>\n"))
-    ET.fromstring(body)
-
-
-def test_a_page_refers_to_nothing_outside() -> None:
-    page = full_page().html().replace('xmlns="http://www.w3.org/2000/svg"', "")
-    assert not re.search(r"https?:|//|url\(|@import|<script|<link|src=|href=", page)
-
-
-def test_code_in_prose_and_numbers_in_tables() -> None:
-    rows = [["a", 1234567, np.float32(0.25), None, True], ["b", -2, 1.5e-7, np.int64(3), False]]
-    page = Page("t").text("call `f(<x>)` now").table(list("vwxyz"), rows, highlight={(1, 2)}).html()
-    assert "<p>call <code>f(&lt;x&gt;)</code> now</p>" in page
-    cells = re.findall(r'<td class="([^"]*)">([^<]*)</td>', page)
-    assert cells[:5] == [("l s", "a"), ("r", "1,234,567"), ("r", "0.25"), ("r", "–"), ("l", "yes")]
-    assert cells[5:] == [("l s", "b"), ("r", "−2"), ("r hit", "1.5×10⁻⁷"), ("r", "3"), ("l", "no")]
-    by_rule = Page("t").table(list("vwxyz"), rows, highlight=lambda row, column: (row, column) == (1, 2)).html()
-    assert by_rule == page.replace("<p>call <code>f(&lt;x&gt;)</code> now</p>\n", "")
-
-
-def test_a_table_may_have_no_rows_yet() -> None:
-    assert "<th" in Page("title").table(["one", "two"], []).html()
-
-
-def test_a_table_of_the_wrong_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 cells"):
-        Page("t").table(["a", "b"], [[1]])
-    with pytest.raises(ValueError, match="2 columns"):
-        Page("t").table(["a", "b"], [[1, 2]], align="lx")
-
-
-def test_save_writes_the_whole_page_with_the_usual_permissions(tmp_path: Path) -> None:
-    page = full_page("σ = 2⁻³")
-    path = page.save(tmp_path / "report.html")
-    assert path.read_text(encoding="utf-8") == page.html()
-    assert os.listdir(tmp_path) == ["report.html"]
-    (tmp_path / "plain").touch()
-    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-    path.chmod(0o600)
-    assert page.save(str(path)).stat().st_mode & 0o777 == 0o600
-
-
-def test_save_goes_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real.html").write_text("old")
-    (tmp_path / "link.html").symlink_to("real.html")
-    Page("new").save(tmp_path / "link.html")
-    assert (tmp_path / "link.html").is_symlink()
-    assert "new" in (tmp_path / "real.html").read_text()
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_failed_save_keeps_the_old_file_and_leaves_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, broken, full)
-    with pytest.raises(CannotWrite, match="No space left on device"):
-        Page("new").save(path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["report.html"]
-
-
-def test_an_error_while_the_page_is_made_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-
-    def interrupt(_: Page) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Page, "html", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Page("new").save(path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["report.html"]
-
-
-def test_save_says_what_is_wrong_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(CannotWrite, match=r"the folder .*missing does not exist\.$"):
-        Page("t").save(tmp_path / "missing" / "report.html")
-    with pytest.raises(CannotWrite, match="Is a directory"):
-        Page("t").save(tmp_path)
-    assert issubclass(CannotWrite, LogradError)
-    assert os.listdir(tmp_path) == []
-    assert [p.name for p in tmp_path.parent.iterdir() if p.suffix == ".tmp"] == []
-
-
-NAMES = [f"vit.layers.{number}.attention.q_proj" for number in range(3)]
-
-
-class _Cells(HTMLParser):
-    """Classes of the cells of the first row, and the hints."""
-
-    def __init__(self, page: Page) -> None:
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
         super().__init__()
-        self.cells: list[str] = []
-        self.hints: list[str] = []
-        self.feed(page.html())
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        kind = dict(attrs).get("class") or ""
-        if tag == "td":
-            self.cells.append(kind)
-        if tag == "p" and "hint" in kind:
-            self.hints.append(kind)
+        self.seen[tag] += 1
+        self.ids.update(value for name, value in attrs if name == "id" and value)
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
 
 
-def test_the_column_of_names_stays_in_sight() -> None:
-    page = Page("x").table(("#", "layer", "zeros"), [[1, NAMES[0], 0.5]])
-    assert [kind.split() for kind in _Cells(page).cells] == [["r"], ["l", "s"], ["r"]]
-    assert "vit.<wbr/>layers.<wbr/>0.<wbr/>attention.<wbr/>q_<wbr/>proj" in page.html()
+def test_a_page_is_whole_and_has_all_its_parts(tmp_path: Path) -> None:
+    table = text_table("Table of `x`", ["layer", "zeros", "<word"], [["a<b>", "12 %", "w"]], "A caption.")
+    drawn = list(_figures().values())
+    sections = [Section("First", "One `code`.\n\nTwo.", {"rho": "0.1"}, drawn, [table]), Section("More", folded=True)]
+    path = write_page(tmp_path / "page.html", "A <title>", sections)
+    text = path.read_text(encoding="utf-8")
+    tags = _Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert tags.seen["svg"] == len(drawn)
+    assert tags.seen["details"] == tags.seen["table"] == 1
+    assert all(part in text for part in ("<code>code</code>", "a&lt;b&gt;", "A &lt;title&gt;"))
+    assert "http" not in text.replace("http://www.w3.org/", "")  # the names of SVG's own schemas
 
 
-@pytest.mark.parametrize(("columns", "hint"), [(2, []), (4, ["hint h0"]), (9, ["hint h1"]), (20, ["hint h2"])])
-def test_a_table_says_on_which_screens_it_scrolls(columns: int, hint: list[str]) -> None:
-    page = Page("x").table([f"column {place}" for place in range(columns)], [["12.3 %"] * columns])
-    assert _Cells(page).hints == hint
+def test_figures_have_labels_units_and_every_series() -> None:
+    drawn = _figures()
+    assert drawn["lines"].axes[0].get_xlabel() == "step"
+    assert drawn["lines"].axes[0].get_yscale() == "log"
+    assert [text.get_text() for text in drawn["bars"].axes[0].get_legend().get_texts()] == ["\u200b_asked", "got"]
+    assert [text.get_text() for text in drawn["histogram"].axes[0].get_legend().get_texts()] == [
+        "gradient", "lognormal", "normal",
+    ]  # fmt: skip
+    assert drawn["heat map"].axes[1].get_ylabel() == "W / V"
+    assert len(drawn["bars"].axes[0].patches) == 2 * len(NAMES)
 
 
-def test_a_long_text_is_wrapped_in_its_cell() -> None:
-    page = Page("x").table(("layer", "why"), [["fc", "its forward did not run at an observed step, or it was kept"]])
-    assert [kind.split() for kind in _Cells(page).cells] == [["l", "s"], ["l", "w"]]
+def test_the_histogram_counts_shares_per_octave() -> None:
+    x = LogNormal(-8.0, 2.0).sample(20_000)
+    figure = figures.histogram(x, {"lognormal": LogNormal(-8.0, 2.0)})
+    stairs, line = figure.axes[0].patches[0].get_data(), figure.axes[0].lines[0]
+    assert np.sum(stairs.values) / 4 == pytest.approx(1, abs=0.002)
+    band = 4 * 4 * np.sqrt(line.get_ydata() / 4 / x.size)  # 4 sigma of a count, times 4 bins per octave
+    assert np.all(np.abs(stairs.values - line.get_ydata()) <= band + 2e-3)
 
 
-def test_good_and_bad_numbers_have_their_own_class() -> None:
-    html = Page("x").metrics([Tile("+1", "better", "", "good"), Tile("+1", "worse", "", "bad"), ("1", "a", "b")]).html()
-    assert re.findall(r'class="tile (\w*)"', html) == ["good", "bad", ""]
+def test_equal_figures_are_equal_text() -> None:
+    first, second = (svg(_figures()["heat map"]) for _ in range(2))
+    assert first == second
+    assert first.startswith("<svg")
 
 
-def test_folds_hold_blocks():
-    html = Page("p").fold("more `x` <b>", Page("inner").text("inside")).html()
-    assert "<summary>more <code>x</code> &lt;b&gt;</summary><p>inside</p></details>" in html
+def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CannotWrite, match="missing"):
+        write_page(tmp_path / "missing" / "page.html", "x", [])
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_one_sentence_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = figures.lines({}, "", "", "")
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf"{package}.*pip install 'lograd\[plot\]'") as caught:
+        render("x", [Section(figures=[figure])])
+    assert isinstance(caught.value, LogradError)
+
+
+def test_importing_lograd_imports_neither_matplotlib_nor_jinja2() -> None:
+    code = "import sys, lograd.report, lograd.cli; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

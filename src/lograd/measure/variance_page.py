@@ -168,9 +168,8 @@ def _quantizers(found: Findings) -> Chart:
 
 def _rows(made: TextTable) -> tuple[list[str], list[list[object]]]:
     """Return the columns and rows of a table for the terminal, for the page."""
-    layout = made.layout
-    return [name.removeprefix("<") for name in layout.columns], [list(row) for row in layout.rows]
+    return [name.removeprefix("<") for name in made.columns], [list(row) for row in made.rows]
 
 
 def _extra(found: Findings) -> int:
-    return len(table.tensor_table(found).layout.columns) - len(table.COLUMNS)
+    return len(table.tensor_table(found).columns) - len(table.COLUMNS)

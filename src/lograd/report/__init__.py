@@ -5,9 +5,11 @@ Pages need no plotting library, no script and no network.
 
 from ..files.atomic import CannotWrite, check_folder
 from .chart import Chart
+from .extra import MissingExtra
 from .heatmap import HeatMap
 from .marks import Band, Bars, Histogram, Line, Mark, Points, Rule
-from .page import Page, Tile
+from .old_page import Page, Tile
+from .page import Section, write_page
 from .text import TextTable, text_table
 
 __all__ = [
@@ -19,11 +21,14 @@ __all__ = [
     "Histogram",
     "Line",
     "Mark",
+    "MissingExtra",
     "Page",
     "Points",
     "Rule",
+    "Section",
     "TextTable",
     "Tile",
     "check_folder",
     "text_table",
+    "write_page",
 ]
