@@ -196,7 +196,7 @@ class Network:
     def chosen(self, budget: float) -> tuple[Plan, Choice]:
         """Return the fastest plan within a budget of noise."""
         plan = self.profile.plan(noise=budget)
-        expected = plan.expected
+        expected = plan.evidence.expected
         assert expected is not None
         assert expected.seconds is not None
         return plan, Choice((), expected.seconds, expected.rho or 0.0, expected.penalty or 0.0)

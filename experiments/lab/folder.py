@@ -87,7 +87,7 @@ class RunFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LogradWarning)  # that it was changed is said below
             plan = Plan.load(self.plan)
-        if not plan.is_known_as(record["plan"]):
+        if plan.hash() != record["plan"]:
             raise InvalidValue(
                 f"{self.plan} was changed after the run was started ({record['plan']}, now {plan.hash()}); put the "
                 "plan of the run back, or start anew."

@@ -139,7 +139,8 @@ def _measure(case: str, beginning: partial[_Beginning], made: list[_Beginning]) 
     found = _train(copy.deepcopy(start.model), start.batches, plan)
     if plan is None:
         return found | {"layers": None, "predicted": None, "growth": None}
-    return found | {"layers": len(plan.layers), "predicted": 1.0 if plan.growth is None else plan.growth.factor}
+    growth = plan.evidence.growth
+    return found | {"layers": len(plan.layers), "predicted": 1.0 if growth is None else growth.factor}
 
 
 def _train(model: nn.Module, batches: Batches, plan: Plan | None) -> Found:

@@ -173,13 +173,13 @@ def _cut(x: Tensor, sparsity: float) -> float:
 def _by_layer(profile: Profile, plan: Plan) -> list[dict[str, Any]]:
     """For each layer, its noise and its work."""
     brought = Predicted.of(profile, plan)
-    whole = sum(sum(work) for work in plan.work.values())
+    whole = sum(sum(work) for work in plan.evidence.work.values())
     return [
         {
             "layer": name,
             "sigma": profile.layers[name].sigma,
             "cosine": _for_weight(plan, name).cosine,
-            "work": sum(plan.work[name]) / whole,
+            "work": sum(plan.evidence.work[name]) / whole,
             "won by keeping it": brought.won_by_keeping(place),
         }
         for place, name in enumerate(plan.layers)

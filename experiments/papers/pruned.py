@@ -102,7 +102,7 @@ class Predicted:
             np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])
             for side in ("predicted_input_gradient", "predicted_weight_gradient")
         )
-        input *= np.array([plan.work[name][0] > 0 for name in names])
+        input *= np.array([plan.evidence.work[name][0] > 0 for name in names])
         return cls(Propagation(share * found.own, found.passed, found.transfer), input, weight)
 
     def numbers(self) -> dict[str, float]:

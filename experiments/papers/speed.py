@@ -139,7 +139,7 @@ class Speed(Experiment):
         found = folder.found(PLAN)
         if found is None or found["plan"] is None:
             return replace(self._config(), steps=self._fast_steps)
-        plan = folder.keep_plan(FAST, Plan.from_json(found["plan"]))
+        plan = folder.keep_plan(FAST, Plan.from_dict(found["plan"]))
         return replace(self._config(), steps=self._fast_steps, plan=plan, guard=True)
 
     @property
@@ -150,7 +150,7 @@ class Speed(Experiment):
         """Find the plan of the fast runs."""
         config = replace(self._config(), steps=self._fast_steps, fast=True)
         found = find_plan(BuiltIn(config, load_data(config)))
-        return {"plan": None if found.plan is None else found.plan.to_json(), "words": found.words}
+        return {"plan": None if found.plan is None else found.plan.to_dict(), "words": found.words}
 
     def _time(self, folder: CellFolder, threads: int) -> Found:
         """Seconds of single steps, and of finding a plan.

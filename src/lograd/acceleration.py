@@ -362,7 +362,7 @@ class Acceleration:
         return {
             "steps": self.steps,
             "words": self.words,
-            "plan": None if self._trial is not None else self.plan.to_json(),
+            "plan": None if self._trial is not None else self.plan.to_dict(),
             "handle": None if self._handle is None or self._trial is not None else self._handle.state_dict(),
         }
 
@@ -372,7 +372,7 @@ class Acceleration:
             raise InvalidValue(sentence("state", type(state).__name__, "what `state_dict` of an acceleration returned"))
         if state["plan"] is None:
             return
-        plan = Plan.from_json(state["plan"])
+        plan = Plan.from_dict(state["plan"])
         self._end_trial()
         self.plan, self.words, self.steps = plan, str(state["words"]), int(state["steps"])
         self._attach(plan)

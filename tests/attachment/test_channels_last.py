@@ -87,9 +87,9 @@ def test_compiled_code_expects_the_layout():
 
 def test_a_plan_keeps_the_switch(tmp_path):
     plan = replace(Plan.uniform("int8-full"), channels_last=True)
-    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_dict(plan.to_dict()) == plan
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").channels_last
-    assert "channels_last" not in replace(plan, channels_last=False).to_json()
+    assert "channels_last" not in replace(plan, channels_last=False).to_dict()
     with pytest.raises(InvalidType, match="channels_last of a plan must be True or False; got 1"):
         replace(plan, channels_last=1)

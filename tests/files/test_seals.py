@@ -23,8 +23,6 @@ from experiments.lab import Config, checkpoint, resume
 from experiments.lab.loop import load_work
 from experiments.lab.session import Session
 from lograd import InvalidValue, Plan, Profile
-from lograd.engine.backends.choice import whole
-from lograd.engine.slots import all_counters
 from lograd.errors import LogradWarning
 from lograd.files.atomic import CannotRead
 from lograd.files.seals import check_seal, sealed
@@ -177,44 +175,3 @@ def test_sealed_files_are_what_others_read(profile, session, tmp_path):
         assert archive.testzip() is None
     session.save(tmp_path / "c.pt", 7)
     assert torch.load(tmp_path / "c.pt", weights_only=True)["journal_bytes"] == 7
-
-
-# -- files of earlier versions --
-
-
-def test_files_without_checksums_are_read(tmp_path):
-    shutil.copytree(FIRST, tmp_path / "first")
-    profile = Profile.load(tmp_path / "first" / "profile.npz")
-    assert (list(profile.layers), profile.steps, profile.noise.layers) == (["0", "2"], 3, ("0", "2"))
-    plan = Plan.load(tmp_path / "first" / "plan.json")
-    assert plan.layers["0"].words() == "prune 0.8, then 1-3-2 scale max"
-    assert (plan.kept, plan.work["2"]) == ({"2": "the last layer"}, (768, 768))
-    model = mlp()
-    handle = lograd.attach(model, Plan.uniform("prune85+fp6/atp85"))
-    state = torch.load(io.BytesIO(gzip.decompress((FIRST / "state.pt.gz").read_bytes())), weights_only=True)
-    handle.load_state_dict(state)
-    assert (handle.steps, handle.seed) == (4, 3)
-    assert handle.counters().total.treated > 0
-    again, names = handle.state_dict(), {"input": "input_gradient.gradient", "weight": "weight_gradient.gradient"}
-    for name, tensors in state["layers"].items():
-        for key, tensor in tensors.items():
-            site, _, kind = key.rpartition(".")
-            found = again["layers"][name][f"{names.get(site, 'gradient')}.{'memory' if kind == 'state' else kind}"]
-            later = {"counters": all_counters, "choice": whole}  # which have had fewer slots
-            assert same(found, later[kind](tensor) if kind in later else tensor)
-    for name, values in state["statistics"].items():
-        assert same(again["statistics"][name]["gradient"], values)
-    plain = ("seed", "steps", "last_collected", "loss_scale", "cost")
-    assert all(same(again[name], state[name]) for name in plain)
-    handle.remove()
-
-
-@pytest.mark.filterwarnings("ignore:the run was started with other versions", "ignore:noise of pruning explodes")
-def test_a_run_of_an_earlier_version_is_resumed(tmp_path):
-    run = tmp_path / "first" / "run"
-    shutil.copytree(FIRST, tmp_path / "first")
-    (run / "checkpoint.pt").write_bytes(gzip.decompress((run / "checkpoint.pt.gz").read_bytes()))
-    data = tmp_path / "first" / "images.npz"
-    steps = []
-    assert resume(run, expected={"data": data}, progress=lambda status: steps.append(status.step)).status == "finished"
-    assert steps == [6, 7, 8]

@@ -193,7 +193,7 @@ def test_with_a_plan_that_asks_for_it() -> None:
     torch.manual_seed(0)
     net, x = CifarResNet(8, width=16), torch.randn(4, 3, 16, 16)
     plan = replace(lograd.Plan.uniform("int8-full"), normalization=True, saved=8)
-    assert lograd.Plan.from_json(plan.to_json()) == plan
+    assert lograd.Plan.from_dict(plan.to_dict()) == plan
     with lograd.attach(net, plan) as handle:
         for _ in range(2):
             F.cross_entropy(net(x), torch.tensor([1, 2, 3, 4])).backward()

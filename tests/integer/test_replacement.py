@@ -177,7 +177,7 @@ def test_a_plan_asks_for_it() -> None:
     net, x = model(), tokens()
     before, expected = pickle.dumps(net), net(x)
     plan = replace(lograd.Plan.uniform("identity"), attention=7)
-    assert lograd.Plan.from_json(plan.to_json()) == plan
+    assert lograd.Plan.from_dict(plan.to_dict()) == plan
     with lograd.attach(net, plan) as handle:
         assert not torch.equal(net(x), expected)
         said = handle.explain().layers["scaled_dot_product_attention"]
@@ -189,6 +189,6 @@ def test_a_plan_asks_for_it() -> None:
 @pytest.mark.parametrize("field", ["attention", "saved"])
 @pytest.mark.parametrize("bits", [1, 9, True, "8"])
 def test_a_plan_refuses_other_bits(bits: object, field: str) -> None:
-    data = {**lograd.Plan.uniform("identity").to_json(), field: bits}
+    data = {**lograd.Plan.uniform("identity").to_dict(), field: bits}
     with pytest.raises((InvalidType, InvalidValue), match=f"{field} of a plan must be"):
-        lograd.Plan.from_json(data)
+        lograd.Plan.from_dict(data)

@@ -110,7 +110,7 @@ def test_a_plan_asks_for_it() -> None:
     net, x = model(), images()
     before = pickle.dumps(net)
     plan = replace(lograd.Plan.uniform("identity"), saved=4)
-    assert lograd.Plan.from_json(plan.to_json()) == plan
+    assert lograd.Plan.from_dict(plan.to_dict()) == plan
     with lograd.attach(net, plan) as handle:
         gradients(net, x)
         said = handle.explain().layers["kept for the backward"]

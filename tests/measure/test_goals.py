@@ -15,6 +15,7 @@ from lograd.cli import main
 from lograd.errors import LogradWarning
 from lograd.measure.methods import method
 from lograd.measure.noisy import rise_of
+from lograd.plan import Evidence
 from lograd.theory import risen
 from lograd.treatments import BACKWARD
 
@@ -33,12 +34,12 @@ def methods_of(plan, profile):
 
 def test_a_budget_of_noise_is_kept_and_its_time_is_that_of_the_menus(profile):
     plan = profile.plan(noise=0.1)
-    assert plan.expected.total <= 0.1
-    assert plan.expected.unit == pytest.approx(profile.minibatch.unit, rel=1e-5)
+    assert plan.evidence.expected.total <= 0.1
+    assert plan.evidence.expected.unit == pytest.approx(profile.minibatch.unit, rel=1e-5)
     chosen = methods_of(plan, profile)
-    assert plan.expected.seconds == pytest.approx(profile.menus.seconds(chosen), rel=1e-5)
-    assert plan.expected.dense_seconds == pytest.approx(profile.menus.step, rel=1e-5)
-    assert profile.plan(noise=0.01).expected.seconds >= plan.expected.seconds
+    assert plan.evidence.expected.seconds == pytest.approx(profile.menus.seconds(chosen), rel=1e-5)
+    assert plan.evidence.expected.dense_seconds == pytest.approx(profile.menus.step, rel=1e-5)
+    assert profile.plan(noise=0.01).evidence.expected.seconds >= plan.evidence.expected.seconds
     assert "times as fast" in str(plan)
     assert "of the minibatch's variance" in " ".join(str(plan).split())
     assert plan.skipped == 0.0  # integer products skip no zeros
@@ -57,16 +58,16 @@ def test_rho_is_the_noise_that_travels(profile):
         for product, column in zip(BACKWARD, ratios, strict=True)
     ]
     energy, _ = risen(profile.noise.energies, ratios, rises)
-    assert plan.expected.rho == pytest.approx(energy / profile.minibatch.unit, rel=1e-5)
-    assert plan.expected.penalty == pytest.approx(
+    assert plan.evidence.expected.rho == pytest.approx(energy / profile.minibatch.unit, rel=1e-5)
+    assert plan.evidence.expected.penalty == pytest.approx(
         sum(one.penalty for one in candidates.values()) / profile.minibatch.unit, rel=1e-5
     )
 
 
 def test_progress_weighs_time_against_noise(profile):
     steady = profile.plan(objective="progress")
-    assert steady.expected.progress >= profile.plan(noise=0.1).expected.progress
-    assert steady.expected.progress >= profile.plan(noise=1.0).expected.progress
+    assert steady.evidence.expected.progress >= profile.plan(noise=0.1).evidence.expected.progress
+    assert steady.evidence.expected.progress >= profile.plan(noise=1.0).evidence.expected.progress
 
 
 def test_backends_are_fixed_so_that_runs_repeat(profile):
@@ -85,7 +86,7 @@ def test_layers_that_are_left_alone_say_why():
     timid = replace(found, menus=menus_of(found)).plan(noise=1e-9)
     assert not timid.layers
     assert all("would save" in reason and "minibatch's variance" in reason for reason in timid.kept.values())
-    assert timid.expected.speed == pytest.approx(1.0)
+    assert timid.evidence.expected.speed == pytest.approx(1.0)
     kept = replace(found, menus=menus_of(found)).plan(noise=0.1, keep="first")
     assert kept.kept[next(iter(found.layers))] == "the first layer"
 
@@ -110,8 +111,8 @@ def test_the_plan_survives_its_file_and_its_hash_leaves_expectations_out(profile
     plan = profile.plan(noise=0.1)
     again = Plan.load(plan.save(tmp_path / "plan.json"))
     assert again == plan
-    assert again.expected == plan.expected
-    assert replace(plan, expected=None).hash() == plan.hash()
+    assert again.evidence.expected == plan.evidence.expected
+    assert replace(plan, evidence=Evidence()).hash() == plan.hash()
     assert max(map(len, (tmp_path / "plan.json").read_text().splitlines())) < 400
 
 
@@ -121,8 +122,8 @@ def test_a_switch_that_saves_time_is_turned_on():
     switched = replace(found, menus=menus_of(found, normalization=1e-3)).plan(noise=0.1)
     assert switched.normalization
     assert not plain.normalization
-    assert switched.expected.seconds == pytest.approx(plain.expected.seconds - 1e-3)
-    assert switched.expected.dense_seconds == plain.expected.dense_seconds
+    assert switched.evidence.expected.seconds == pytest.approx(plain.evidence.expected.seconds - 1e-3)
+    assert switched.evidence.expected.dense_seconds == plain.evidence.expected.dense_seconds
 
 
 @pytest.mark.parametrize(

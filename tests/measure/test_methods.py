@@ -35,7 +35,7 @@ def test_a_method_is_a_recipe_with_named_backends(name):
         mine, theirs = getattr(found.plan, product), getattr(plain, product)
         assert (mine.gradient, mine.weights, mine.activations) == (theirs.gradient, theirs.weights, theirs.activations)
         assert mine.backend == backends.get(SYMBOLS[product], "auto")
-    assert LayerPlan.from_json(found.plan.to_json()) == found.plan
+    assert LayerPlan.from_dict(found.plan.to_dict()) == found.plan
 
 
 def test_other_bits_and_sparsities_have_names_too():

@@ -38,7 +38,7 @@ def test_sparsity_is_the_share_of_skipped_work(profile, choice):
     assert plan.skipped == pytest.approx(0.7, abs=2e-3)
     words = " ".join(str(plan).split())
     assert f"skip {plan.skipped_of_step:.1%} of it, and 70.0% of the products for dX and dW" in words
-    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_dict(plan.to_dict()) == plan
 
 
 @pytest.mark.filterwarnings("ignore:noise of this plan is predicted")
@@ -57,9 +57,6 @@ def test_an_overridden_layer_keeps_its_work(profile):
     again = plan.override("7", sparsity=0.7)
     assert again.skipped > plan.skipped
     assert again.override("7", treat=False).skipped == plan.skipped
-    for wrong in ([], {"7": [1]}, {"7": [1, -1]}, {"7": "x"}):
-        with pytest.raises(InvalidValue, match="work of"):
-            Plan.from_json({**plan.to_json(), "work": wrong})
 
 
 def test_kept_layers_count_as_work_that_is_not_skipped(profile):

@@ -69,6 +69,6 @@ def test_layers_together_are_what_a_uniform_plan_predicts(profile):
     sums = joint_outlook(found, profile.noise)
     plan = profile.plan(sparsity=USUAL, allocation="uniform")
     assert list(plan.layers) == ["2"]
-    assert sums.growth[SPARSITIES.index(USUAL)] == pytest.approx(plan.growth.factor, rel=0.01)
+    assert sums.growth[SPARSITIES.index(USUAL)] == pytest.approx(plan.evidence.growth.factor, rel=0.01)
     assert sums.noise == sorted(sums.noise)
     assert joint_outlook(found, None) is None

@@ -131,7 +131,7 @@ def run(*arguments):
 def test_recommended_bits_from_the_shell(profile, folder):
     result = run("plan", folder, "--bits", "recommended", "--json")
     assert result.exit_code == 0, result.output
-    assert Plan.from_json(json.loads(result.stdout)["plan"]) == profile.plan(bits="recommended")
+    assert Plan.from_dict(json.loads(result.stdout)["plan"]) == profile.plan(bits="recommended")
     assert run("plan", folder, "--bits", "6", "--json", "--overwrite").exit_code == 0
 
 

@@ -243,13 +243,9 @@ WRONG = [
     (lambda: Treatment.from_json({"kind": "prune"}), "needs its field 'sparsity'"),
     (lambda: Treatment.from_json([1]), 'an object with a "kind"'),
     (lambda: Statistics(LogNormal(0, 1)), "an Empirical law of one layer"),
-    (lambda: Plan.from_json({"layers": {}}), "this is not a plan"),
-    (lambda: Plan.from_json({"lograd_plan": 99}), "has version 99"),
-    (lambda: Plan.from_json({"lograd_plan": 1, "layer": {}}), "no field 'layer'.* Did you mean 'layers'"),
-    (
-        lambda: Plan.from_json({"lograd_plan": 1, "layers": {"a": {"input": {}}}}),
-        'as "both", or as "input" and "weight"',
-    ),
+    (lambda: Plan.from_dict({"layers": {}}), "this is not a plan"),
+    (lambda: Plan.from_dict({"lograd_plan": 1}), "not a plan of version 2"),
+    (lambda: Plan.from_dict({"lograd_plan": 2, "layer": {}}), "no field 'layer'.* Did you mean 'layers'"),
 ]
 
 

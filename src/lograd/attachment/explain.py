@@ -81,7 +81,7 @@ def explain(
     converted = converted or {}
     counts = read_counters(layers)
     lines: dict[str, str] = {}
-    step = plan.step
+    step = plan.evidence.step
     left = untreated_parts(model, step)
     for name in (plain_name(name) for name, _ in unwrapped(model).named_modules()):
         if name in layers and name in converted:
@@ -106,7 +106,7 @@ def explain(
     if cost.refreshes:
         summary += f"; {_taken(cost, layers, steps)}"
     if step is not None:
-        summary += f".\n{step.division(plan.work)}"
+        summary += f".\n{step.division(plan.evidence.work)}"
     if guard is not None:
         summary += f".\nGuard: {guard.summary()}"
     if growth is not None:

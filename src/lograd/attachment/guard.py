@@ -35,7 +35,7 @@ LIMIT = 1e5
 """The growth of energy above which a handle without a guard warns.
 
 At 85 % it settles near 1e3 in a ResNet-20 that learns and at 2e5 in one whose weights are held fixed; in a MobileNet-v2
-it passes 1e10 within nine steps.  A plan from a profile with measured noise is warned of sooner (`plan.forecast`).
+it passes 1e10 within nine steps.  A plan from a profile with measured noise is warned of sooner (`Evidence.growth`).
 """
 MEANING = "the noise-to-signal ratio in the worst layer"
 

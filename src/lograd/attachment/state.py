@@ -122,7 +122,7 @@ def checked(state: Any, plan: Plan, layers: Mapping[str, LayerEngine], statistic
     if type(version) is not int or version not in (FORMER, VERSION):
         raise InvalidValue(f"this is not a handle's state of version {VERSION}; got version {str(version)[:60]}.")
     check_object("a handle's state", state, (*PLAIN, *PARTS), LATER)
-    if not plan.is_known_as(state["plan"]):
+    if plan.hash() != state["plan"]:
         raise InvalidValue(
             f"the state belongs to another plan ({str(state['plan'])[:60]}, this is {plan.hash()}); attach the plan "
             "with which it was saved."

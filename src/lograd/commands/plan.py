@@ -118,7 +118,7 @@ def plan(
     made.save(target)
     changes = None if other is None else other.diff(made).splitlines()
     if as_json:
-        print_json({"path": str(target), "hash": made.hash(), "plan": made.to_json(), "diff": changes})
+        print_json({"path": str(target), "hash": made.hash(), "plan": made.to_dict(), "diff": changes})
         return
     show(made.table())
     if changes is not None:

@@ -61,7 +61,7 @@ def profile(
         found.to_html(folder / "profile.html", f"Gradients of {make}")
     if as_json:
         layers = [_row(layer) for layer in found.layers.values()]
-        work = None if found.work is None else found.work.to_json()
+        work = None if found.work is None else found.work.to_dict()
         menus = None if found.menus is None else found.menus.to_json()
         broken = {"broken": found.broken, "work": work, "menus": menus}
         print_json({"folder": str(folder), "steps": found.steps, "layers": layers, "missed": found.missed, **broken})

@@ -8,8 +8,7 @@ from typing import final
 
 import numpy as np
 
-from ..plan import LayerPlan
-from ..plan.forecast import Forecast
+from ..plan import Forecast, LayerPlan
 from ..theory import Propagation
 from ..treatments.verdicts import noise_of
 from .noisy import MOST_NOISE

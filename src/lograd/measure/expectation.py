@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..plan import LayerPlan, Plan, predicted
-from ..plan.expected import Expected
+from ..plan import Expected, LayerPlan, Plan, predicted
 from ..theory import risen
 from ..treatments import BACKWARD, OPERANDS, Sentence, describe
 from ..treatments.verdicts import noise_of

@@ -102,7 +102,7 @@ def pack(
         "layers": [_describe(layer) for layer in layers.values()],
     }
     if work is not None:
-        header["work"] = work.to_json()
+        header["work"] = work.to_dict()
     if uncounted:
         header["uncounted"] = uncounted
     if loss is not None:
@@ -215,7 +215,7 @@ def _build(header: dict[str, Any], arrays: dict[str, NDArray[Any]], limit: int) 
     noise = None
     if "noise" in header:
         noise = _noise(header["noise"], arrays.get("noise"), header.get("energies"))
-    work = StepWork.from_json(header["work"]) if "work" in header else None
+    work = StepWork.from_dict(header["work"]) if "work" in header else None
     uncounted = check_text("why the step was not counted", header.get("uncounted", ""))
     loss = NonFiniteLoss.from_json(header["loss"]) if "loss" in header else None
     named = {layer.name: layer for layer in layers}

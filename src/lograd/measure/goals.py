@@ -17,8 +17,7 @@ import numpy as np
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sentence
 from ..laws import Empirical
-from ..plan import Expected, LayerPlan, Plan, predicted
-from ..plan.forecast import Forecast
+from ..plan import Evidence, Expected, Forecast, LayerPlan, Plan, predicted
 from ..theory import Choice, Option, Problem, Propagation, choose, pruned_options
 from ..treatments import BACKWARD, Prune, Statistics
 from ..treatments.products import PRODUCTS, check_backend
@@ -320,7 +319,7 @@ def _percent(sparsity: float) -> str:
 
 
 def plan_for(found: Measurements, task: PlanProblem, goal: Goal) -> Plan:
-    """Return the plan that reaches a goal, with the predictions of `Plan.expected` and `Plan.growth`.
+    """Return the plan that reaches a goal, with the evidence for it.
 
     A plan that leaves all layers alone says why: nothing is faster, or the noise is not worth it.
     """
@@ -336,11 +335,13 @@ def plan_for(found: Measurements, task: PlanProblem, goal: Goal) -> Plan:
     return Plan(
         plans,
         {name: reasons[name] for name in layers if name in reasons},
-        work={name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()},
-        statistics=statistics,
-        growth=growth,
         normalization=task.normalization > 0 and bool(plans),
-        expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense)),
+        evidence=Evidence(
+            {name: (layer.flops_input or 0, layer.flops_weight or 0) for name, layer in layers.items()},
+            growth=growth,
+            expected=_expected(found, task, choice if plans else replace(choice, seconds=task.dense)),
+            statistics=statistics,
+        ),
     )
 
 

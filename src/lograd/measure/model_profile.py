@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -188,20 +188,23 @@ class Profile:
             scale, rounding: the rule of `theory.scale`, and "stochastic" or "nearest".
             products: treat the gradient for dX ("input_gradient"), for dW ("weight_gradient"), or for both.
 
-        Predictions are in it (`plan.expected`, `plan.growth`); a LogradWarning tells if noise explodes.
+        Predictions are in it (`plan.evidence`); a LogradWarning tells if noise explodes.
         """
         others = (bits, sparsity, allocation, floors, law, scale, rounding, products, split, everywhere)
         if planner.has_goal((noise, objective), (methods, backends), others):
             goal = Goal(noise, objective)
             found = Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
             task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
-            return replace(plan_for(found, task, goal), step=self.work)
+            return self._with_work(plan_for(found, task, goal))
         keep = ("last",) if keep is None else keep
         usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
         chosen = usual if allocation is None else allocation
         budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
         made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
-        return replace(made, step=self.work, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
+        return self._with_work(made, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
+
+    def _with_work(self, plan: Plan, **more: Any) -> Plan:
+        return replace(plan, evidence=replace(plan.evidence, step=self.work, **more))
 
     def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.

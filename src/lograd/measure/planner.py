@@ -15,7 +15,7 @@ from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sen
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
-from ..plan import LayerPlan, Plan, check_bits, predicted
+from ..plan import Evidence, LayerPlan, Plan, check_bits, predicted
 from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
 from ..treatments.fields import checked_sparsity
 from ..treatments.products import check_backward_products
@@ -149,7 +149,7 @@ def build(
     if growth is not None and growth.explodes:
         warnings.warn(growth.warning(), LogradWarning, stacklevel=3)
     rounded_only = {} if budget.sparsity is None else {name: why for name, why in unpruned.items() if name in plans}
-    return Plan(plans, kept, work=work, statistics=statistics, growth=growth, unpruned=rounded_only)
+    return Plan(plans, kept, evidence=Evidence(work, None, growth, rounded_only, statistics=statistics))
 
 
 def has_goal(goals: Sequence[object], choices: Sequence[object], others: Sequence[object]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..plan.forecast import LIMIT
+from ..plan import LIMIT
 from ..report import Bars, Chart, Line, Mark, Page, Rule
 from ..treatments.verdicts import FAIR_COSINE, GOOD_COSINE, VERDICTS_IN_WORDS, verdict, verdict_on_noise
 from .charts import MOST_BARS, NAMED_LAYERS, quantile_of

@@ -1,8 +1,21 @@
-"""Plans: the treatments of each layer of a model, as values and as a file to review."""
+"""Plans: the treatments of each layer of a model, as values and as a file to review; and the evidence for them."""
 
-from .expected import Expected
+from .evidence import LIMIT, Evidence, Expected, Forecast, StepWork, Untreated, listed, percent
 from .layer import LayerPlan, check_bits, predicted
 from .plan import VERSION, Plan
-from .work import StepWork, Untreated, percent
 
-__all__ = ["VERSION", "Expected", "LayerPlan", "Plan", "StepWork", "Untreated", "check_bits", "percent", "predicted"]
+__all__ = [
+    "LIMIT",
+    "VERSION",
+    "Evidence",
+    "Expected",
+    "Forecast",
+    "LayerPlan",
+    "Plan",
+    "StepWork",
+    "Untreated",
+    "check_bits",
+    "listed",
+    "percent",
+    "predicted",
+]

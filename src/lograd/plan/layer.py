@@ -1,13 +1,15 @@
-"""The plan of one layer: for each of its three products a sentence per operand and a backend."""
+"""The plan of one layer: for each of its three products a sentence per operand and a backend; and changes to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, final
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..files.checks import check_number, check_object, check_whole
+from ..formats import Format, parse_format
 from ..formats.values import check_width
+from ..theory import best_format
 from ..treatments import (
     AS_IS,
     BACKWARD,
@@ -16,6 +18,8 @@ from ..treatments import (
     SYMBOLS,
     Prediction,
     ProductPlan,
+    Prune,
+    Quantize,
     Sentence,
     Statistics,
     Treated,
@@ -27,6 +31,7 @@ from ..treatments import (
     predict,
     to_json,
 )
+from ..treatments.prune import PruningLaw
 
 BOTH = "both"
 """In a file: the products for dX and dW alike."""
@@ -169,15 +174,16 @@ class LayerPlan:
 
     # -- the file --
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, of which `from_json` makes this plan again."""
-        products = {name: self._product_to_json(name) for name in PRODUCTS}
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, of which `from_dict` makes this plan again."""
+        products = {name: self.product_to_dict(name) for name in PRODUCTS}
         dX, dW = (products[name] for name in BACKWARD)
         sides = {BOTH: dX} if dX == dW else dict(zip(BACKWARD, (dX, dW), strict=True))
         output = {"output": products["output"]} if products["output"] else {}
         return {**output, **sides, "elements": self.elements, "masked": self.masked}
 
-    def _product_to_json(self, name: str) -> dict[str, Any]:
+    def product_to_dict(self, name: str) -> dict[str, Any]:
+        """Return one product as plain values: the treatments of its operands, its backend and its prediction."""
         product: ProductPlan = getattr(self, name)
         found: dict[str, Any] = {
             operand: to_json(treatments) for operand in OPERANDS[name] if (treatments := getattr(product, operand))
@@ -188,9 +194,9 @@ class LayerPlan:
         return found if predicted is None else {**found, "predicted": predicted.to_json()}
 
     @classmethod
-    def from_json(cls, data: Any) -> LayerPlan:
-        """Return the plan that `to_json` was given; the exact inverse."""
-        check_fields("a layer of a plan", data, (BOTH, *PRODUCTS, "elements", "masked"))
+    def from_dict(cls, data: Any) -> LayerPlan:
+        """Return the plan that `to_dict` was given; the exact inverse."""
+        check_object("a layer of a plan", data, (), (BOTH, *PRODUCTS, "elements", "masked"))
         if BOTH in data and any(name in data for name in BACKWARD):
             raise InvalidValue(
                 sentence("a layer of a plan", data, 'given as "both", or as "input_gradient" and "weight_gradient"')
@@ -212,18 +218,13 @@ class LayerPlan:
 
 def _product_from_json(name: str, data: Any) -> tuple[ProductPlan, Prediction | None]:
     valid = (*OPERANDS[name], "backend", *(("predicted",) if name in BACKWARD else ()))
-    check_fields("a product of a plan", data, valid)
+    check_object("a product of a plan", data, (), valid)
     sentences = {operand: from_json(data.get(operand, [])) for operand in OPERANDS[name]}
     predicted = data.get("predicted")
     return (
         ProductPlan(**sentences, backend=data.get("backend", "auto")),
         None if predicted is None else Prediction.from_json(predicted),
     )
-
-
-def check_fields(what: str, data: Any, valid: tuple[str, ...]) -> None:
-    """Refuse data that is not an object, or that has a field which nobody would read."""
-    check_object(what, data, (), valid)
 
 
 def check_bits(bits: Any) -> int:
@@ -237,3 +238,129 @@ def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction
     if exact is None:
         return None
     return Prediction(**{name: float(f"{value:.6g}") for name, value in exact.to_json().items()})
+
+
+@final
+@dataclass(frozen=True)
+class Change:
+    """The changes that `Plan.override` makes; None leaves a field as it is."""
+
+    sparsity: float | None = None
+    law: PruningLaw | None = None
+    bits: int | None = None
+    format: str | Format | None = None
+    scale: str | None = None
+    rounding: Literal["stochastic", "nearest"] | None = None
+    products: tuple[str, ...] = BACKWARD
+
+    def __post_init__(self) -> None:
+        if self.bits is not None:
+            check_bits(self.bits)
+        if self.bits is not None and self.format is not None:
+            raise InvalidValue("override takes bits=, which chooses a format, or format= itself; got both.")
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing is changed."""
+        return all(getattr(self, field.name) is None for field in fields(self) if field.name != "products")
+
+    def apply(self, name: str, layer: LayerPlan, statistics: Statistics | None) -> LayerPlan:
+        """Return the changed plan of a layer, with new predictions.
+
+        Args:
+            name: of the layer, for messages.
+            statistics: those of its gradient; without, predictions are dropped.
+        """
+        values: dict[str, Any] = {}
+        for product in self.products:
+            changed = self._sentence(name, layer.site(product, "gradient"), statistics)
+            values[product] = replace(getattr(layer, product), gradient=changed)
+            values[f"predicted_{product}"] = predicted(changed, statistics)
+        return replace(layer, **values)
+
+    def _sentence(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
+        prune, quantize = self._pruning(name, treatments), self._rounding(name, treatments, statistics)
+        others = tuple(one for one in treatments if not {"sparsity", "format"} & one.changeable)
+        return (*prune, *others, *quantize)
+
+    def _pruning(self, name: str, treatments: Sentence) -> Sentence:
+        given = _given(sparsity=self.sparsity, law=self.law)
+        found = [one for one in treatments if "sparsity" in one.changeable]
+        if "law" in given and any("law" not in one.changeable for one in found):
+            raise InvalidValue(f"layer {name!r} is pruned without a law ({describe(tuple(found))}); leave law= out.")
+        if given and any(one.makes_zeros and "sparsity" not in one.changeable for one in treatments):
+            raise InvalidValue(
+                f"layer {name!r} has a threshold of its own ({describe(treatments)}), so sparsity= cannot change it."
+            )
+        if not given or found:
+            return tuple(replace(one, **given) for one in found)
+        if "sparsity" not in given:
+            raise InvalidValue(f"layer {name!r} is not pruned, so law= alone changes nothing; give sparsity= as well.")
+        return (Prune(**given),)
+
+    def _rounding(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Sentence:
+        given = _given(format=self._format(name, treatments, statistics), scale=self.scale, rounding=self.rounding)
+        found = [one for one in treatments if "format" in one.changeable]
+        if not given or found:
+            return tuple(replace(one, **given) for one in found)
+        if "format" not in given:
+            what = " and ".join(f"{key}=" for key in given)
+            raise InvalidValue(
+                f"layer {name!r} is not rounded, so {what} alone changes nothing; give format= or bits=."
+            )
+        return (Quantize(**given),)
+
+    def _scale(self, treatments: Sentence) -> str:
+        """Return the rule of the scale after the change."""
+        return self.scale or next((str(vars(one)["scale"]) for one in treatments if "scale" in one.changeable), "max")
+
+    def _format(self, name: str, treatments: Sentence, statistics: Statistics | None) -> Any:
+        if self.bits is not None:
+            if statistics is None:
+                raise InvalidValue(
+                    f"bits= needs the law of layer {name!r}, which only a plan straight from a profile has; "
+                    "give format=, such as '1-4-1'."
+                )
+            return best_format(statistics.law, self.bits, scale=self._scale(treatments))
+        return parse_format(self.format) if isinstance(self.format, str) else self.format
+
+
+def changes(before: LayerPlan, after: LayerPlan) -> list[str]:
+    """Return a line for each value that differs; one for both, where the products for dX and dW change alike."""
+    found = {
+        name: _differences(before.product_to_dict(name), after.product_to_dict(name)) for name in (*BACKWARD, "output")
+    }
+    if found[BACKWARD[0]] == found[BACKWARD[1]]:
+        lines = found.pop(BACKWARD[0])
+        del found[BACKWARD[1]]
+    else:
+        lines = []
+    return lines + [f"{SYMBOLS[name]} {line}" for name, several in found.items() for line in several]
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Return a line for each value that differs between plain values, named by its path."""
+    if before == after:
+        return []
+    pairs: Any
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = ((name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after]))
+    elif _kinds(before) is not None and _kinds(before) == _kinds(after):
+        pairs = zip(_kinds(before) or (), before, after, strict=True)
+    else:
+        return [f"{path} {_shown(before)} -> {_shown(after)}"]
+    return [line for name, one, other in pairs for line in _differences(one, other, f"{path} {name}".strip())]
+
+
+def _kinds(sentence: Any) -> list[str] | None:
+    return [one["kind"] for one in sentence] if isinstance(sentence, list) else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return describe(from_json(value))
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -5,10 +5,11 @@ It is made from a profile or from a recipe, and `attach` carries it out.  `Plan.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,32 +18,27 @@ from typing import Any, Literal, final
 from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, plural, sentence
 from ..files import strict_json
 from ..files.atomic import read_file, replace_file
-from ..files.checks import check_text
+from ..files.checks import check_object, check_text
 from ..files.seals import checksum_of_json
 from ..formats import Format
 from ..formats.values import check_width
-from ..report import TextTable
-from ..treatments import BACKWARD, Statistics, recipe
+from ..report import TextTable, text_table
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prediction, Sentence, describe, recipe
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
-from . import version1
-from .change import Change, changes
-from .expected import Expected
-from .forecast import Forecast
-from .layer import LayerPlan, check_fields
-from .table import plan_table
-from .work import StepWork
+from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
+from .evidence import Evidence, listed, percent
+from .layer import Change, LayerPlan, changes
 
 VERSION = 2
-FIELDS = (
-    "every", "layers", "kept", "keep", "work", "step", "growth", "unpruned", "attention", "saved", "normalization",
-    "channels_last", "expected",
-)  # fmt: skip
 SWITCHES = ("normalization", "channels_last")
+FIELDS = ("every", "layers", "kept", "keep", "attention", "saved", *SWITCHES, "evidence")
 KEEP = ("first", "last")
 """Layers that a plan may keep without their names: the first, if it is a convolution, and the last linear one."""
 CHECKSUM = "checksum"
 """The field of a saved plan that tells whether the others are still those that were saved."""
+EVERY = "(every other)"
+"""Stands for the layers that a plan does not name."""
 
 
 @final
@@ -54,11 +50,6 @@ class Plan:
         layers: a LayerPlan for each layer name, in the order in which the layers run.
         kept: layers left alone on purpose, and why.
         every: what is done to each supported layer that `layers` does not name; None leaves them alone.
-        work: operations of the products for dX and dW of each layer per step in the profile, kept layers included.
-        step: operations of the whole training step in the profile, and what of it no plan treats, where it was counted.
-        statistics: the laws behind the predictions, where the plan comes from a profile; not saved with it.
-        growth: by how much noise is predicted to multiply the energy of a gradient; None if that is not known.
-        unpruned: layers that are rounded and not pruned as others are, and why.
         keep: layers left alone whose names the plan does not know: "first", the model's first layer if it is a
             convolution, and "last", its last linear layer.  Where no other layer is left, they are treated.
         attention: bits of the integers in which attention is computed, forward and backward; None leaves it to PyTorch.
@@ -69,24 +60,18 @@ class Plan:
             float32 rounding.
         channels_last: leave the outputs of integer convolutions as these compute them, with channels side by side in
             memory, so that layers behind them work in that layout too.  The weights stay as they are.
-        expected: the noise that the profile predicts, in units of the minibatch's own variance; None where the profile
-            has not measured both.
+        evidence: what the profile knows and predicts of the plan; it changes nothing in training.
     """
 
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     every: LayerPlan | None = None
-    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    step: StepWork | None = None
-    statistics: Mapping[str, Statistics] = field(default_factory=dict, compare=False)
-    growth: Forecast | None = None
-    unpruned: Mapping[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     attention: int | None = None
     saved: int | None = None
     normalization: bool = False
     channels_last: bool = False
-    expected: Expected | None = None
+    evidence: Evidence = field(default_factory=Evidence)
 
     def __post_init__(self) -> None:
         for name, bits in (("attention", self.attention), ("saved", self.saved)):
@@ -119,64 +104,11 @@ class Plan:
             keep = KEEP if every.output.treats else ()
         return cls(every=every, keep=(keep,) if isinstance(keep, str) else tuple(keep))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, of which `from_json` makes this plan again."""
-        data: dict[str, Any] = {"lograd_plan": VERSION}
-        if self.every is not None:
-            data["every"] = self.every.to_json()
-        return data | {
-            "layers": {name: layer.to_json() for name, layer in self.layers.items()},
-            "kept": dict(self.kept),
-            **({"keep": list(self.keep)} if self.keep else {}),
-            **({"work": {name: list(counts) for name, counts in self.work.items()}} if self.work else {}),
-            **({"step": self.step.to_json()} if self.step is not None else {}),
-            **({} if self.growth is None else {"growth": self.growth.to_json()}),
-            **({"unpruned": dict(self.unpruned)} if self.unpruned else {}),
-            **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
-            **{name: True for name in SWITCHES if getattr(self, name)},
-            **({} if self.expected is None else {"expected": self.expected.to_json()}),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Plan:
-        """Return the plan that `to_json` was given; the exact inverse."""
-        if not isinstance(data, dict) or "lograd_plan" not in data:
-            raise InvalidValue('this is not a plan: a plan is a JSON object with "lograd_plan" and its version.')
-        version = data["lograd_plan"]
-        if type(version) is not int or version not in (version1.VERSION, VERSION):
-            raise InvalidValue(
-                f"this plan has version {version!r}, and this lograd reads versions {version1.VERSION} and {VERSION}; "
-                "make the plan again, or use the lograd that wrote it."
-            )
-        check_fields("a plan", data, ("lograd_plan", *FIELDS, CHECKSUM))
-        _check_checksum(data)
-        if version == version1.VERSION:
-            data = version1.upgraded(data)
-        layers, kept, unpruned = (data.get(name, {}) for name in ("layers", "kept", "unpruned"))
-        if not all(isinstance(one, dict) for one in (layers, kept, unpruned)):
-            raise InvalidValue('"layers", "kept" and "unpruned" of a plan must be objects with layer names.')
-        return cls(
-            work=_work_from_json(data.get("work", {})),
-            step=StepWork.from_json(data["step"]) if "step" in data else None,
-            layers={name: LayerPlan.from_json(layer) for name, layer in layers.items()},
-            kept={name: check_text(f"why layer {name!r} is kept", reason) for name, reason in kept.items()},
-            every=LayerPlan.from_json(data["every"]) if "every" in data else None,
-            keep=_keep_from_json(data.get("keep", [])),
-            growth=Forecast.from_json(data["growth"]) if "growth" in data else None,
-            unpruned={
-                name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()
-            },
-            attention=data.get("attention"),
-            saved=data.get("saved"),
-            **{name: data.get(name, False) for name in SWITCHES},
-            expected=Expected.from_json(data["expected"]) if "expected" in data else None,
-        )
-
     @property
     def skipped(self) -> float:
-        """The share of the products for dX and dW of all layers in `work`, kept ones included, that zeros skip.
+        """The predicted share of the products for dX and dW of all layers, kept ones included, that zeros skip.
 
-        Predicted; `skipped_of_step` is the share of the whole training step.
+        0 where the work is not known; `skipped_of_step` is the share of the whole training step.
         """
         total = self.total_work
         return self._saved / total if total else 0.0
@@ -185,20 +117,21 @@ class Plan:
     def skipped_of_step(self) -> float | None:
         """The share of the multiply-adds of the whole training step, forward and backward, that predicted zeros skip.
 
-        None where the step was not counted: in a plan without a profile, or from one of an older lograd.
+        None where the step was not counted, as in a plan without a profile.
         """
-        return None if self.step is None else self.step.share(self._saved)
-
-    @property
-    def _saved(self) -> float:
-        return sum(layer.skipped(self.work.get(name, (0, 0))) for name, layer in self.layers.items())
+        step = self.evidence.step
+        return None if step is None else step.share(self._saved)
 
     @property
     def total_work(self) -> int:
-        """Operations of the products for dX and dW of all layers in `work`."""
-        return sum(map(sum, self.work.values()))
+        """Operations of the products for dX and dW of all layers in the profile."""
+        return sum(map(sum, self.evidence.work.values()))
 
-    # -- changing, comparing, reading --
+    @property
+    def _saved(self) -> float:
+        return sum(layer.skipped(self.evidence.work.get(name, (0, 0))) for name, layer in self.layers.items())
+
+    # -- changing and comparing --
 
     def override(
         self,
@@ -236,24 +169,23 @@ class Plan:
             )
         if not treat and not change.empty:
             raise InvalidValue("override with treat=False leaves layers alone, so it takes nothing else to change.")
-        layers, kept = dict(self.layers), dict(self.kept)
+        layers, kept, evidence = dict(self.layers), dict(self.kept), self.evidence
         changed = self._matching(pattern)
         for name in changed:
-            found = self.statistics.get(name)
+            found = evidence.statistics.get(name)
             before = layers.pop(name, None) or (self.every if name not in kept else None)
             kept.pop(name, None)
             if treat:
                 layers[name] = change.apply(name, before or LayerPlan(masked=found.masked if found else 0.0), found)
             else:
                 kept[name] = f"left alone by override({pattern!r})"
-        order = dict.fromkeys([*self.statistics, *self.layers, *layers])  # as the layers run, new ones at the end
+        order = dict.fromkeys([*evidence.statistics, *self.layers, *layers])  # as the layers run, new ones at the end
+        unpruned = {name: reason for name, reason in evidence.unpruned.items() if name not in changed}
         return replace(
             self,
             layers={name: layers[name] for name in order if name in layers},
             kept=kept,
-            growth=None,  # both followed from the layers as they were
-            expected=None,
-            unpruned={name: reason for name, reason in self.unpruned.items() if name not in changed},
+            evidence=replace(evidence, growth=None, expected=None, unpruned=unpruned),  # of the layers as they were
         )
 
     def _matching(self, pattern: str) -> list[str]:
@@ -289,9 +221,83 @@ class Plan:
                 lines.append(f"~ {name}: {_in_words(before)} -> {_in_words(after)}")
         return "\n".join(lines)
 
+    # -- reading --
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each treated operand and each kept layer: its treatment, share of work and predictions.
+
+        None stands for what is not known.
+        """
+        step = self.evidence.step
+        total = max(self.total_work if step is None else step.total, 1)
+        shares = {name: (dX / total, dW / total) for name, (dX, dW) in self.evidence.work.items()}
+        named = {**self.layers, **({} if self.every is None else {EVERY: self.every})}
+        rows = [row for name, layer in named.items() for row in _rows(name, layer, shares.get(name, (0.0, 0.0)))]
+        return rows + [_row(name, "", f"kept: {reason}") for name, reason in self.kept.items()]
+
     def table(self) -> TextTable:
         """Return a table for the terminal: what is done to each layer, and what theory expects of it."""
-        return plan_table(self)
+        title = f"Plan for {plural(len(self.layers), 'layer')}" + (f", {len(self.kept)} kept" if self.kept else "")
+        forms: dict[str, Callable[[Any], str]] = {
+            "elements": "{:,}".format,
+            "work": percent,
+            "zeros": "{:.1%}".format,
+            "cosine": lambda cosine: f"{cosine:.4f} {verdict(cosine)}",
+            "relative_error": "{:.4f}".format,
+        }
+        cells = [
+            [
+                *(row[name] for name in ("layer", "product", "treatment")),
+                *(
+                    form(row[name]) if row[name] is not None else "–" if row["product"] else ""
+                    for name, form in forms.items()
+                ),
+            ]
+            for row in self.rows()
+        ]
+        columns = ("layer", "<product", "<treatment", "elements/step", "work", "zeros", "cosine", "relative error")
+        droppable = ("elements/step", "relative error", "work", "<product")
+        return text_table(title, columns, cells, "\n".join(self._notes()), droppable=droppable)
+
+    def _notes(self) -> list[str]:
+        """Return what the columns mean, and what holds of the plan as a whole."""
+        notes, evidence = [], self.evidence
+        expected = [found for layer in self.layers.values() for name in BACKWARD if (found := layer.prediction(name))]
+        if self.layers:
+            notes.append("Zeros, cosine and relative error, the mean of |error| / |g|, are predicted.")
+        if expected:
+            notes.append(f"Cosine: {VERDICTS_IN_WORDS}.")
+        if any(one.relative_error >= 1 and verdict(one.cosine) != "risky" for one in expected):
+            notes.append(LARGE_RELATIVE_ERROR)
+        if evidence.unpruned:
+            reasons = listed([f"{name}: {reason}" for name, reason in evidence.unpruned.items()], 3)
+            notes.append(f"Not pruned: {len(evidence.unpruned)} of the rounded layers ({reasons}).")
+        notes += [bits] if (bits := self._bits()) else []
+        if self.skipped:
+            of_step = self.skipped_of_step
+            notes.append(
+                "Work is the share of the products for dX and dW of the layers in this plan, kept ones included; the "
+                f"whole step was not counted. Predicted zeros skip {self.skipped:.1%} of these products."
+                if of_step is None
+                else "Work is the share of the multiply-adds of the whole training step; predicted zeros skip "
+                f"{percent(of_step)} of it, and {self.skipped:.1%} of the products for dX and dW."
+            )
+        notes += [] if evidence.step is None else evidence.step.lines(evidence.work)
+        return notes + [one.words() for one in (evidence.growth, evidence.expected) if one is not None]
+
+    def _bits(self) -> str:
+        """Return whether few bits are real or simulated; empty for a plan that rounds nothing."""
+        layers = [*self.layers.values(), *([] if self.every is None else [self.every])]
+        sites = [layer.site(product, name) for layer in layers for product in PRODUCTS for name in OPERANDS[product]]
+        if not any(one.element_bits is not None for found in sites for one in found):
+            return ""
+        if not any(layer.has_levels(product) for layer in layers for product in PRODUCTS):
+            return "Bits are simulated: rounding saves neither time nor memory."
+        real = [SYMBOLS[product] for product in PRODUCTS if all(layer.has_levels(product) for layer in layers)]
+        return (
+            f"Bits are real in {' and '.join(real) or 'some products'} of layers that integer products serve, unless "
+            "dense ones are asked for; elsewhere they are simulated."
+        )
 
     def __str__(self) -> str:
         return str(self.table())
@@ -301,14 +307,59 @@ class Plan:
         named = [plural(len(self.layers), "layer")] if self.layers or not every else []
         kept = [f"{len(self.kept)} kept"] if self.kept else []
         skipped = [f"{self.skipped:.1%} of the work skipped"] if self.skipped else []
-        noise = [self.expected.brief] if self.expected is not None and self.expected.brief else []
+        expected = self.evidence.expected
+        noise = [expected.brief] if expected is not None and expected.brief else []
         return f"Plan({', '.join([*named, *every, *kept, *skipped, *noise])})"
 
     # -- the file --
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, of which `from_dict` makes this plan again."""
+        evidence = self.evidence.to_dict()
+        return {
+            "lograd_plan": VERSION,
+            **({} if self.every is None else {"every": self.every.to_dict()}),
+            "layers": {name: layer.to_dict() for name, layer in self.layers.items()},
+            "kept": dict(self.kept),
+            **({"keep": list(self.keep)} if self.keep else {}),
+            **{name: bits for name in ("attention", "saved") if (bits := getattr(self, name)) is not None},
+            **{name: True for name in SWITCHES if getattr(self, name)},
+            **({"evidence": evidence} if evidence else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """Return the plan that `to_dict` was given; the exact inverse."""
+        if not isinstance(data, dict) or data.get("lograd_plan") != VERSION:
+            raise InvalidValue(
+                f'this is not a plan of version {VERSION}: that is a JSON object with "lograd_plan": {VERSION}.'
+            )
+        check_object("a plan", data, ("lograd_plan",), (*FIELDS, CHECKSUM))
+        rest = {name: value for name, value in data.items() if name != CHECKSUM}
+        if data.get(CHECKSUM) not in (None, checksum_of_json(rest)):
+            warnings.warn(
+                "the plan was changed after lograd saved it, as its checksum tells; if that was on purpose, "
+                f"Plan.load(path).save(path) writes a new one, or remove the field {CHECKSUM!r}.",
+                LogradWarning,
+                stacklevel=3,
+            )
+        layers, kept = (check_object(name, data.get(name, {}), (), None) for name in ("layers", "kept"))
+        if not isinstance(keep := data.get("keep", []), list):
+            raise InvalidValue(sentence("keep of a plan", keep, "a list of 'first' and 'last'"))
+        return cls(
+            {name: LayerPlan.from_dict(layer) for name, layer in layers.items()},
+            {name: check_text(f"why layer {name!r} is kept", reason) for name, reason in kept.items()},
+            LayerPlan.from_dict(data["every"]) if "every" in data else None,
+            tuple(check_text("keep of a plan", one) for one in keep),
+            data.get("attention"),
+            data.get("saved"),
+            *(data.get(name, False) for name in SWITCHES),
+            Evidence.from_dict(data.get("evidence", {})),
+        )
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON for people, with a checksum at its end by which `load` sees later changes; return its path."""
-        data = self.to_json()
+        data = self.to_dict()
         return replace_file(path, (_pretty(data | {CHECKSUM: checksum_of_json(data)}) + "\n").encode())
 
     @classmethod
@@ -318,62 +369,59 @@ class Plan:
         A plan may be edited by hand, so one that was changed after it was saved is checked as strictly as any other,
         and taken with a warning; a plan without a checksum is taken as it is.
         """
-        content = read_file(path, strict_json.LARGEST)
+        content = read_file(path)
         try:
-            return cls.from_json(strict_json.parse(content))
+            return cls.from_dict(strict_json.parse(content))
         except LogradError as error:
             raise InvalidValue(f"Cannot read the plan {path}: {error}") from None
 
     def hash(self) -> str:
-        """Return hexadecimal digits that change with anything that changes the training."""
-        return version1.digits(self.to_json())
-
-    def is_known_as(self, digits: object) -> bool:
-        """Return True if digits are the hash of this plan, now or in the version of plans before this one."""
-        return digits in (self.hash(), version1.hash_of(self.to_json(), dict(self.layers), self.every))
+        """Return hexadecimal digits that change with anything that changes the training; the evidence does not."""
+        content = {name: value for name, value in self.to_dict().items() if name != "evidence"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_checksum(data: dict[str, Any]) -> None:
-    """Warn of a plan that was changed after it was saved, on purpose or by damage."""
-    if CHECKSUM not in data:
-        return
-    rest = {name: value for name, value in data.items() if name != CHECKSUM}
-    if check_text("the checksum of a plan", data[CHECKSUM]) != checksum_of_json(rest):
-        warnings.warn(
-            "the plan was changed after lograd saved it, as its checksum tells; if that was on purpose, "
-            f"Plan.load(path).save(path) writes a new one, or remove the field {CHECKSUM!r}.",
-            LogradWarning,
-            stacklevel=4,
-        )
-
-
-def _keep_from_json(data: Any) -> tuple[str, ...]:
-    if not isinstance(data, list):
-        raise InvalidValue(sentence("keep of a plan", data, "a list of 'first' and 'last'"))
-    return tuple(check_text("keep of a plan", one) for one in data)
-
-
-def _work_from_json(data: Any) -> dict[str, tuple[int, int]]:
-    if not isinstance(data, dict):
-        raise InvalidValue(sentence("work of a plan", data, "an object with layer names"))
-    for name, counts in data.items():
-        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int] or min(counts) < 0:
-            raise InvalidValue(sentence(f"work of layer {name!r}", counts, "two counts of operations, for dX and dW"))
-    return {name: (counts[0], counts[1]) for name, counts in data.items()}
-
-
-Entry = LayerPlan | str
-
-
-def _entries(plan: Plan) -> dict[str, Entry]:
-    every: dict[str, Entry] = {} if plan.every is None else {"(every other)": plan.every}
+def _entries(plan: Plan) -> dict[str, LayerPlan | str]:
+    every: dict[str, LayerPlan | str] = {} if plan.every is None else {EVERY: plan.every}
     return {**plan.layers, **every, **plan.kept}
 
 
-def _in_words(entry: Entry | None) -> str:
-    if not isinstance(entry, LayerPlan):
-        return f"kept ({entry})"
-    return entry.words()
+def _in_words(entry: LayerPlan | str | None) -> str:
+    return entry.words() if isinstance(entry, LayerPlan) else f"kept ({entry})"
+
+
+def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[dict[str, Any]]:
+    """Return a row for each treated site; `work` holds the shares of the products for dX and dW."""
+    sites: list[tuple[str, Sentence, Prediction | None, float]] = [
+        (SYMBOLS[product], layer.site(product, "gradient"), layer.prediction(product), share)
+        for product, share in zip(BACKWARD, work, strict=True)
+    ]
+    if sites[0][1:3] == sites[1][1:3]:
+        sites = [("both", *sites[0][1:3], sum(work))]
+    sites += [
+        (operand if product in BACKWARD else f"{operand} of Y", found, None, 0.0)
+        for product in (*BACKWARD, *PRODUCTS[:1])
+        for operand in OPERANDS[product]
+        if operand != "gradient" and (found := layer.site(product, operand))
+    ]
+    return [
+        _row(name, product, describe(treatments), layer.elements or None, share or None, predicted)
+        for product, treatments, predicted, share in sites
+    ]
+
+
+def _row(
+    layer: str,
+    product: str,
+    treatment: str,
+    elements: int | None = None,
+    work: float | None = None,
+    predicted: Prediction | None = None,
+) -> dict[str, Any]:
+    names = {"zeros": "sparsity", "cosine": "cosine", "relative_error": "relative_error"}
+    numbers = {name: None if predicted is None else getattr(predicted, of) for name, of in names.items()}
+    row = {"layer": layer, "product": product, "treatment": treatment, "elements": elements, "work": work}
+    return row | numbers
 
 
 def _pretty(data: Any, indent: int = 0) -> str:

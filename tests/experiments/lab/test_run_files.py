@@ -378,9 +378,9 @@ def test_a_plan_that_cannot_be_is_one_sentence(plan, words, tmp_path):
 def test_any_json_in_any_place_of_a_plan_is_refused_or_makes_one(data):
     recipe = data.draw(st.sampled_from(["prune85+fp6", "mxfp4-rht", "int5-bhq", "atp85", "topk85-sample", "hfp8"]))
     plan = replaced(Plan.uniform(recipe).to_json(), data)
-    made = attempt(lambda: Plan.from_json(plan))
+    made = attempt(lambda: Plan.from_dict(plan))
     if made is not REFUSED:
-        assert Plan.from_json(made.to_json()) == made
+        assert Plan.from_dict(made.to_dict()) == made
         str(made)
         made.hash()
 
