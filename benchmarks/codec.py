@@ -21,7 +21,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 import lograd
-from lograd import codec, laws, ops, theory
+from lograd import laws, ops, theory, wire
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
 
@@ -102,20 +102,20 @@ def measure(x: Tensor, sigma: float, sparsity: float, repeats: int) -> dict[str,
     out = torch.empty_like(x).fill_(1.0)
     pruned = ops.stochastic_prune(x, threshold)
     packets = {
-        "lograd": codec.prune_and_encode(x, threshold),
-        "lograd, entropy": codec.prune_and_encode(x, threshold, entropy=True),
-        "lograd, bfloat16 values": codec.prune_and_encode(x, threshold, values="bfloat16"),
-        "lograd, float8 values": codec.prune_and_encode(x, threshold, values="float8"),
+        "lograd": wire.prune_and_encode(x, threshold),
+        "lograd, entropy": wire.prune_and_encode(x, threshold, entropy=True),
+        "lograd, bfloat16 values": wire.prune_and_encode(x, threshold, values="bfloat16"),
+        "lograd, float8 values": wire.prune_and_encode(x, threshold, values="float8"),
     }
     size = {name: packet.numel() for name, packet in packets.items()}
     # Arguments are bound now: a lambda would look them up when it runs.
     calls: dict[str, Callable[[], object]] = {
         "memcpy": lambda: out.copy_(x),
         "prune": lambda: ops.stochastic_prune(x, threshold, out=out),
-        "lograd: prune + encode": lambda: codec.prune_and_encode(x, threshold),
+        "lograd: prune + encode": lambda: wire.prune_and_encode(x, threshold),
         "lograd: encode": lambda: lograd.encode(pruned, alpha=threshold),
         "lograd: decode": lambda: lograd.decode(packets["lograd"], out=out),
-        "lograd, entropy: prune + encode": lambda: codec.prune_and_encode(x, threshold, entropy=True),
+        "lograd, entropy: prune + encode": lambda: wire.prune_and_encode(x, threshold, entropy=True),
         "lograd, entropy: decode": lambda: lograd.decode(packets["lograd, entropy"], out=out),
     }
     content = pruned.numpy().tobytes()
@@ -149,7 +149,7 @@ def bits_by_law() -> list[dict[str, Any]]:
             threshold = float(theory.threshold(laws.LogNormal(0.0, sigma), sparsity))
             least = limit(sigma, sparsity, threshold)
             plain, entropy = (
-                8 * codec.prune_and_encode(x, threshold, entropy=entropy).numel() / x.numel()
+                8 * wire.prune_and_encode(x, threshold, entropy=entropy).numel() / x.numel()
                 for entropy in (False, True)
             )
             rows.append(

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from experiments.data import shakespeare
 from experiments.models import CharTransformer, cut
-from lograd.distributed import CompressedStage, fail_together
+from lograd.wire import CompressedStage, fail_together
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:

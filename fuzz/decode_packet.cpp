@@ -3,7 +3,7 @@
 // A run fails if the decoder reads outside of its input or writes outside of the tensor (AddressSanitizer sees both),
 // if the instruction sets disagree, or if what was decoded does not survive being encoded and decoded again.
 // `./dev fuzz` builds and runs it.  An input is a type, a number of elements, alpha and cut bits, and then a table of
-// blocks with its blocks, as codec/header.py hands them to the decoder.
+// blocks with its blocks, as wire/header.py hands them to the decoder.
 
 #include <cstdint>
 #include <cstdio>

@@ -10,7 +10,7 @@ import torch
 
 import lograd
 from lograd import ops
-from lograd.codec.header import DTYPES, FIXED, read_header
+from lograd.wire.header import DTYPES, FIXED, read_header
 
 
 def seeds() -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """Layers from float32 to float32, quantizing included: forward with backward, and the forward alone beside int8 peers.
 
-Both are what autograd runs: a module of `lograd.integer` against the same module of `torch.nn`.
+Both are what autograd runs: a module of `lograd.nn` against the same module of `torch.nn`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Linear:
     def integer(self, bits: int) -> nn.Module:
         """The layer of lograd."""
         torch.manual_seed(0)
-        return lograd.integer.Linear(self.inputs, self.outputs, bits=bits)
+        return lograd.nn.Linear(self.inputs, self.outputs, recipe=f"int{bits}-full")
 
     def layouts(self) -> dict[str, torch.memory_format]:
         """Memory formats by what they add to a name."""
@@ -95,9 +95,10 @@ class Convolution:
     def integer(self, bits: int) -> nn.Module:
         """The layer of lograd."""
         torch.manual_seed(0)
-        return lograd.integer.Conv2d(
-            self.inputs, self.outputs, self.kernel, self.stride, self.kernel // 2, bias=False, bits=bits
-        )
+        return lograd.nn.Conv2d(
+            self.inputs, self.outputs, self.kernel, self.stride, self.kernel // 2, bias=False,
+            recipe=f"int{bits}-full",
+        )  # fmt: skip
 
     def layouts(self) -> dict[str, torch.memory_format]:
         """Memory formats by what they add to a name."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from lograd import attachment, integer, ops, sparse
+from lograd import attachment, nn, ops
 from lograd.cli import app
 from lograd.commands.cite import citations
 from lograd.formats import CATALOGUE, BlockFormat
@@ -24,7 +24,7 @@ from .blocks import Maker, table
 WIDTH = 110
 """Columns of the help texts; their wording is that of the typer in constraints.txt."""
 
-REGISTERING = (ops, attachment, sparse, integer)
+REGISTERING = (ops, attachment, nn)
 """Packages whose import registers operators with PyTorch."""
 
 

@@ -245,7 +245,7 @@ class Config:
         for name, value in OF_PIPELINES.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        from lograd.distributed.plans import (  # slow to import, and for pipelines alone
+        from lograd.wire.plans import (  # slow to import, and for pipelines alone
             BACKWARD,
             FORWARD,
             edge_sentences,

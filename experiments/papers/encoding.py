@@ -4,7 +4,7 @@
 
 The symbols are zero, plus and minus the threshold, and any other value, which follows as it is.  First the code is
 computed for lognormal gradients, then it is made for the gradients of a trained ResNet-8, beside the packets of
-`lograd.codec`, which keep every bit of the values.
+`lograd.wire`, which keep every bit of the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lograd.codec import prune_and_encode
+from lograd.wire import prune_and_encode
 from lograd.laws import LogNormal
 from lograd.ops import log_histogram, stochastic_prune
 from lograd.report import Chart, Line, Points
@@ -102,7 +102,7 @@ class Encoding(Experiment):
         claim = (
             f"{self.claim} Bits per element: the four-symbol code for lognormal gradients of a sigma (natural log), "
             f"and for all gradients of one step of a ResNet-8 of {self.width} channels after {self.steps} steps on "
-            f"{self.source}, beside the packets of lograd.codec with the values as they are and in bfloat16. "
+            f"{self.source}, beside the packets of lograd.wire with the values as they are and in bfloat16. "
             f"`{self.command('steps', 'width', 'batch')}` makes this table."
         )
         return [Result("encoding", "Bits of a pruned gradient", claim, columns, rows, [_chart(theory, real)])]

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, cast, final
 import torch
 
 from lograd import theory
-from lograd.codec import encode, prune_and_encode
+from lograd.wire import encode, prune_and_encode
 from lograd.errors import InvalidValue
 from lograd.formats import IntFormat
 from lograd.laws import LogNormal

@@ -14,13 +14,13 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist, 
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if _typing.TYPE_CHECKING:
-    from . import codec, coded, distributed, integer, ops, sparse, treatments
+    from . import coded, nn, ops, treatments, wire
     from .acceleration import accelerate
     from .attachment import Guard, Handle, attach
-    from .codec import decode, encode
     from .measure import Profile, Variance, observe, profile, variance
     from .plan import LayerPlan, Plan
     from .weights import low_precision_weights
+    from .wire import decode, encode
 
 __version__ = "0.1.0"
 
@@ -43,23 +43,21 @@ __all__ = [
     "__version__",
     "accelerate",
     "attach",
-    "codec",
     "coded",
     "decode",
-    "distributed",
     "encode",
     "formats",
-    "integer",
     "laws",
     "low_precision_weights",
+    "nn",
     "observe",
     "ops",
     "parse_format",
     "profile",
-    "sparse",
     "theory",
     "treatments",
     "variance",
+    "wire",
 ]
 
 
@@ -73,8 +71,8 @@ _ON_FIRST_USE = {
     "Variance": "lograd.measure",
     "accelerate": "lograd.acceleration",
     "attach": "lograd.attachment",
-    "decode": "lograd.codec",
-    "encode": "lograd.codec",
+    "decode": "lograd.wire",
+    "encode": "lograd.wire",
     "low_precision_weights": "lograd.weights",
     "observe": "lograd.measure",
     "profile": "lograd.measure",
@@ -84,7 +82,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("codec", "coded", "distributed", "integer", "ops", "sparse", "treatments"):
+    if name in ("coded", "nn", "ops", "treatments", "wire"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)

@@ -28,14 +28,6 @@ def network(seed=0):
     )  # fmt: skip
 
 
-def sparse_network():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        lograd.sparse.Conv2d(3, 8, 3, sparsity=0), nn.Tanh(), nn.Flatten(),
-        lograd.sparse.Linear(8 * 16, 5, sparsity=0),
-    )  # fmt: skip
-
-
 def data(size=4):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(size, 3, 6, 6, generator=generator), torch.randint(0, 5, (size,), generator=generator)
@@ -128,16 +120,6 @@ def test_identity_gives_what_the_plain_model_gives(way):
         assert handle.counters().total.passes == LAYERS * passes
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
-@pytest.mark.parametrize("way", WAYS)
-def test_sparse_layers_give_what_plain_ones_give(way):
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 16, 5))
-    model = sparse_network()
-    plain.load_state_dict(model.state_dict())
-    torch._dynamo.reset()
-    assert_close(WAYS[way][0](model), WAYS[way][0](plain))
-
-
 @pytest.mark.parametrize("backend", ["dense", "sparse"])
 @pytest.mark.parametrize("plan", ["fp4", "prune80", "prune80+fp6", "int4"])
 def test_each_sample_of_a_vmap_is_one_gradient(plan, backend):
@@ -185,22 +167,9 @@ def test_batched_gradients_are_treated_one_by_one_with_their_own_numbers():
     assert not torch.equal(together[0], together[1])
 
 
-def test_a_pruning_sparse_layer_under_vmap_is_a_loop():
-    x, weight, g = torch.randn(4, 16, 8), torch.randn(6, 8), torch.randn(4, 16, 6)
-
-    def pull(one, gradient):
-        return vjp(lambda w: lograd.sparse.functional.linear(one, w, threshold=0.8, seed=3), weight)[1](gradient)[0]
-
-    expected = torch.stack([pull(a, b) for a, b in zip(x, g, strict=True)])
-    assert torch.equal(vmap(pull)(x, g), expected)
-    (plain,) = torch.func.vjp(lambda w: F.linear(x[0], w), weight)[1](g[0])
-    assert not torch.allclose(expected[0], plain)
-
-
 @pytest.mark.parametrize("second", ["hessian", "gradient of a gradient", "jvp of a gradient", "create_graph"])
-@pytest.mark.parametrize("build", [network, sparse_network])
-def test_second_derivatives_are_refused_in_one_sentence(build, second):
-    model, x = build(), data()[0]
+def test_second_derivatives_are_refused_in_one_sentence(second):
+    model, x = network(), data()[0]
 
     def energy(x):
         return model(x).square().sum()
@@ -211,11 +180,7 @@ def test_second_derivatives_are_refused_in_one_sentence(build, second):
         "jvp of a gradient": lambda: jvp(grad(energy), (x,), (x,)),
         "create_graph": lambda: torch.autograd.grad(energy(x.requires_grad_()), x, create_graph=True),
     }[second]
-    handle = lograd.attach(model, IDENTITY) if build is network else None
-    with pytest.raises(DoubleBackward, match="cannot be differentiated again"):
-        asked()
-    if handle is not None:
-        handle.remove()
+    with lograd.attach(model, IDENTITY), pytest.raises(DoubleBackward, match="cannot be differentiated again"):
         asked()
 
 

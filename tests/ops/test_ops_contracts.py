@@ -16,7 +16,7 @@ from torch import Tensor
 
 import lograd
 import lograd.attachment
-import lograd.sparse
+import lograd.nn
 from lograd import InvalidValue, native, ops
 from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
@@ -46,7 +46,7 @@ def valid_arguments(name: str) -> tuple[Any, ...]:
     learned = json.dumps(to_json((Learned(4),)))
     attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
-        "follow_gradient": (x, 0.5, ONE.clone(), KEY.clone(), long()),
+        "follow_gradient": (x, 0.5, "empirical", ONE.clone(), long()),
         "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
         "treat": (
             x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),

@@ -137,10 +137,10 @@ TABLE: dict[str, Row] = {
     "recipe": (lograd.treatments.recipe, {}, ("name",)),
     "encode": (lograd.encode, {"x": X}, ("x", "values", "entropy", "method", "alpha")),
     "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit", "out")),
-    "prune_and_encode": (lograd.codec.prune_and_encode, {"x": X, "threshold": 0.5}, (
+    "prune_and_encode": (lograd.wire.prune_and_encode, {"x": X, "threshold": 0.5}, (
         "x", "threshold", "seed", "offset", "values", "entropy", "counted",
     )),
-    "largest": (lograd.codec.largest, {"x": X}, ("x", "dtype")),
+    "largest": (lograd.wire.largest, {"x": X}, ("x", "dtype")),
 }  # fmt: skip
 for each in (LAW, laws.HalfNormal(1.0), laws.Exponential(1.0), laws.HalfCauchy(1.0), laws.Empirical.fit(X)):
     name = type(each).__name__

@@ -17,7 +17,7 @@ from torch import nn
 import lograd
 from lograd.errors import plural
 
-NAMES = {"Handle", "LayerPlan", "Plan", "Profile", "attach", "laws", "observe", "ops", "profile", "sparse", "theory"}
+NAMES = {"Handle", "LayerPlan", "Plan", "Profile", "attach", "laws", "observe", "ops", "profile", "nn", "theory"}
 
 
 def _model() -> nn.Module:

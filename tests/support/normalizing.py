@@ -64,12 +64,12 @@ def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 
         assert (one - other).norm() <= tolerance * other.norm() + 1e-6, (one, other)
 
 
-def compare(net: nn.Module, x: Tensor, steps: int = 2) -> lograd.integer.NormalizationHandle:
+def compare(net: nn.Module, x: Tensor, steps: int = 2) -> lograd.nn.NormalizationHandle:
     """Both ways; the model is the same bytes after."""
     plain = copy.deepcopy(net)
     expected = trained(plain, x, steps)
     plain.zero_grad(set_to_none=True)
-    with lograd.integer.normalization(net) as handle:
+    with lograd.nn.normalization(net) as handle:
         assert_near(trained(net, x, steps), expected)
     net.zero_grad(set_to_none=True)
     assert net.state_dict().keys() == plain.state_dict().keys()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from lograd.distributed import CompressedStage
+from lograd.wire import CompressedStage
 
 WIDTH, BATCH, MICROBATCHES = 32, 32, 4
 CPU = torch.device("cpu")

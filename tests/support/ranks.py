@@ -25,7 +25,7 @@ def run_ranks(function: Callable[..., Any], ranks: int, *arguments: Any, timeout
         timeout: that of the process group, in seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lograd", "lograd.distributed"])
+    context.set_forkserver_preload(["torch", "lograd", "lograd.wire"])
     with tempfile.TemporaryDirectory() as folder:
         children = [
             context.Process(target=_rank, args=(rank, ranks, function, folder, arguments, timeout))

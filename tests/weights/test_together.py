@@ -148,7 +148,7 @@ def test_activations_may_be_kept_as_codes_too() -> None:
     exact = handle.export()
     F.cross_entropy(exact(x), target).backward()
     for each in (model, twin):
-        kept = lograd.integer.saved_activations(each, bits=8)
+        kept = lograd.nn.saved_activations(each, bits=8)
         F.cross_entropy(each(x), target).backward()
         kept.remove()
     for mine, plain in zip(model.parameters(), twin.parameters(), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..integer import (
+from ..nn import (
     AttentionHandle,
     NormalizationHandle,
     SavedHandle,

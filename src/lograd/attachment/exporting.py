@@ -14,7 +14,7 @@ from ..coded import CodedTensor
 from ..engine.coding import applied, encoded
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_converted, unwrapped, works_transposed
-from ..integer.running import take_off
+from ..nn.running import take_off
 
 Result = TypeVar("Result")
 
