@@ -111,7 +111,7 @@ def measure(x: Tensor, sigma: float, sparsity: float, repeats: int) -> dict[str,
     # Arguments are bound now: a lambda would look them up when it runs.
     calls: dict[str, Callable[[], object]] = {
         "memcpy": lambda: out.copy_(x),
-        "prune": lambda: ops.stochastic_prune(x, threshold, out=out),
+        "prune": lambda: ops.stochastic_prune(x, threshold),
         "lograd: prune + encode": lambda: wire.prune_and_encode(x, threshold),
         "lograd: encode": lambda: lograd.encode(pruned, alpha=threshold),
         "lograd: decode": lambda: lograd.decode(packets["lograd"], out=out),

@@ -1,8 +1,7 @@
 """The operators against memcpy and against what people use today: `./dev bench ops`.
 
 Every case is measured in turns with a copy of the same tensor and with its peers, in one process; what is reported are
-ratios of medians.  Ours write into a given tensor (out=) where they can, as a training step would; peers allocate, as
-their interfaces demand, except that PyTorch reuses freed memory.  Writes benchmarks/results/ops.json and ops.md.
+ratios of medians.  All make a new tensor, the copy too.  Writes benchmarks/results/ops.json and ops.md.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ class Data:
         self.size = size
         self.x = torch.randn(size, generator=generator).mul_(3).exp_()
         self.x *= torch.randn(size, generator=generator).sign_()
-        self.out = torch.empty_like(self.x)
-        self.codes = torch.empty(size, dtype=torch.uint8)
         self.k = max(1, round((1 - SPARSITY) * size))
 
     @cached_property
@@ -204,61 +201,61 @@ CASES = [
     Case("log_histogram", lambda d: ops.log_histogram(d.x), (plain_histogram,)),
     Case("log_histogram, 1 % sample", lambda d: ops.log_histogram(d.x, 0.01), (plain_histogram,)),
     Case(
-        "stochastic_prune", lambda d: ops.stochastic_prune(d.x, d.threshold, 1, out=d.out),
+        "stochastic_prune", lambda d: ops.stochastic_prune(d.x, d.threshold, 1),
         (plain_stochastic_prune, lambda d: d.threshold),
     ),
     Case(
-        "threshold_prune", lambda d: ops.threshold_prune(d.x, d.threshold, out=d.out),
+        "threshold_prune", lambda d: ops.threshold_prune(d.x, d.threshold),
         (plain_threshold_prune, lambda d: d.threshold),
     ),
     Case("kth_magnitude", lambda d: ops.kth_magnitude(d.x, d.k), others=SELECT),
-    Case("dither", lambda d: ops.dither(d.x, 0.5, 1, out=d.out), (plain_dither, 0.5)),
+    Case("dither", lambda d: ops.dither(d.x, 0.5, 1), (plain_dither, 0.5)),
     Case(
-        "quantize 1-4-3 nearest", lambda d: ops.quantize(d.x, E4M3, out=d.out),
+        "quantize 1-4-3 nearest", lambda d: ops.quantize(d.x, E4M3),
         (plain_float, E4M3, False), q_float(4, 3, "nearest"), FLOAT8,
     ),
     Case(
-        "quantize 1-4-3 stochastic", lambda d: ops.quantize(d.x, E4M3, 1.0, "stochastic", 1, out=d.out),
+        "quantize 1-4-3 stochastic", lambda d: ops.quantize(d.x, E4M3, 1.0, "stochastic", 1),
         (plain_float, E4M3, True), q_float(4, 3, "stochastic"),
     ),
     Case(
-        "quantize 1-4-1 nearest", lambda d: ops.quantize(d.x, E4M1, out=d.out),
+        "quantize 1-4-1 nearest", lambda d: ops.quantize(d.x, E4M1),
         (plain_float, E4M1, False), q_float(4, 1, "nearest"),
     ),
     Case(
-        "quantize 1-4-1 stochastic", lambda d: ops.quantize(d.x, E4M1, 1.0, "stochastic", 1, out=d.out),
+        "quantize 1-4-1 stochastic", lambda d: ops.quantize(d.x, E4M1, 1.0, "stochastic", 1),
         (plain_float, E4M1, True), q_float(4, 1, "stochastic"),
     ),
     Case(
-        "quantize int8 stochastic", lambda d: ops.quantize(d.x, INT8, 2.0, "stochastic", 1, out=d.out),
+        "quantize int8 stochastic", lambda d: ops.quantize(d.x, INT8, 2.0, "stochastic", 1),
         (plain_integer, INT8, 2.0), q_fixed(8),
     ),
     Case(
-        "quantize int4 stochastic", lambda d: ops.quantize(d.x, INT4, 2.0, "stochastic", 1, out=d.out),
+        "quantize int4 stochastic", lambda d: ops.quantize(d.x, INT4, 2.0, "stochastic", 1),
         (plain_integer, INT4, 2.0), q_fixed(4),
     ),
-    Case("int8 per tensor", lambda d: ops.quantize_per_tensor(d.rows, 8, seed=1, out=d.out.view_as(d.rows))),
+    Case("int8 per tensor", lambda d: ops.quantize_per_tensor(d.rows, 8, seed=1)),
     Case(
-        "int8 per sample", lambda d: ops.quantize_per_sample(d.rows, 8, seed=1, out=d.out.view_as(d.rows)),
+        "int8 per sample", lambda d: ops.quantize_per_sample(d.rows, 8, seed=1),
         others={"plain PyTorch": lambda d: plain_per_sample(d.rows, 8)},
     ),
     Case(
-        "int4 per sample, packed", lambda d: ops.pack_per_sample(d.rows, 4, seed=1, out=d.codes.view_as(d.rows)),
+        "int4 per sample, packed", lambda d: ops.pack_per_sample(d.rows, 4, seed=1),
         others={"plain PyTorch": lambda d: plain_per_sample(d.rows, 4)},
     ),
     Case(
         "int8 block Householder",
-        lambda d: ops.quantize_block_householder(d.rows, 8, seed=1, out=d.out.view_as(d.rows)),
+        lambda d: ops.quantize_block_householder(d.rows, 8, seed=1),
     ),
-    Case("int4 clipped interval", lambda d: ops.quantize_interval(d.rows, 4, seed=1, out=d.out.view_as(d.rows))),
-    Case("LUQ, 4 bits", lambda d: ops.luq(d.x, 4, seed=1, out=d.out)),
-    Case("mxfp4 nearest", lambda d: ops.quantize_blocks(d.rows, MXFP4, out=d.out.view_as(d.rows))),
+    Case("int4 clipped interval", lambda d: ops.quantize_interval(d.rows, 4, seed=1)),
+    Case("LUQ, 4 bits", lambda d: ops.luq(d.x, 4, seed=1)),
+    Case("mxfp4 nearest", lambda d: ops.quantize_blocks(d.rows, MXFP4)),
     Case(
         "nvfp4 stochastic",
-        lambda d: ops.quantize_blocks(d.rows, NVFP4, "stochastic", seed=1, out=d.out.view_as(d.rows)),
+        lambda d: ops.quantize_blocks(d.rows, NVFP4, "stochastic", seed=1),
     ),
-    Case("random Hadamard, block 64", lambda d: ops.hadamard(d.rows, 64, 1, out=d.out.view_as(d.rows))),
-    Case("1-4-3 codes, one byte", lambda d: ops.quantize_codes(d.x, E4M3, out=d.codes)),
+    Case("random Hadamard, block 64", lambda d: ops.hadamard(d.rows, 64, 1)),
+    Case("1-4-3 codes, one byte", lambda d: ops.quantize_codes(d.x, E4M3)),
 ]  # fmt: skip
 
 
@@ -267,7 +264,7 @@ CASES = [
 
 def measure(case: Case, data: Data, peers: Peers, repeats: int) -> dict[str, Any]:
     """The times of an operator and of its peers."""
-    calls: dict[str, Call] = {"memcpy": lambda: data.out.copy_(data.x), "lograd": lambda: case.ours(data)}
+    calls: dict[str, Call] = {"memcpy": lambda: data.x.clone(), "lograd": lambda: case.ours(data)}
     times = medians(calls | peers.of(case, data), repeats, shortest=2e-4)
     copy, ours = times.pop("memcpy"), times["lograd"]
     return {
@@ -356,7 +353,7 @@ def main(
     what = (
         f"Cost in copies of the same float32 tensor (memcpy = 1; lower is better) by elements and threads, the cost of "
         f"a call on 64 elements, and the speed-up over each peer at {size_name(max(elements))} on one thread. Medians "
-        f"of interleaved repeats in one process; ours write into a given tensor (out=) where they can. "
+        f"of interleaved repeats in one process; all make a new tensor, the copy too. "
         f"`./dev bench ops` makes this table."
     )
     text = table(rows, overhead)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lograd import ops
-from lograd.coded import CodedTensor
 from lograd.formats import BlockFormat, parse_format
+from lograd.ops.coded import CodedTensor
 
 from . import peers
 from .cases import FP32, Call, Case, Make

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from lograd import InvalidValue, Plan
-from lograd.wire import CompressedStage, EdgeCount, LinkError, fail_together
 from lograd.files.checks import check_number, check_object, check_whole
 from lograd.treatments import BACKWARD
+from lograd.wire import CompressedStage, EdgeCount, LinkError, fail_together
 
 from ..models import Part, cut, names_of
 from .config import PLAIN

@@ -17,11 +17,11 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lograd.wire import prune_and_encode
 from lograd.laws import LogNormal
 from lograd.ops import log_histogram, stochastic_prune
 from lograd.report import Chart, Line, Points
 from lograd.theory import sparsity, threshold
+from lograd.wire import prune_and_encode
 
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment

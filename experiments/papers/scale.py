@@ -15,13 +15,13 @@ from typing import ClassVar, NamedTuple, cast, final
 import torch
 
 from lograd import theory
-from lograd.wire import encode, prune_and_encode
 from lograd.errors import InvalidValue
 from lograd.formats import IntFormat
 from lograd.laws import LogNormal
 from lograd.ops import pack_codes
 from lograd.report import Chart, Line
 from lograd.theory.pipelines import SCHEDULES, Link, Pipeline, Schedule, step_seconds
+from lograd.wire import encode, prune_and_encode
 
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment

@@ -14,7 +14,7 @@ from .errors import InvalidType, InvalidValue, LogradError, MomentDoesNotExist, 
 from .formats import BlockFormat, FloatFormat, IdealFormat, IntFormat, parse_format
 
 if _typing.TYPE_CHECKING:
-    from . import coded, nn, ops, treatments, wire
+    from . import nn, ops, treatments, wire
     from .acceleration import accelerate
     from .attachment import Guard, Handle, attach
     from .measure import Profile, Variance, observe, profile, variance
@@ -43,7 +43,6 @@ __all__ = [
     "__version__",
     "accelerate",
     "attach",
-    "coded",
     "decode",
     "encode",
     "formats",
@@ -82,7 +81,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("coded", "nn", "ops", "treatments", "wire"):
+    if name in ("nn", "ops", "treatments", "wire"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)

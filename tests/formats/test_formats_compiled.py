@@ -26,7 +26,6 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "text with options": lambda x: ops.quantize(x, parse_format("1-4-3:fn:bias=9"), 3.0),
     "name": lambda x: ops.quantize(x, parse_format("e5m2")),
     "catalogue": lambda x: ops.quantize(x, CATALOGUE["e2m1"]),  # type: ignore[arg-type]
-    "out": lambda x: ops.quantize(x, FloatFormat(2, 1), out=torch.empty_like(x)),
     "codes": lambda x: ops.quantize_codes(x, FloatFormat(4, 3), 2.0, "stochastic", 5),
     "codes of a text": lambda x: ops.quantize_codes(x, parse_format("int4")),
     "there and back": lambda x: ops.dequantize_codes(ops.quantize_codes(x, IntFormat(8)), IntFormat(8), 1.0, x.dtype),

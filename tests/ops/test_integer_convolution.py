@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from integers import Taps, codes, machines, scaled, whole
 from torch import Tensor
 
-from lograd.ops.reference.integer_products import output_size
+from lograd.ops.geometry import output_size
 from lograd.ops.registry import operators
 
 PRODUCTS = ["integer_convolution", "integer_convolution_input_gradient", "integer_convolution_weight_gradient"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import Plan, ops, parse_format
-from lograd.coded import CodedTensor, Folded
 from lograd.nn.softmax_attention import integer_attention, integer_attention_backward
+from lograd.ops.coded import CodedTensor, Folded
 from lograd.ops.geometry import Geometry
 from lograd.ops.scaled_products import Steps
 

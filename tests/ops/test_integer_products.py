@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lograd import InvalidValue, ops, parse_format
-from lograd.coded import CodedTensor, Layout
+from lograd.ops.coded import CodedTensor, Layout
 from lograd.ops.geometry import Geometry
 
 EPSILON = 2.0**-23

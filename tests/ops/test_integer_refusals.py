@@ -13,7 +13,7 @@ from integers import coded
 from torch import Tensor
 
 from lograd import InvalidType, InvalidValue, ops, parse_format
-from lograd.coded import CodedTensor, Folded, Layout, Table
+from lograd.ops.coded import CodedTensor, Folded, Layout, Table
 from lograd.ops.geometry import Geometry
 
 
@@ -141,7 +141,7 @@ SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "three dimensions": (
         lambda: ops.integer_convolution(*(ops.pack_integers(random(2, 2, 3, 3, 3), 4) for _ in range(2))),
-        "for each of the last one or two; got",
+        "for each of the last 1 to 2; got",
     ),
 }  # fmt: skip
 

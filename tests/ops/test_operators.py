@@ -93,37 +93,6 @@ def pairs_of(given: tuple[Any, ...], expected: tuple[Any, ...]) -> list[tuple[Te
 
 
 @pytest.mark.parametrize("which", daily(CASES, ["some"]))
-@pytest.mark.parametrize("name", [name for name in NAMES if f"{name}_out" in operators])
-def test_out_of_any_layout_takes_what_a_new_tensor_would(name: str, which: str) -> None:
-    """Another layout than that of x, and x itself where the types agree."""
-    for backend in operators[name].kernels:
-        new, into = operators[name].kernels[backend], operators[f"{name}_out"].kernels[backend]
-        for case in CASES[which](name):
-            given = made(name, case)
-            result, *others = tensors(new(*given))
-            for out in outs_for(given[0], result):
-                source = out if out.dtype == given[0].dtype and out.stride() == given[0].stride() else given[0]
-                if source is out:
-                    out.copy_(given[0])
-                found = tensors(into(source, *given[1:], out))
-                same(out, result, case)
-                for one, other in zip(found, others, strict=True):
-                    same(one, other, case)
-
-
-def outs_for(x: Tensor, result: Tensor) -> list[Tensor]:
-    """In the layout of x, contiguous, transposed and with gaps."""
-    n, c, h, w = result.shape
-    filled = torch.empty_like(result)
-    return [
-        filled,
-        torch.empty(result.shape, dtype=result.dtype),
-        torch.empty((n, c, w, h), dtype=result.dtype).transpose(2, 3),
-        torch.empty((n, c, h, 2 * w), dtype=result.dtype)[..., ::2],
-    ]
-
-
-@pytest.mark.parametrize("which", daily(CASES, ["some"]))
 @pytest.mark.parametrize("name", NAMES)
 def test_fakes_agree_with_what_is_computed(name: str, which: str) -> None:
     """Shape, type and strides."""

@@ -39,7 +39,7 @@ def site_of(treatment: Treatment) -> tuple[Any, ...]:
 
 def valid_arguments(name: str) -> tuple[Any, ...]:
     """Arguments that an operator takes; made anew, because some are written."""
-    if name.removesuffix("_out") in EXAMPLES:
+    if name in EXAMPLES:
         return example_arguments(name, torch.randn(4, 64))
     x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
     counters, site, blocks = long(len(COUNTERS)), site_of(Integers(4)), site_of(Blocks("mxfp4"))
@@ -179,7 +179,7 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "a block of 3": ("hadamard", 1, 3),
     "a block that does not divide": ("hadamard", 1, 128),
     "one bit": ("quantize_per_sample", 1, 1),
-    "nine bits": ("quantize_interval_out", 2, 9),
+    "nine bits": ("quantize_interval", 2, 9),
     "bins beyond a byte": ("dequantize_rows", 2, 256),
     "integers out": ("dequantize_codes", 3, torch.int8),
     "a mantissa beyond 8 bits": ("quantize", 3, 40),
@@ -226,45 +226,6 @@ def test_public_functions_refuse_gradients_that_do_not_fit() -> None:
         ops.sparse_convolution_backward(g, x, weight, ONE, KEY, ((1, 1), (1, 1), (1, 1), 1), need)
     with pytest.raises(InvalidValue, match=r"g must have the shape of the layer's result, \(3, 5\) for x of"):
         ops.sparse_linear_backward(torch.randn(4, 5), torch.randn(3, 7), torch.randn(5, 7), ONE, KEY, need)
-
-
-# -------------------------------------------------------------------------------------------------- out= of raw calls
-
-
-def test_counts_are_a_tensor_beside_a_given_result() -> None:
-    x, format = torch.randn(4, 64), lograd.parse_format(MX)
-    out, counts = ops.quantize_blocks(x, format, out=torch.empty_like(x), counted=True)
-    expected = ops.quantize_blocks(x, format, counted=True)
-    assert torch.equal(out, expected.result)
-    assert torch.equal(counts, expected.counts)
-
-
-@pytest.mark.parametrize("name", [name for name in contracts if name.endswith("_out")])
-def test_out_that_shares_some_memory_is_refused(name: str) -> None:
-    arguments = valid_arguments(name)
-    if arguments[-1].dtype != arguments[0].dtype:
-        memory = torch.zeros(4 * 64 * 4 + 64, dtype=torch.uint8)
-        x = memory[: 4 * 64 * 4].view(torch.float32).view(4, 64) if arguments[0].dtype == torch.float32 else None
-        if x is None:  # codes to floats
-            floats = torch.zeros(4, 64)
-            x, out = floats.view(torch.uint8).flatten()[:256].view(4, 64), floats
-        else:
-            out = memory[32 : 32 + 256].view(4, 64)
-    else:
-        memory = torch.zeros(5, 64)
-        x, out = memory[:4], memory[1:]
-    with pytest.raises(InvalidValue, match="out and x share some memory"):
-        operator(name)(x, *arguments[1:-1], out)
-
-
-@pytest.mark.parametrize("name", ["stochastic_prune", "threshold_prune", "dither", "quantize"])
-def test_out_may_be_laid_out_otherwise(name: str) -> None:
-    x, *rest = valid_arguments(name)
-    pairs = ((x, torch.empty(64, 4).t()), (x[:, :1].expand(4, 64), torch.empty(4, 64)), (x[::2], torch.empty(2, 64)))
-    for source, out in pairs:
-        expected, counts = operator(name)(source, *rest)
-        assert torch.equal(operator(f"{name}_out")(source, *rest, out), counts)
-        assert torch.equal(out, expected)
 
 
 # -------------------------------------------------------------------------------------------------------- the gateway

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lograd import FloatFormat, IntFormat, ops
 from lograd.formats import CATALOGUE
-from lograd.ops.grid import arguments_of, grid_of
+from lograd.ops import elementwise as reference
+from lograd.ops.affine import largest_and_scale
+from lograd.ops.codings import arguments_of, grid_of
 from lograd.ops.layouts import in_type
-from lograd.ops.reference import elementwise as reference
-from lograd.ops.reference.row_passes import Plain
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 SETS = ["generic", "avx2", "avx512"]
@@ -51,9 +51,9 @@ def test_single_elements(isa: str, dtype: torch.dtype) -> None:
     for number in NUMBERS:
         value = torch.tensor(number)
         for name, arguments, expected in (
-            ("stochastic_prune", (value, KEY), reference.stochastic_prune(x.float(), value, KEY)),
-            ("threshold_prune", (value,), reference.threshold_prune(x.float(), value)),
-            ("dither", (value, KEY), reference.dither(x.float(), value, KEY)),
+            ("stochastic_prune", (value, KEY), reference._stochastic_prune(x.float(), value, KEY)),
+            ("threshold_prune", (value,), reference._threshold_prune(x.float(), value)),
+            ("dither", (value, KEY), reference._dither(x.float(), value, KEY)),
         ):
             found = getattr(torch.ops.lograd, name).default(x, *arguments, False)[0]
             assert_same_bits(found, in_type(expected[0], dtype))
@@ -66,7 +66,7 @@ def test_formats(isa: str, dtype: torch.dtype, format: FloatFormat | IntFormat, 
     x, every_code = every_exponent(dtype), torch.arange(256).to(torch.uint8)
     for number in NUMBERS:
         scale = torch.tensor(number)
-        expected, clipped = reference.quantize(x.float(), scale, grid_of(format), stochastic, KEY)
+        expected, clipped = reference.round_to_grid(x.float(), scale, grid_of(format), stochastic, KEY)
         found, counts = torch.ops.lograd.quantize.default(x, scale, *arguments_of(format), stochastic, KEY, True)
         assert_same_bits(found, in_type(expected, dtype))
         assert counts.tolist()[1:3] == [int(expected.isnan().sum()), int(clipped)]
@@ -85,8 +85,8 @@ def magnitudes(dtype: torch.dtype, exponent: int, seed: int = 0) -> Tensor:
 def luq(x: Tensor, bits: int, stochastic: bool) -> Tensor:
     """The definition of `ops.luq`."""
     format = FloatFormat(bits - 1, 0)
-    scale = Plain().largest_and_scale(x.reshape(1, -1), format.max)[1]
-    result, _ = reference.quantize(x.flatten().float(), scale, grid_of(format), stochastic, KEY)
+    scale = largest_and_scale(x, format.max)[1]
+    result, _ = reference.round_to_grid(x.flatten().float(), scale, grid_of(format), stochastic, KEY)
     return in_type(result, x.dtype).view_as(x)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.ops.contracts import BLOCKS
-from lograd.ops.reference.hadamard import random_signs
+from lograd.ops.hadamard import random_signs
 
 U = 2.0**-24
 

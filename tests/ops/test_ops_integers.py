@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import ops
-from lograd.coded import CodedTensor, Folded
 from lograd.errors import InvalidType, InvalidValue
+from lograd.ops.coded import CodedTensor, Folded
 
 SETS = [("generic", 1), ("avx2", 1), ("avx2", 3), ("avx512", 1), ("avx512", 2), ("avx512", 3)]
 """Instruction sets and threads."""

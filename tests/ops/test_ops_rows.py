@@ -152,8 +152,6 @@ class TestPacked:
             assert packed.codes.dtype == torch.uint8
             assert packed.codes.numel() == 0 or packed.codes.max() <= packed.largest_code
             same(packed.decode(), quantize(x, bits, seed=9))
-            parts = decoded_by_parts(packed, dtype, torch.empty(shape, dtype=dtype))
-            same(parts, quantize(x, bits, seed=9))
 
     def test_nan(self, method, dtype, bits):
         quantize, pack = METHODS[method]
@@ -174,15 +172,6 @@ class TestPacked:
             assert decoded[2].isnan().all()
             rest = ~decoded.isnan()
             assert torch.equal(decoded[rest], result[rest])
-
-
-def decoded_by_parts(coded, dtype, out):
-    """By the functions that take codes and parameters one by one."""
-    parts = (coded.codes, coded.scale, coded.low)
-    if coded.transform:
-        (step,) = coded.transform
-        return ops.dequantize_block_householder(*parts, step.groups, step.stretch, coded.largest_code, dtype, out=out)
-    return ops.dequantize_rows(*parts, coded.zero, coded.largest_code, dtype, out=out)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
@@ -223,22 +212,6 @@ MISTAKES = {
     "gammas": (
         lambda: ops.quantize_interval(X, 4, torch.ones(2)), InvalidValue,
         "gamma must be a number or a float tensor of one element; got shape (2,).",
-    ),
-    "out": (
-        lambda: ops.quantize_per_sample(X, 4, out=X.half()), InvalidValue,
-        "out must be float32 of shape (2, 3); got float16 of shape (2, 3).",
-    ),
-    "codes": (
-        lambda: ops.dequantize_rows(X, X[0], X[0], X[0], 15), InvalidType, "codes must be uint8; got float32.",
-    ),
-    "rows": (
-        lambda: ops.dequantize_rows(X.byte(), X[0], X[0], X[0], 15), InvalidValue,
-        "scale, low and zero must have one element, or one for each row of the codes; "
-        "got (3,) for codes of shape (2, 3).",
-    ),
-    "decoded type": (
-        lambda: ops.dequantize_rows(X.byte(), X[:, 0], X[:, 0], X[:, 0], 15, torch.int8), InvalidType,
-        "dtype must be float32, bfloat16 or float16; got int8.",
     ),
 }  # fmt: skip
 

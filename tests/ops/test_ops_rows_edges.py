@@ -74,20 +74,6 @@ class TestEdges:
             ops.quantize_interval(x, 4, torch.tensor(0.5), seed=1).result.nan_to_num(9), found.result.nan_to_num(9)
         )
 
-    def test_out_and_in_place(self):
-        for dtype in TYPES:
-            x = contents("rows", (9, 8, 4, 4), dtype, 1)
-            for method, (quantize, pack) in METHODS.items():
-                expected = quantize(x, 4, seed=5)
-                for y in (x.clone(), x.to(memory_format=torch.channels_last, copy=True)):
-                    strides = y.stride()
-                    assert quantize(y, 4, seed=5, out=y) is y, method
-                    assert y.stride() == strides
-                    same(y, expected)
-                codes = torch.empty(x.shape, dtype=torch.uint8)
-                assert pack(x, 4, seed=5, out=codes).codes is codes
-                same(codes, pack(x, 4, seed=5).codes)
-
     def test_counted(self):
         x = contents("specials", (9, 80), torch.float32, 1)
         for quantize in (ops.quantize_per_tensor, ops.quantize_per_sample, ops.quantize_block_householder):

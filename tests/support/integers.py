@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import native
-from lograd.coded import CodedTensor, Folded, Layout
+from lograd.ops.coded import CodedTensor, Folded, Layout
 
 WIDTHS = tuple(range(2, 9))
 MACHINES = [

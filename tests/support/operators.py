@@ -1,7 +1,7 @@
 """Example arguments of every operator of `lograd.ops`: a new operator joins the generic tests by a row here.
 
 A row is a tuple of functions (x, lay) -> arguments.  x is a contiguous float tensor of at least two dimensions, the
-last a multiple of 32; `lay` puts a tensor into the layout under test.  `NAME_out` has the rows of NAME.
+last a multiple of 32; `lay` puts a tensor into the layout under test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lograd import FloatFormat, IntFormat, ops, parse_format
-from lograd.ops.grid import arguments_of
+from lograd.ops.codings import arguments_of
 from lograd.ops.registry import operators
 
 Lay = Callable[[Tensor], Tensor]
@@ -216,19 +216,15 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
 
 
 def names() -> list[str]:
-    """All operators of `lograd.ops`, those with `out` included."""
-    return [name for name in operators if name.removesuffix("_out") in EXAMPLES]
+    """All operators of `lograd.ops`."""
+    return [name for name in operators if name in EXAMPLES]
 
 
 def arguments(name: str, x: Tensor, lay: Lay = lambda x: x, place: int = 0) -> tuple[Any, ...]:
-    """Arguments of an operator by the example at a place; made anew, as some are written."""
-    given = EXAMPLES[name.removesuffix("_out")][place](x, lay)
-    if not name.endswith("_out"):
-        return given
-    result = operators[name.removesuffix("_out")].kernels["reference"](*given)
-    return *given, torch.empty_like(result[0] if isinstance(result, tuple) else result)
+    """Arguments of an operator by the example at a place."""
+    return EXAMPLES[name][place](x, lay)
 
 
 def examples(name: str) -> range:
     """The places of an operator's examples."""
-    return range(len(EXAMPLES[name.removesuffix("_out")]))
+    return range(len(EXAMPLES[name]))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lograd import ops
-from lograd.coded import CodedTensor, Folded
 from lograd.formats import parse_format
 from lograd.laws import Empirical
+from lograd.ops.coded import CodedTensor, Folded
 from lograd.treatments import Statistics, Treatment, recipe
 from lograd.treatments.recipes import ALL_RECIPES
 from lograd.treatments.treatment import Setting

@@ -10,9 +10,9 @@ from bits import DTYPES, assert_same_bits, awkward, layouts, words
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lograd.coded import CodedTensor, Hadamard, Householder
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
+from lograd.ops.coded import CodedTensor, Hadamard, Householder
 from lograd.treatments import Statistics, Treatment, recipe
 from lograd.treatments.recipes import ALL_RECIPES
 from lograd.treatments.treatment import Setting

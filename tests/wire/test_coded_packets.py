@@ -14,8 +14,8 @@ from torch import Tensor
 
 import lograd
 from lograd import PacketError, ops, wire
-from lograd.coded import CodedTensor
 from lograd.formats import parse_format
+from lograd.ops.coded import CodedTensor
 
 
 def _equal(a: Any, b: Any) -> bool:

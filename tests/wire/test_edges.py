@@ -8,7 +8,7 @@ from torch import Tensor
 
 import lograd
 from lograd import InvalidType, InvalidValue, PacketError
-from lograd.coded import CodedTensor
+from lograd.ops.coded import CodedTensor
 from lograd.treatments import Prune, Quantize, apply, numbers_of, recipe
 from lograd.wire.channel import HEAD, UNIT, Channel
 from lograd.wire.edge import Edge

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import lograd
 from lograd import PacketError
-from lograd.coded import CodedTensor
 from lograd.errors import LogradError
+from lograd.ops.coded import CodedTensor
 
 SMALL = {
     "pruned": lograd.encode(gradient(150)),

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from ..coded import CodedTensor
 from ..engine.coding import applied, encoded
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_converted, unwrapped, works_transposed
 from ..nn.running import take_off
+from ..ops.coded import CodedTensor
 
 Result = TypeVar("Result")
 

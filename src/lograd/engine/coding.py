@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor, Encoded, Folded, Householder
 from ..errors import InvalidValue
 from ..ops import Counted
-from ..ops.levels import levels_of
+from ..ops.coded import CodedTensor, Encoded, Folded, Householder
+from ..ops.codings import levels_of
 from ..ops.registry import call
 from ..treatments import Sentence, Setting, Treatment, checked_result, from_json, settled, stages, total_counts
 from ..treatments.tensors import is_finite

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.reference.rows import householder_groups
+from ..ops.householder import householder_groups
 from ..theory.variance import block_householder_variance_bound, per_sample_variance_bound, per_tensor_variance_bound
 from ..treatments import Sentence
 from ..treatments.statquant import StatQuant

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..ops.reference.normalization import laid_as, where_passes
+from ..ops.normalization import like_in_memory, where_passes
 from ..ops.registry import call
 
 aten: Any = torch.ops.aten
@@ -160,7 +160,7 @@ class Masked(Waiting):
     def compute(self, reader: str) -> Tensor:
         """Return the gradient where it passes, else 0."""
         layout = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
-        return torch.where(where_passes(self.mask, layout), laid_as(layout, self.g), 0)
+        return torch.where(where_passes(self.mask, layout), like_in_memory(layout, self.g), 0)
 
 
 def _changed(what: str) -> RuntimeError:

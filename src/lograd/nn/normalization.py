@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import native
 from ..errors import InvalidType, plural, sentence
-from ..ops.reference.normalization import in_memory
+from ..ops.normalization import in_memory
 from ..ops.registry import call, transforming
 from .deferred import Normalize, Waiting, aliased, without_waiting
 from .running import WhileRunning, taken_off

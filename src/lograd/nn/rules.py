@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
+from ..ops.coded import CodedTensor
 
 SUMMED = 16
 """Products that sum over as many terms as this average the noise of an operand."""

@@ -23,10 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from .. import native
-from ..coded import CodedTensor
 from ..errors import InvalidType, sentence
 from ..formats.values import check_width
 from ..ops import pack_integers
+from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOATS
 from .rules import Form, rules_of
 from .running import WhileRunning

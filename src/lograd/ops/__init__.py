@@ -7,22 +7,28 @@ gradients themselves.
 Scalars may be numbers, or one-element tensors, which change from call to call without a recompilation.
 """
 
-from . import cpu, reference  # noqa: F401  they fill the table of operators
+from .affine import (
+    Clipped,
+    ClippedCodes,
+    Ranged,
+    RangedCodes,
+    pack_integers,
+    pack_interval,
+    pack_per_sample,
+    pack_per_tensor,
+    quantize_integers,
+    quantize_interval,
+    quantize_per_sample,
+    quantize_per_tensor,
+)
 from .arguments import Counted
 from .blocks import dequantize_block_codes, quantize_block_codes, quantize_blocks, tensor_scale_of
+from .coded import CodedTensor, Encoded
 from .codes import dequantize_codes, pack_codes, pack_nibbles, quantize_codes, unpack_nibbles
-from .elementwise import (
-    dither,
-    dither_,
-    quantize,
-    quantize_,
-    stochastic_prune,
-    stochastic_prune_,
-    threshold_prune,
-    threshold_prune_,
-)
+from .elementwise import dither, quantize, stochastic_prune, threshold_prune
 from .hadamard import hadamard, hadamard_inverse
-from .histogram import LogHistogram, log_histogram
+from .histogram import LogHistogram, kth_magnitude, log_histogram
+from .householder import pack_block_householder, quantize_block_householder
 from .integer_products import (
     fold_of,
     integer_convolution,
@@ -32,7 +38,6 @@ from .integer_products import (
     integer_matmul,
     reason_not_integer,
 )
-from .integers import Ranged, RangedCodes, pack_integers, quantize_integers
 from .logarithmic import Logarithmic, luq, pack_luq
 from .normalization import (
     BatchNormalized,
@@ -43,34 +48,20 @@ from .normalization import (
     batch_statistics,
 )
 from .registry import library
-from .rows import (
-    Clipped,
-    ClippedCodes,
-    dequantize_block_householder,
-    dequantize_rows,
-    pack_block_householder,
-    pack_interval,
-    pack_per_sample,
-    pack_per_tensor,
-    quantize_block_householder,
-    quantize_interval,
-    quantize_per_sample,
-    quantize_per_tensor,
-)
-from .select import kth_magnitude
 from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 
 __all__ = [
     "BatchNormGradients", "BatchNormalized", "BatchStatistics", "batch_normalize", "batch_normalize_backward",
     "batch_statistics",
     "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic", "Ranged", "RangedCodes",
-    "dither", "dither_", "luq", "quantize", "quantize_", "stochastic_prune", "stochastic_prune_", "threshold_prune",
-    "threshold_prune_", "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",
+    "CodedTensor", "Encoded",
+    "dither", "luq", "quantize", "stochastic_prune", "threshold_prune",
+    "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",
     "quantize_block_householder", "quantize_blocks", "quantize_integers", "quantize_interval",
     "quantize_per_sample", "quantize_per_tensor", "tensor_scale_of",
     "pack_block_householder", "pack_codes", "pack_integers", "pack_interval", "pack_luq", "pack_nibbles",
     "pack_per_sample", "pack_per_tensor", "quantize_block_codes", "quantize_codes",
-    "dequantize_block_codes", "dequantize_block_householder", "dequantize_codes", "dequantize_rows", "unpack_nibbles",
+    "dequantize_block_codes", "dequantize_codes", "unpack_nibbles",
     "fold_of", "integer_convolution", "integer_convolution_backward", "integer_linear", "integer_linear_backward",
     "integer_matmul",
     "reason_not_integer", "sparse_convolution_backward", "sparse_linear_backward",

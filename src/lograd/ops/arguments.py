@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from .contracts import FLOAT_TYPES
-from .contracts import type_name as type_name
+from .contracts import FLOAT_TYPES, type_name
 from .registry import watched
-from .writers import refuse_overlap
 
 Scalar = float | Tensor
 
@@ -51,33 +49,6 @@ def check_codes(what: str, codes: object) -> None:
     check_tensor(what, codes)
     if isinstance(codes, Tensor) and codes.dtype != torch.uint8:
         raise InvalidType(f"{what} must be uint8; got {type_name(codes.dtype)}.")
-
-
-def check_out(out: object, x: Tensor, dtype: torch.dtype) -> None:
-    """Refuses what cannot take a result of x in this type; it may be x itself, or lie apart from it."""
-    if not isinstance(out, Tensor):
-        check_tensor("out", out)
-        return
-    if out.dtype != dtype or out.shape != x.shape or out.device != x.device:
-        wanted, got = (
-            f"{type_name(dtype)} of shape {tuple(x.shape)}",
-            f"{type_name(out.dtype)} of shape {tuple(out.shape)}",
-        )
-        if out.device != x.device:
-            wanted, got = f"{wanted} on {x.device}", f"{got} on {out.device}"
-        raise InvalidValue(f"out must be {wanted}; got {got}.")
-    if out.requires_grad and torch.is_grad_enabled():
-        raise InvalidValue(
-            "out requires a gradient, and these operators record none; use torch.no_grad(), or write into out.detach()."
-        )
-    if torch.compiler.is_compiling() or out is x:
-        return
-    if out.is_neg():
-        raise InvalidValue(
-            "out is a negated view, whose elements are not those in memory; write into a tensor of its own."
-        )
-    if type(out) is Tensor and type(x) is Tensor:
-        refuse_overlap(x, out)
 
 
 def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:

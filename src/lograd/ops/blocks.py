@@ -14,21 +14,23 @@ belong to positions in row-major order, whatever the layout.  Scales and codes a
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor, Encoded, Layout, ThreeQuarters
+from .. import native
 from ..errors import InvalidValue, sentence
 from ..formats import BlockFormat
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, check_codes, check_floats, check_out, key_of, scalar
+from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
+from .coded import CodedTensor, Encoded, Layout, ThreeQuarters
 from .codes import Rounding, check_dtype
-from .codings import check_block_format, text_of
-from .codings import why_biased as why_biased
-from .reference.blocks import check_scales
-from .registry import call
+from .codings import BlockCoding, block_coding_of, check_block_format, compiled_block_coding_of, text_of
+from .contracts import COUNTS, FLOAT_TYPES
+from .elementwise import round_to_grid
+from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns
+from .registry import call, register, when_native
 
 Variant = Literal["standard", "unbiased"]
 
@@ -42,7 +44,6 @@ def quantize_blocks(
     offset: int | Tensor = 0,
     tensor_scale: Scalar = 1.0,
     *,
-    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """x rounded to a block format and back: t s Q(x / (t s)), with t the tensor's and s the block's scale.
@@ -67,7 +68,6 @@ def quantize_blocks(
         variant: "standard" or "unbiased".
         seed, offset: name the random numbers of stochastic rounding.
         tensor_scale: t, a positive number or a float tensor of one element.
-        out: where the result goes; x itself is allowed.
         counted: also give the numbers of zeros, NaN and cut-off elements.
 
     >>> from lograd.formats import CATALOGUE
@@ -75,11 +75,7 @@ def quantize_blocks(
     tensor([ 6.0000,  1.0000, -0.5000])
     """
     arguments = _arguments(x, format, rounding, variant, seed, offset, tensor_scale)
-    if out is None:
-        result, counts = call("quantize_blocks", *arguments)
-    else:
-        check_out(out, x, x.dtype)
-        result, counts = out, call("quantize_blocks_out", *arguments, out)
+    result, counts = call("quantize_blocks", *arguments)
     return Counted(result, counts) if counted else result
 
 
@@ -122,7 +118,7 @@ def dequantize_block_codes(
     check_dtype(dtype)
     check_block_format(format)
     _check_variant(variant)
-    check_scales(codes, scales, format.size)
+    _check_scales(codes, scales, format.size)
     result: Tensor = call(
         "dequantize_block_codes",
         codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
@@ -178,3 +174,206 @@ def _arguments(
 def _check_variant(variant: str) -> None:
     if variant not in ("standard", "unbiased"):
         raise InvalidValue(sentence("variant", variant, "'standard' or 'unbiased'"))
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _scales_shape(x: Tensor, size: int) -> tuple[int, ...]:
+    """The shape of the scales of x in blocks of this size."""
+    return (*x.shape[:-1], (x.shape[-1] + size - 1) // size if x.dim() else 1)
+
+
+def _check_scales(codes: Tensor, scales: Tensor, size: int) -> None:
+    """Refuses scales that are not one for each block of the codes."""
+    blocks = _scales_shape(codes, size)
+    if scales.shape != blocks:
+        raise InvalidValue(
+            f"codes of shape {tuple(codes.shape)} in blocks of {size} need scales of shape {blocks}; got "
+            f"{tuple(scales.shape)}."
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- definitions
+
+
+class _Rounded(NamedTuple):
+    """Rows of element values, NaN where a block became NaN; blocks of scale codes; how many elements were cut off."""
+
+    value: Tensor
+    scale_codes: Tensor
+    clipped: Tensor
+
+
+def _round_blocks(
+    x: Tensor, tensor_scale: Tensor, coding: BlockCoding, stochastic: bool, unbiased: bool, key: Tensor
+) -> _Rounded:
+    """Q(x / (t s)), or Q(3/4 x / (t s)), of float32 rows; NaN in a block that held NaN or infinity."""
+    rows, columns = x.shape
+    y = x / tensor_scale
+    blocks = coding.per_row(columns)
+    padded = torch.nn.functional.pad(y.abs(), (0, blocks * coding.size - columns))
+    scale_codes = _scale_codes(padded.reshape(rows, blocks, coding.size).amax(-1), coding)
+    s = _per_element(coding.scale.table(x.device)[scale_codes.long()], coding, columns)
+    y = torch.where(s == 0, 0.0, y / s)
+    if unbiased:
+        y = y * 0.75
+    one = x.new_ones(())
+    value, clipped = round_to_grid(y.flatten(), one, coding.element.grid, stochastic, key)
+    value = value.reshape(rows, columns)
+    if not coding.element.negative_zero:
+        value = value + 0.0  # -0.0 becomes 0.0
+    return _Rounded(value, scale_codes, torch.as_tensor(clipped, device=x.device))
+
+
+def _restored(
+    value: Tensor, scale_codes: Tensor, tensor_scale: Tensor, coding: BlockCoding, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    """t s value, or 4/3 of it, within the finite numbers of `dtype`."""
+    if unbiased:
+        value = value / value.new_full((), 0.75)
+    s = _per_element(coding.scale.table(value.device)[scale_codes.long()], coding, value.shape[-1])
+    largest = torch.finfo(dtype).max
+    return (value * s * tensor_scale).clamp(-largest, largest)
+
+
+def _scale_codes(largest: Tensor, coding: BlockCoding) -> Tensor:
+    finite = largest.isfinite()
+    m = torch.where(finite, largest, 0.0)
+    if coding.power_of_two:
+        exponent = torch.frexp(m).exponent - 1 - coding.element_emax
+        exponent = torch.where(m > 0, exponent, coding.scale_emin).clamp(coding.scale_emin, coding.scale_emax)
+        codes = exponent - coding.scale_emin
+    else:
+        ideal = (m / m.new_full((), coding.element.grid.largest)).flatten()
+        one = m.new_ones(())
+        value, _ = round_to_grid(
+            ideal, one, coding.scale.grid, False, torch.zeros(2, dtype=torch.int64, device=m.device)
+        )
+        codes = coding.scale.codes_of(value).reshape(m.shape).int()
+    return torch.where(finite, codes, coding.scale.nan).to(torch.uint8)
+
+
+def _per_element(scales: Tensor, coding: BlockCoding, columns: int) -> Tensor:
+    return scales.repeat_interleave(coding.size, -1)[:, :columns]
+
+
+def _values_reference(
+    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    coding, t = block_coding_of(format, unbiased), tensor_scale.float()
+    rounded = _round_blocks(_rows(x).float(), t, coding, stochastic, unbiased, key)
+    y = _restored(rounded.value, rounded.scale_codes, t, coding, unbiased, x.dtype)
+    counts = torch.stack([(y == 0).sum(), y.isnan().sum(), rounded.clipped])
+    return in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape)), counts
+
+
+def _codes_reference(
+    x: Tensor, tensor_scale: Tensor, format: str, stochastic: bool, unbiased: bool, key: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of the elements, codes of the scales, and counts."""
+    coding = block_coding_of(format, unbiased)
+    value, scale_codes, clipped = _round_blocks(
+        _rows(x).float(), tensor_scale.float(), coding, stochastic, unbiased, key
+    )
+    codes = torch.where(value.isnan(), 0, coding.element.codes_of(value))
+    counts = torch.stack([(value == 0).sum(), value.isnan().sum(), clipped])
+    return in_layout_of(x, codes.reshape(x.shape)), scale_codes.reshape(_scales_shape(x, coding.size)), counts
+
+
+def _decoded_reference(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    """The values of `quantize_block_codes`."""
+    coding = block_coding_of(format, unbiased)
+    value = coding.element.table(codes.device)[_rows(codes).long()]
+    blocks = scales.reshape(value.shape[0], coding.per_row(value.shape[1]))
+    y = _restored(value, blocks, tensor_scale.float(), coding, unbiased, dtype)
+    return in_layout_of(codes, narrowed(y, dtype).reshape(codes.shape))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.contiguous().reshape(rows_and_columns(x))
+
+
+# --------------------------------------------------------------------------------------------------------------- native
+
+
+def _quantize(
+    x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
+    stochastic: bool, unbiased: bool, key: Tensor,
+) -> Tensor:  # fmt: skip
+    source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
+    address, (rows, columns) = native.address, rows_and_columns(x)
+    n, blocks = rows * columns, rows * block_coding_of(format, unbiased).per_row(columns)
+    native.kernel("quantize_blocks")(
+        compiled_block_coding_of(format, unbiased), FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n),
+        0 if y is None else address("out", y, x.dtype, n),
+        0 if codes is None else address("codes", codes, torch.uint8, n),
+        0 if scales is None else address("scales", scales, torch.uint8, blocks), rows, columns,
+        address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(x.dtype).max, stochastic, unbiased,
+        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
+    )  # fmt: skip
+    return counts
+
+
+def _values_native(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape)
+    counts = _quantize(x, out, None, None, *rest)
+    return in_layout_of(x, out), counts
+
+
+def _codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    codes = x.new_empty(x.shape, dtype=torch.uint8)
+    scales = x.new_empty(_scales_shape(x, block_coding_of(format, rest[1]).size), dtype=torch.uint8)
+    counts = _quantize(x, None, codes, scales, tensor_scale, format, *rest)
+    return in_layout_of(x, codes), scales, counts
+
+
+def _decoded_native(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
+) -> Tensor:
+    source, per_block = codes.contiguous(), scales.contiguous()
+    y = codes.new_empty(codes.shape, dtype=dtype)
+    address, (rows, columns) = native.address, rows_and_columns(codes)
+    n, blocks = rows * columns, rows * block_coding_of(format, unbiased).per_row(columns)
+    native.kernel("dequantize_blocks")(
+        compiled_block_coding_of(format, unbiased), address("codes", source, torch.uint8, n),
+        address("scales", per_block, torch.uint8, blocks), FLOAT_TYPES[dtype], address("out", y, dtype, n), rows,
+        columns, address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(dtype).max, unbiased,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return in_layout_of(codes, y)
+
+
+# --------------------------------------------------------------------------------------------------------- registration
+
+
+def _fake_values(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    block_coding_of(format, rest[1])  # refuses a text that is no such format
+    return empty_for(x), x.new_empty(COUNTS, dtype=torch.int64)
+
+
+def _fake_codes(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    scales = x.new_empty(_scales_shape(x, block_coding_of(format, rest[1]).size), dtype=torch.uint8)
+    return empty_for(x, torch.uint8), scales, x.new_empty(COUNTS, dtype=torch.int64)
+
+
+_ARGUMENTS = "Tensor x, Tensor tensor_scale, str format, bool stochastic, bool unbiased, Tensor key"
+register(
+    f"quantize_blocks({_ARGUMENTS}) -> (Tensor, Tensor)", _values_reference, when_native(_values_native), _fake_values
+)
+register(
+    f"quantize_block_codes({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _codes_reference, when_native(_codes_native),
+    _fake_codes,
+)  # fmt: skip
+register(
+    "dequantize_block_codes(Tensor codes, Tensor scales, Tensor tensor_scale, str format, bool unbiased, "
+    "ScalarType dtype) -> Tensor",
+    _decoded_reference,
+    when_native(_decoded_native),
+    lambda codes, scales, tensor_scale, format, unbiased, dtype: empty_for(codes, dtype),
+    lambda codes, scales, tensor_scale, format, unbiased, dtype: _check_scales(
+        codes, scales, block_coding_of(format, unbiased).size
+    ),
+)

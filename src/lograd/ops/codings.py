@@ -1,6 +1,7 @@
-"""Formats with their codes, as the kernels see them: codings of elements and of blocks that share a scale.
+"""Formats as the kernels see them: grids to round to, codes of elements and blocks, and levels for integer products.
 
-An operator is given a format as text, so that its signature stays short and a compiled graph holds no Python object.
+An operator is given a format as text, so that its signature stays short and a compiled graph holds no Python object;
+`quantize` takes the numbers of its grid.
 """
 
 from __future__ import annotations
@@ -8,17 +9,87 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat, parse_format
-from .grid import Grid, constant, grid_of
 
 _LIMIT = "quantize_blocks takes formats whose scale"
+
+
+class Grid(NamedTuple):
+    """Magnitudes are rounded to multiples of 2^(max(exponent, smallest_exponent) - mantissa); of 1 for an integer."""
+
+    integer: bool
+    mantissa: int
+    smallest_exponent: int
+    odd_exponents_up: bool
+    """Without mantissa, ties go to the even code: up where the exponent is odd, or (False) where it is even."""
+    largest: float
+    largest_negative: float
+
+
+def grid_of(format: Format) -> Grid:
+    """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
+    return _cached_grid(_checked(format))
+
+
+def _checked(format: Format) -> FloatFormat | IntFormat:
+    if not isinstance(format, FloatFormat | IntFormat):
+        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {shown(format)}.")
+    return format
+
+
+def _grid(format: FloatFormat | IntFormat) -> Grid:
+    if format.bits > 8:
+        raise InvalidValue(f"quantize takes formats of at most 8 bits; {format} has {format.bits}.")
+    if isinstance(format, IntFormat):
+        return Grid(True, 0, 0, False, format.max, -format.min)
+    if not (format.signed and format.zero and format.subnormals):
+        raise InvalidValue(f"quantize takes formats with a sign, a zero and subnormals; {format} lacks one of them.")
+    if format.emin - format.mantissa < -100 or format.emax > 100:
+        raise InvalidValue(f"{format} reaches beyond 2^-100 to 2^100, where float32 arithmetic is not exact.")
+    return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
+
+
+_cached_grid = lru_cache(maxsize=256)(_grid)
+
+
+def arguments_of(format: Format) -> tuple[Any, ...]:
+    """The grid as the operator's arguments.
+
+    torch.compile follows the computation itself, so that a format may be made inside of what is compiled: it cannot
+    look into a cache, nor hand a format that it has only traced to a function that it does not trace.
+    """
+    if torch.compiler.is_compiling():
+        return tuple(_grid(constant(_checked(format))))
+    return tuple(grid_of(format))
+
+
+def constant(format: Any) -> Any:
+    """The same format; in compiled code with numbers that are constants there, whatever they were before.
+
+    A format that came from outside may have symbols in place of its numbers, and its class makes constants of them.
+    """
+    if not torch.compiler.is_compiling():
+        return format
+    if isinstance(format, BlockFormat):
+        return BlockFormat(constant(format.element), format.size, constant(format.scale))
+    if isinstance(format, IntFormat):
+        return IntFormat(format.bits, format.symmetric, format.signed)
+    if isinstance(format, FloatFormat):
+        return FloatFormat(
+            format.exponent, format.mantissa, format.bias, format.specials, format.signed, format.subnormals,
+            format.zero,
+        )  # fmt: skip
+    return format
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
 
 
 def text_of(format: BlockFormat | Format) -> str:
@@ -216,3 +287,93 @@ def why_biased(format: BlockFormat) -> str:
 def compiled_block_coding_of(text: str, unbiased: bool) -> Any:
     """`block_coding_of` for the native kernels."""
     return block_coding_of(text, unbiased).compiled()
+
+
+# -------------------------------------------------------------------------------------------------------------- levels
+
+# Whole numbers, moved up by `zero` so that they are bytes, times one power of two: what products of integers take.
+# Integers, powers of two such as 1-3-0, e2m1 and e2m3 have them.
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels of a format: a code stands for (table[code] - zero) factor."""
+
+    table: bytes
+    """256 bytes; a byte that is no code has the level of zero."""
+    zero: int
+    factor: float
+    """A power of two."""
+
+    @property
+    def identity(self) -> bool:
+        """True if codes are levels already."""
+        return self.table == bytes(range(256))
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """The table as a uint8 tensor."""
+        return torch.tensor(list(self.table), dtype=torch.uint8, device=device)
+
+
+@lru_cache(maxsize=256)
+def levels_of(format: str) -> Levels:
+    """The levels of an element format, or of the elements of a block format, that is given as text.
+
+    Refused, with the reason, is a format with a NaN, without zero, or with more than 256 levels between its ends.
+
+    >>> levels_of("1-3-0").zero, levels_of("1-3-0").factor
+    (64, 0.25)
+    """
+    if reason := reason_without_levels(format):
+        raise InvalidValue(reason)
+    values = _values(format)
+    factor = _unit(values)
+    whole = [int(value / factor) for value in values]
+    zero = -min(whole)
+    if zero == 0 and whole == list(range(len(whole))):  # bytes beyond the codes pass through: nothing is looked up
+        return Levels(bytes(range(256)), 0, factor)
+    return Levels(bytes(each + zero for each in whole) + bytes([zero]) * (256 - len(whole)), zero, factor)
+
+
+@lru_cache(maxsize=256)
+def reason_without_levels(format: str) -> str | None:
+    """The reason why the numbers of a format are no levels, as a sentence; None if they are.
+
+    >>> reason_without_levels("1-4-3")
+    'the numbers of 1-4-3 span 491520 of its smallest steps; integer products take formats of at most 255.'
+    """
+    element = _element(format)
+    if not isinstance(element, FloatFormat | IntFormat) or element.bits > 8:
+        return f"integer products take formats of at most 8 bits; got {format}."
+    values = [value for value in _values(format) if not math.isnan(value)]
+    if isinstance(element, FloatFormat) and (element.specials != "none" or not element.zero):
+        missing = "has no zero" if not element.zero else "has codes for NaN or infinity"
+        return f"{element} {missing}, so its codes are no whole numbers; integer products take formats of numbers only."
+    span = (max(values) - min(values)) / _unit(values)
+    if span > 255:
+        return (
+            f"the numbers of {element} span {span:.0f} of its smallest steps; integer products take formats of at most "
+            "255."
+        )
+    return None
+
+
+def _element(format: str) -> object:
+    parsed = parse_format(format)
+    return parsed.element if isinstance(parsed, BlockFormat) else parsed
+
+
+def _values(format: str) -> list[float]:
+    """The number of each code; 0 for the code that a symmetric integer leaves out."""
+    element = _element(format)
+    assert isinstance(element, FloatFormat | IntFormat)
+    values = [element.decode(code) for code in range(2**element.bits)]
+    return [0.0 if math.isnan(value) and isinstance(element, IntFormat) else value for value in values]
+
+
+def _unit(values: list[float]) -> float:
+    """The largest power of two of which all numbers are whole multiples."""
+    units = [value.as_integer_ratio() for value in values if value and math.isfinite(value)]
+    down = max(denominator for _, denominator in units)
+    up = min(numerator & -numerator for numerator, denominator in units) if down == 1 else 1
+    return up / down

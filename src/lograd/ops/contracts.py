@@ -59,7 +59,6 @@ TENSORS: dict[str, Takes] = {
     "parameters": Takes((torch.float32,)),
     "groups": Takes((torch.int64,)),
     "stretch": Takes((torch.float32,)),
-    "out": Takes((*FLOATS, torch.uint8)),
 }
 """By the argument's name; the name says the same in every operator, unless the operator says otherwise."""
 

@@ -1,17 +1,29 @@
-"""Prune, dither and quantize: the operators that treat every element by itself."""
+"""Prune, dither and quantize: the operators that treat every element by itself.
+
+A definition maps a flat float32 tensor to one, and to the number of elements that saturated.  `OPERATORS` names them
+with their arguments; a new operator is a definition, a line there and a public function.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from .. import native
 from ..formats import Format
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, check_floats, check_out, in_type_of, key_of, scalar
-from .grid import arguments_of
-from .registry import call
+from .arguments import Counted, Scalar, check_floats, in_type_of, key_of, scalar
+from .codings import Grid, arguments_of
+from .contracts import COUNTS, FLOAT_TYPES, TENSORS
+from .layouts import dense, empty_for, flat, in_type
+from .random import lower32, uniform, upper16
+from .registry import Kernel, call, register, when_native
+
+Result = tuple[Tensor, Tensor | int]
 
 
 def stochastic_prune(
@@ -20,7 +32,6 @@ def stochastic_prune(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     *,
-    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """Eq. 5 of [chmiel2021]: keep |x| > a; else sign(x) a with probability |x| / a, else 0.  E[T(x)] = x.
@@ -29,24 +40,12 @@ def stochastic_prune(
     the threshold is first rounded to that type, as it becomes a value of the result.
     """
     a = in_type_of(x, _scalar("threshold", threshold, x, 0.0))
-    return _run("stochastic_prune", x, (a, key_of(seed, offset, x)), out, counted)
+    return _run("stochastic_prune", x, (a, key_of(seed, offset, x)), counted)
 
 
-def stochastic_prune_(x: Tensor, threshold: Scalar, seed: int | Tensor = 0, offset: int | Tensor = 0) -> Tensor:
-    """`stochastic_prune` in place."""
-    result: Tensor = stochastic_prune(x, threshold, seed, offset, out=x)
-    return result
-
-
-def threshold_prune(x: Tensor, threshold: Scalar, *, out: Tensor | None = None, counted: bool = False) -> Any:
+def threshold_prune(x: Tensor, threshold: Scalar, *, counted: bool = False) -> Any:
     """Keep |x| > threshold, set the rest to 0: the deterministic, biased rule of the top-k baselines."""
-    return _run("threshold_prune", x, (_scalar("threshold", threshold, x, 0.0),), out, counted)
-
-
-def threshold_prune_(x: Tensor, threshold: Scalar) -> Tensor:
-    """`threshold_prune` in place."""
-    result: Tensor = threshold_prune(x, threshold, out=x)
-    return result
+    return _run("threshold_prune", x, (_scalar("threshold", threshold, x, 0.0),), counted)
 
 
 def dither(
@@ -55,20 +54,13 @@ def dither(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     *,
-    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """x rounded stochastically to multiples of `step`: the non-subtractive dither of dithered backprop.
 
     Unbiased, to the rounding of a multiple to the type of x.
     """
-    return _run("dither", x, (_scalar("step", step, x, math.ulp(0.0)), key_of(seed, offset, x)), out, counted)
-
-
-def dither_(x: Tensor, step: Scalar, seed: int | Tensor = 0, offset: int | Tensor = 0) -> Tensor:
-    """`dither` in place."""
-    result: Tensor = dither(x, step, seed, offset, out=x)
-    return result
+    return _run("dither", x, (_scalar("step", step, x, math.ulp(0.0)), key_of(seed, offset, x)), counted)
 
 
 def quantize(
@@ -79,7 +71,6 @@ def quantize(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     *,
-    out: Tensor | None = None,
     counted: bool = False,
 ) -> Any:
     """Q(scale x) / scale for a float or integer format of at most 8 bits, saturating.
@@ -94,31 +85,153 @@ def quantize(
         rounding == "stochastic",
         key_of(seed, offset, x),
     )
-    return _run("quantize", x, arguments, out, counted)
+    return _run("quantize", x, arguments, counted)
 
 
-def quantize_(
-    x: Tensor,
-    format: Format,
-    scale: Scalar = 1.0,
-    rounding: Literal["nearest", "stochastic"] = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-) -> Tensor:
-    """`quantize` in place."""
-    result: Tensor = quantize(x, format, scale, rounding, seed, offset, out=x)
-    return result
-
-
-def _run(name: str, x: Tensor, arguments: tuple[Any, ...], out: Tensor | None, counted: bool) -> Any:
-    if out is None:
-        result, counts = call(name, x, *arguments, counted)
-    else:
-        check_out(out, x, x.dtype)
-        result, counts = out, call(f"{name}_out", x, *arguments, counted, out)
+def _run(name: str, x: Tensor, arguments: tuple[Any, ...], counted: bool) -> Any:
+    result, counts = call(name, x, *arguments, counted)
     return Counted(result, counts) if counted else result
 
 
 def _scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
     check_floats(x)
     return scalar(what, value, x, low)
+
+
+# ---------------------------------------------------------------------------------------------------------- definitions
+
+
+def _stochastic_prune(x: Tensor, threshold: Tensor, key: Tensor) -> Result:
+    """Eq. 5 of [chmiel2021]: sign(x) max(|x|, a) if |x| > U a, else 0.  NaN stays NaN.
+
+    The upper 16 bits of U decide, in float32, unless |x| lies in the one interval of width a / 2^16 where they cannot;
+    there all 48 bits decide, in float64.
+    """
+    a = threshold.float()
+    step = a * 2.0**-16
+    high16 = upper16(x.numel(), key)
+    m = x.abs()
+    low = high16.float() * step
+    undecided = (m > low) & (m <= low + step)
+    full = (high16 + lower32(x.numel(), key).double() * 2.0**-32) * step.double()
+    keep = torch.where(undecided, m.double() > full, ~(m <= low))
+    kept = torch.copysign(torch.where(m < a, a, m), x)
+    return torch.where(keep, torch.where(x.isnan(), x, kept), 0.0), 0
+
+
+def _threshold_prune(x: Tensor, threshold: Tensor) -> Result:
+    """Keep |x| > t, and NaN."""
+    return torch.where(x.abs() <= threshold.float(), 0.0, x), 0
+
+
+def _dither(x: Tensor, step: Tensor, key: Tensor) -> Result:
+    """x rounded stochastically to multiples of `step`: non-subtractive dither."""
+    d = step.float()
+    steps = x.abs() / d
+    rounded = torch.where(steps < 2.0**23, _stochastically(steps, key), steps)
+    return torch.copysign(rounded * d, x), 0
+
+
+def round_to_grid(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: Tensor) -> Result:
+    """Q(scale x) / scale, saturating.  NaN stays NaN."""
+    s = scale.float()
+    y = x * s
+    m = y.abs().clamp(max=max(grid.largest, grid.largest_negative))
+    exponent = torch.zeros_like(m, dtype=torch.int32)
+    if not grid.integer:
+        exponent = (torch.frexp(m).exponent - 1).where(m > 0, grid.smallest_exponent)
+        exponent = exponent.clamp(min=grid.smallest_exponent) - grid.mantissa
+    steps = torch.ldexp(m, -exponent)
+    if stochastic:
+        rounded = _stochastically(steps, key)
+    else:
+        rounded = steps.round()
+        if not grid.integer and grid.mantissa == 0:
+            stays = (steps == 1.5) & ((exponent & 1) == (0 if grid.odd_exponents_up else 1))
+            rounded = torch.where(stays, 1.0, rounded)
+    limit = torch.where(y.signbit(), grid.largest_negative, grid.largest)
+    value = torch.minimum(torch.ldexp(rounded, exponent), limit.to(m.dtype))
+    return torch.where(x.isnan(), x, torch.copysign(value, y) / s), (y.abs() > limit).sum()
+
+
+def _stochastically(steps: Tensor, key: Tensor) -> Tensor:
+    """Up if the fraction plus U reaches 1; float32 holds the fraction, float64 the comparison, exactly."""
+    whole = steps.floor()
+    return whole + (uniform(steps.numel(), key) >= 1 - (steps - whole).double()).float()
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _quantize(x: Tensor, scale: Tensor, *grid_stochastic_key: Any) -> Result:
+    *grid, stochastic, key = grid_stochastic_key
+    return round_to_grid(x, scale, Grid(*grid), stochastic, key)
+
+
+OPERATORS: dict[str, tuple[str, Callable[..., Result]]] = {
+    "stochastic_prune": ("Tensor threshold, Tensor key", _stochastic_prune),
+    "threshold_prune": ("Tensor threshold", _threshold_prune),
+    "dither": ("Tensor step, Tensor key", _dither),
+    "quantize": (
+        "Tensor scale, bool integer, int mantissa, int smallest_exponent, bool odd_exponents_up, float largest, "
+        "float largest_negative, bool stochastic, Tensor key",
+        _quantize,
+    ),
+}
+"""Arguments beside x, and the definition.  The native kernel of the same name takes (type, x, y, elements, *arguments,
+threads, counts) with addresses in place of tensors."""
+
+_NO_COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def _room_for_counts(x: Tensor, counted: bool) -> Tensor:
+    """Return room for the zeros, NaN and saturated elements of a result and the zeros of x; empty unless `counted`."""
+    return x.new_zeros(COUNTS + 1, dtype=torch.int64) if counted else x.new_empty(0, dtype=torch.int64)
+
+
+def _reference(definition: Callable[..., Result]) -> Kernel:
+    def kernel(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        *values, counted = rest
+        x = dense(x)
+        result, clipped = definition(flat(x).float(), *values)
+        out = torch.empty_like(x)
+        flat(out).copy_(in_type(result, x.dtype))
+        if not counted:
+            return out, _room_for_counts(x, False)
+        zeros, nan = (result == 0).sum(), result.isnan().sum()
+        return out, torch.stack([zeros, nan, torch.as_tensor(clipped, device=x.device), (x == 0).sum()])
+
+    return kernel
+
+
+def _native(name: str, arguments: str) -> Kernel:
+    native_kernel, address = native.kernel(name), native.address
+    tensors = [
+        (place, argument, TENSORS[argument].dtypes[0], TENSORS[argument].elements or 0)
+        for place, (kind, argument) in enumerate(pair.split() for pair in arguments.split(", "))
+        if kind == "Tensor"
+    ]
+
+    def kernel(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        *values, counted = rest
+        x = dense(x)
+        out, counts = torch.empty_like(x), _room_for_counts(x, True) if counted else _NO_COUNTS
+        for place, argument, dtype, elements in tensors:
+            values[place] = address(argument, values[place], dtype, elements)
+        n = x.numel()
+        native_kernel(
+            FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), address("out", out, x.dtype, n), n, *values,
+            torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS + 1) if counted else 0,
+        )  # fmt: skip
+        return out, counts
+
+    return kernel
+
+
+for _name, (_arguments, _definition) in OPERATORS.items():
+    register(
+        f"{_name}(Tensor x, {_arguments}, bool counted) -> (Tensor, Tensor)",
+        _reference(_definition),
+        when_native(_native(_name, _arguments)),
+        lambda x, *rest: (empty_for(x), _room_for_counts(x, rest[-1])),
+    )

@@ -6,16 +6,23 @@ orthogonal, so (H D X)^T (H D Y) = X^T Y.  [tseng2025] does so in the backward p
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
+from .. import native
 from ..errors import InvalidValue, sentence
-from .arguments import check_floats, check_out, key_of
-from .contracts import BLOCKS
-from .reference.hadamard import check_columns
-from .registry import call
+from .arguments import check_floats, key_of
+from .contracts import BLOCKS, FLOAT_TYPES
+from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns
+from .random import philox
+from .registry import call, register, when_native
+
+_SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
 
 
-def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: Tensor | None = None) -> Tensor:
+def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0) -> Tensor:
     """y = H D x / sqrt(n) for each block of n neighbours along the last dimension.
 
     D holds random signs, one for each position of the last dimension and the same for every row: position i takes bit
@@ -34,32 +41,85 @@ def hadamard(x: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: 
         x: float32, bfloat16 or float16; the last dimension a multiple of `block`.
         block: n, one of 16, 32, 64, 128.
         seed: names the signs; None leaves them out (the deterministic transform).
-        out: where the result goes; x itself is allowed.
 
-    >>> import torch
     >>> hadamard(torch.ones(16), block=16, seed=None)[:3]
     tensor([4., 0., 0.])
     """
-    return _run(x, block, seed, False, out)
+    return _run(x, block, seed, False)
 
 
-def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0, *, out: Tensor | None = None) -> Tensor:
+def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0) -> Tensor:
     """x = D H y / sqrt(n), which undoes `hadamard` with the same block and seed.
 
     In float32 the way there and back changes a block by at most ((1 + u)^(2k + 4) - 1) |x|_2, u = 2^-24, k = log2(n).
     """
-    return _run(y, block, seed, True, out)
+    return _run(y, block, seed, True)
 
 
-def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool, out: Tensor | None) -> Tensor:
+def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool) -> Tensor:
     check_floats(x)
     if block not in BLOCKS:
         raise InvalidValue(sentence("block", block, "one of 16, 32, 64, 128"))
-    check_columns(x, block)
+    _check_columns(x, block)
     key = None if seed is None else key_of(seed, 0, x)
-    if out is None:
-        result: Tensor = call("hadamard", x, block, key, inverse)
-        return result
-    check_out(out, x, x.dtype)
-    call("hadamard_out", x, block, key, inverse, out)
-    return out
+    result: Tensor = call("hadamard", x, block, key, inverse)
+    return result
+
+
+def _check_columns(x: Tensor, block: int, *rest: object) -> None:
+    """Refuses a last dimension that is no multiple of the block."""
+    columns = x.shape[-1] if x.dim() else 1
+    if columns % block:
+        raise InvalidValue(
+            f"the last dimension must be a multiple of the block of {block}; got {columns}: pad it with zeros, or "
+            f"choose a smaller block."
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def random_signs(columns: int, seed: Tensor) -> Tensor:
+    """1.0 and -1.0 for the positions of the last dimension."""
+    index = torch.arange(columns, device=seed.device)
+    words = torch.stack(philox(index >> 7, _SIGN_STREAM, seed), dim=-1)
+    word = words.gather(-1, ((index >> 5) & 3)[:, None])[:, 0]
+    return 1.0 - 2.0 * ((word >> (index & 31)) & 1).float()
+
+
+def _reference(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tensor:
+    """Return log2(block) stages of sums and differences in float32, with random signs before or after them."""
+    rows, columns = rows_and_columns(x)
+    y = x.float().reshape(rows, columns)
+    signs = y.new_ones(columns) if key is None else random_signs(columns, key[0])
+    if not inverse:
+        y = y * signs
+    distance = 1
+    while distance < block:
+        pairs = y.reshape(rows, columns // (2 * distance), 2, distance)
+        a, b = pairs.unbind(2)
+        y = torch.stack([a + b, a - b], dim=2).reshape(rows, columns)
+        distance *= 2
+    y = y * (1 / math.sqrt(block))
+    if inverse:
+        y = y * signs
+    return in_layout_of(x, narrowed(y, x.dtype).reshape(x.shape))
+
+
+def _native(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tensor:
+    source = x.contiguous()
+    out, n, address = torch.empty_like(source), x.numel(), native.address
+    native.kernel("hadamard")(
+        FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n), address("out", out, x.dtype, n), *rows_and_columns(x),
+        block, 0 if key is None else address("key", key, torch.int64, 2), inverse, torch.get_num_threads(),
+    )  # fmt: skip
+    return in_layout_of(x, out)
+
+
+register(
+    "hadamard(Tensor x, int block, Tensor? key, bool inverse) -> Tensor",
+    _reference,
+    when_native(_native),
+    lambda x, *rest: empty_for(x),
+    _check_columns,
+)

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor, Folded, ThreeQuarters
 from ..errors import InvalidType, InvalidValue
 from ..formats import BlockFormat, parse_format
-from .codings import block_coding_of
-from .levels import levels_of
+from .coded import CodedTensor, Folded, ThreeQuarters
+from .codings import block_coding_of, levels_of
 from .registry import call
 
 

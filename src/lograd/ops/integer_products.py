@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
 from ..errors import InvalidValue
 from . import scaled_products
-from .geometry import Geometry
+from .coded import CodedTensor
+from .geometry import Geometry, check_geometry
+from .integer_kernels import check_matmul, check_numbers
 from .integer_operands import Operand, check_coded, fold_by, operand
-from .reference.integer_products import check_geometry, check_matmul, check_numbers
 from .scaled_products import Steps
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]

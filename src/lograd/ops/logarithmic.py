@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor, Encoded, Layout
 from ..errors import InvalidValue, sentence
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
-from .arguments import Scalar, check_floats, check_out, key_of, scalar
+from .arguments import Scalar, check_floats, key_of, scalar
+from .coded import CodedTensor, Encoded, Layout
 from .codes import pack_codes, quantize_codes
 from .codings import text_of
 from .elementwise import quantize
@@ -79,7 +79,6 @@ def luq(
     rounding: Rounding = "stochastic",
     samples: int = 1,
     largest: Scalar | None = None,
-    out: Tensor | None = None,
 ) -> Logarithmic:
     """LUQ of [chmiel2023]: unbiased rounding to 2^(bits - 1) - 1 powers of two below max |x|, zero, and no clipping.
 
@@ -110,15 +109,12 @@ def luq(
     if largest is not None:
         scale = _scale(x, format, largest)
     if samples == 1:
-        result, counts = quantize(x, format, scale, rounding, seed, offset, out=out, counted=True)
+        result, counts = quantize(x, format, scale, rounding, seed, offset, counted=True)
         return Logarithmic(result, own, counts)
     coded, counts = _mean_codes(x, bits, samples, scale, key_of(seed, offset, x))
     result = coded.decode()
     if int(counts[1]):
         result = torch.where(x.isnan(), x.detach(), result)
-    if out is not None:
-        check_out(out, x, x.dtype)
-        result = out.copy_(result)
     return Logarithmic(result, own, counts)
 
 

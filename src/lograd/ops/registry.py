@@ -1,8 +1,8 @@
 """The table of operators: one schema, one contract, one fake and a kernel for each backend.
 
-An operator is declared once by `register`, with its kernel in plain PyTorch, the reference, which serves every device.
-Kernels of other backends are added to the same row of the table by `add_kernel`; `torch.library` chooses among them by
-device, and `call` skips it where it has nothing to choose.
+An operator is declared once by `register`, with its kernel in plain PyTorch, the reference, which serves every device,
+and its kernel for the CPU, which calls the native module.  `add_kernel` adds that of one more backend to the same row;
+`torch.library` chooses among them by device, and `call` skips it where it has nothing to choose.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import native
 from .contracts import Contract, Takes
 
 _Library: Any = torch.library.Library  # torch leaves it untyped
@@ -63,7 +64,7 @@ def register(
         signature: name, arguments and results, as `torch.library` writes them.
         reference: the kernel in plain PyTorch, for every device.
         cpu: a kernel for the CPU, which may be the reference itself, so that `call` calls it at once; None where there
-            is none, or where `add_kernel` brings it later.
+            is none.  One of the native module stands in `when_native`.
         fake: gives results without elements, for tracers.
         check: called as check(*arguments) before a kernel runs; refuses arguments that do not fit together.  The fake,
             which has shapes without numbers, does without it.
@@ -78,6 +79,11 @@ def register(
     if cpu is not None:
         add_kernel(name, "cpu", cpu)
     torch.library.register_fake(f"lograd::{name}", operator.contract.guarded(fake, alone=True), lib=library)
+
+
+def when_native(kernel: Kernel) -> Kernel | None:
+    """Return a kernel that calls the native module; None where that module is not in use."""
+    return kernel if native.status().available else None
 
 
 def add_kernel(name: str, backend: str, kernel: Kernel) -> None:

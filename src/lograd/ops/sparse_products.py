@@ -29,9 +29,9 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue
 from .contracts import FLOAT_TYPES, WIDE_FLOATS, Takes, type_name
-from .geometry import Geometry
+from .geometry import Geometry, check_geometry
 from .layouts import dense
-from .registry import call, register
+from .registry import call, register, when_native
 
 Products = tuple[Tensor, Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -93,28 +93,7 @@ def check_convolution(
     dilation: Sequence[int], groups: int, *rest: object,
 ) -> None:  # fmt: skip
     """Refuse tensors and a geometry that do not make a convolution over one to three dimensions."""
-    axes, lengths = weight.dim() - 2, {len(stride), len(padding), len(dilation)}
-    if axes not in (1, 2, 3) or x.dim() != weight.dim() or lengths != {axes}:
-        raise InvalidValue(
-            "a convolution has an x of (batch, channels, ...), a weight of as many dimensions, and a stride, padding "
-            f"and dilation for each of the last ones; got {tuple(x.shape)}, {tuple(weight.shape)}, {list(stride)}, "
-            f"{list(padding)} and {list(dilation)}."
-        )
-    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
-        raise InvalidValue(
-            f"stride, dilation and groups must be at least 1 and padding at least 0; got {list(stride)}, "
-            f"{list(dilation)}, {groups} and {list(padding)}."
-        )
-    if x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
-        raise InvalidValue(
-            "a weight of (outputs, channels / groups, ...) meets an x of (batch, channels, ...); got "
-            f"{tuple(weight.shape)} and {tuple(x.shape)} with groups={groups}."
-        )
-    sizes = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    ]
-    _check_gradient(g, x, weight, (x.shape[0], weight.shape[0], *sizes))
+    _check_gradient(g, x, weight, check_geometry(x.shape, weight.shape, stride, padding, dilation, groups, 3))
 
 
 def _check_gradient(g: Tensor, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> None:
@@ -317,7 +296,7 @@ _NEED = "bool need_x, bool need_weight, bool need_bias"
 register(
     f"sparse_linear_backward({_GRADIENT}, {_NEED}) -> (Tensor, Tensor, Tensor, Tensor)",
     _plain_linear,
-    _native_linear if _kernel is not None else None,
+    when_native(_native_linear),
     _fake(_empty_linear),
     check_linear,
     _TAKES,
@@ -326,7 +305,7 @@ register(
     f"sparse_convolution_backward({_GRADIENT}, int[] stride, int[] padding, int[] dilation, int groups, {_NEED}) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
     _plain_convolution,
-    _native_convolution if _kernel is not None else None,
+    when_native(_native_convolution),
     _fake(_empty_convolution),
     check_convolution,
     _TAKES,

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from .. import ops
-from ..coded import Encoded, Layout
 from ..errors import InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
-from ..ops.codings import why_biased
+from ..ops.coded import Encoded, Layout
+from ..ops.codings import reason_without_levels, why_biased
 from ..ops.layouts import dense
-from ..ops.levels import reason_without_levels
 from .quantize import Rounding
 from .tensors import contracted_last
 from .treatment import Setting, Treatment

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from .. import coded as coding
 from .. import ops
-from ..coded import Encoded, Layout
 from ..errors import InvalidValue, sentence
+from ..ops import coded as coding
+from ..ops.coded import Encoded, Layout
 from ..ops.layouts import dense
 from .tensors import contracted_last, counted
 from .treatment import Numbers, Setting, Treatment

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..coded import Encoded
 from ..errors import InvalidValue
 from ..files.checks import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.coded import Encoded
 from ..ops.registry import call
 from .fields import check_choice
 from .quantize import Rounding, stepped

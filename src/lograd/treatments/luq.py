@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final, get_args
 import numpy as np
 
 from .. import ops
-from ..coded import Encoded
 from ..laws.law import Values
+from ..ops.coded import Encoded
 from ..ops.logarithmic import check_samples, format_of_mean
 from ..ops.registry import call
 from .fields import check_choice

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from .. import ops
-from ..coded import Encoded
+from ..ops.coded import Encoded
 from .treatment import Setting
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 import numpy as np
 
 from .. import ops, theory
-from ..coded import Encoded
 from ..errors import InvalidValue
 from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
 from ..ops.arguments import scalar
-from ..ops.grid import arguments_of, grid_of
-from ..ops.levels import levels_of, reason_without_levels
+from ..ops.coded import Encoded
+from ..ops.codings import arguments_of, grid_of, levels_of, reason_without_levels
 from ..ops.registry import call
 from ..theory.clipping import CRITERIA
 from .fields import check_choice

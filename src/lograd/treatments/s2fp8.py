@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from .. import ops
-from ..coded import CodedTensor, Encoded, Layout, Table
 from ..formats import FloatFormat
 from ..laws.law import Values
+from ..ops.coded import CodedTensor, Encoded, Layout, Table
 from ..ops.layouts import dense
 from .quantize import rounded
 from .statistics import Statistics

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 
 from .. import ops
-from ..coded import Encoded
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.coded import Encoded
 from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics

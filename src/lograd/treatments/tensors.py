@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..coded import Layout
 from ..ops import Counted
+from ..ops.coded import Layout
 from ..ops.layouts import dense
 
 CHUNK = 1024

@@ -20,8 +20,8 @@ from .statistics import Statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..coded import Encoded
     from ..ops import Counted
+    from ..ops.coded import Encoded
 
 Numbers = dict[str, float]
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format, IntFormat, parse_format
-from ..ops import dequantize_codes, dither_, quantize_codes
-from ..ops.grid import grid_of
+from ..ops import dequantize_codes, dither
+from ..ops.codes import quantize_codes_into
+from ..ops.codings import grid_of
 from ..ops.layouts import flat, is_dense
 
 Rounding = Literal["nearest", "stochastic"]
@@ -129,7 +130,7 @@ class Coding:
                 codes.copy_(own)
             return torch.zeros((), dtype=torch.int64)
         values.div_(spacing)
-        counts: Tensor = quantize_codes(values, self.numbers, 1.0, rounding, key, out=codes, counted=True).counts
+        counts: Tensor = quantize_codes_into(codes, values, self.numbers, 1.0, rounding, key)
         if self.root:
             torch.maximum(codes, (values > 0).to(torch.uint8), out=codes)
         return counts[2]
@@ -191,7 +192,7 @@ def _encode_bfloat16_(values: Tensor, codes: Tensor, rounding: Rounding, key: Te
         absent = None if all_finite(part) else part.isnan()
         bits = part.view(torch.int32)
         up.copy_(torch.bitwise_and(bits, 0xFFFF, out=low))
-        low.copy_(dither_(up, 65536.0, seed, offset + first))
+        low.copy_(dither(up, 65536.0, seed, offset + first))
         bits.bitwise_and_(-65536).add_(low)
         codes[first : first + BLOCK] = part if absent is None else part.masked_fill_(absent, torch.nan)
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..coded import CodedTensor, Folded, Hadamard, Householder, Layout, Table, ThreeQuarters, Transform
 from ..errors import LogradError, PacketError
 from ..files.checks import check_object, check_one_of, check_text, check_whole
 from ..files.strict_json import parse
 from ..formats import BlockFormat, parse_format
+from ..ops.coded import CodedTensor, Folded, Hadamard, Householder, Layout, Table, ThreeQuarters, Transform
 from .bits import bytes_for, pack, unpack
 from .header import CODES, MOST_DIMENSIONS, MOST_ELEMENTS, Bytes, Header, in_order, order_of, seal
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..attachment.keys import mix
 from ..attachment.refresh import Cost, OperandStatistics, Refresh, sample_due
-from ..coded import CodedTensor
 from ..engine.coding import encoded
 from ..engine.operand import Operand
 from ..engine.site import Site
 from ..engine.slots import COUNTERS, CPU, READY, count_passed_through, count_treated
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_object, check_whole
+from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOAT_TYPES
 from ..treatments import OPERANDS, PRODUCTS, Sentence, describe
 from ..treatments.tensors import is_finite

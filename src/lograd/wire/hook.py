@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from ..attachment.refresh import Refresh
-from ..coded import CodedTensor
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files.checks import check_object, check_whole
+from ..ops.coded import CodedTensor
 from .channel import EdgeCount
 from .edge import Edge, check_tensor
 from .packets import FLOATS, Packing, decode, encode

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
 from ..errors import InvalidValue, sentence
 from ..ops import Counted
+from ..ops.coded import CodedTensor
 from .elements import VALUES, Values
 from .reading import decode as read
 from .writing import encode as write

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..ops.arguments import describe
+from ..ops.coded import CodedTensor
 from ..ops.contracts import type_name
 from .codes import decode_codes
 from .elements import KINDS

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
 from ..errors import InvalidType, InvalidValue, sentence
+from ..ops.coded import CodedTensor
 from .codes import described
 from .header import BLOCK, DTYPES, FIXED, MOST_DIMENSIONS
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..coded import CodedTensor
 from ..errors import InvalidType, InvalidValue, sentence
 from ..files.checks import check_flag, check_one_of
 from ..ops.arguments import Counted, Scalar, check_floats, in_type_of, key_of, scalar
+from ..ops.coded import CodedTensor
 from ..ops.layouts import dense
 from .codes import encode_codes
 from .elements import KINDS, VALUES, Values, cut_of, words_of

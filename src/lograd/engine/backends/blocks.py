@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...coded import CodedTensor, Hadamard, Layout
 from ...errors import InvalidValue
 from ...ops import Counted
+from ...ops.coded import CodedTensor, Hadamard, Layout
 from ...ops.contracts import Takes
-from ...ops.reference.integer_products import check_numbers
+from ...ops.integer_kernels import check_numbers
 from ...ops.registry import register
 from ..coding import NAN, applied, check_sentence, encoded, parsed
 from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated

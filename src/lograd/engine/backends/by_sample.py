@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...coded import Householder
+from ...ops.coded import Householder
 from ...ops.geometry import Geometry
 from ...ops.integer_operands import Fold
 from ...ops.registry import call

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidValue, sentence
-from ...ops.geometry import Geometry
-from ...ops.reference.integer_products import check_geometry, check_numbers
+from ...ops.geometry import Geometry, check_geometry
+from ...ops.integer_kernels import check_numbers
 from ..autograd import is_turned
 from ..coding import check_sentence, parsed
 

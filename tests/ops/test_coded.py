@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lograd import ops, parse_format
-from lograd.coded import CodedTensor, Folded, Layout, Table
 from lograd.errors import InvalidValue
+from lograd.ops.coded import CodedTensor, Folded, Layout, Table
 
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
 FORMAT, BLOCK = parse_format("e2m1"), parse_format("mxfp4")
@@ -171,3 +172,41 @@ def test_parts_that_do_not_fit_are_refused_in_one_sentence(what: str) -> None:
         replace(CODED[name], **parts).decode()
     assert str(error.value).endswith(".")
     assert "\n" not in str(error.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- layouts
+
+
+def test_matrices_give_their_tensor_back() -> None:
+    x = torch.arange(2 * 3 * 4).view(2, 3, 4).float()
+    for source in (x, x.transpose(0, 2), x.permute(1, 2, 0)):
+        for summed in ((), (0,), (0, 2), (2, 1)):
+            layout = Layout.summed_last(source, summed)
+            matrix = layout.matrix(source)
+            assert matrix.shape[1] == layout.columns == math.prod(source.shape[dim] for dim in summed or (2,))
+            padded = torch.nn.functional.pad(matrix, (0, 5))
+            assert_same_bits(layout.restore(padded), source)
+
+
+def test_a_layout_is_a_value() -> None:
+    x = torch.ones(2, 3).t()
+    layout = Layout.of(x)
+    assert layout == Layout((3, 2), (1, 3), torch.float32)
+    assert hash(layout) == hash(Layout.of(x))
+    assert layout != Layout.of(x.contiguous())
+    with pytest.raises(AttributeError):
+        layout.bits = 4  # type: ignore[misc]
+
+
+def test_strides_come_back_without_a_matrix() -> None:
+    x = torch.randn(2, 3, 4).permute(2, 0, 1)
+    restored = Layout.of(x).restore(x.contiguous())
+    assert restored.stride() == x.stride()
+    assert_same_bits(restored, x)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4)], ids=str)
+def test_tensors_of_few_dimensions_or_without_elements_come_back(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    layout = Layout.summed_last(x, ())
+    assert_same_bits(layout.restore(layout.matrix(x)), x)

@@ -1,9 +1,12 @@
-"""The coded tensor: codes of at most 8 bits with all that turns them back into numbers."""
+"""Coded tensors: a tensor in few bits per element, as a plain value from which it can be made again exactly.
+
+Operators and treatments that quantize give them; products of integers and packets take them.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from typing import Any, NamedTuple, final
 
 import torch
@@ -12,8 +15,128 @@ from torch.utils import _pytree
 
 from ..errors import InvalidValue
 from ..formats import BlockFormat, IntFormat, parse_format
-from .layout import Layout
-from .transforms import Folded, Hadamard, Householder, Table, ThreeQuarters, Transform
+from .layouts import kept_finite
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides and type of a tensor, and how its codes lie.
+
+    Codes have the shape of the tensor.  Where `order` is given they are a matrix instead: the dimensions of the tensor
+    in that order, the last of them as `columns` columns.  A row of codes may be longer than that, as it was filled up
+    with zeros to whole blocks.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...] | None = None
+    columns: int = 0
+    bits: int = 8
+    """Bits of a stored code: 8, or 4 where two share a byte."""
+    width: int = 0
+    """Codes in a row where two share a byte, which holds one or two of them at the end."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> Layout:
+        """The layout of a tensor without gaps or overlaps, with codes of its own shape."""
+        return cls(tuple(x.shape), tuple(x.stride()), x.dtype)
+
+    @classmethod
+    def summed_last(cls, x: Tensor, summed: tuple[int, ...]) -> Layout:
+        """The layout of a tensor without gaps as a matrix whose columns are the dimensions that a product sums over.
+
+        Without such dimensions the last one is taken.
+        """
+        sums = (summed or (x.dim() - 1,)) if x.dim() else ()
+        order = tuple(dim for dim in range(x.dim()) if dim not in sums) + sums
+        columns = math.prod(x.shape[dim] for dim in sums)
+        return cls(tuple(x.shape), tuple(x.stride()), x.dtype, order, columns)
+
+    def matrix(self, x: Tensor) -> Tensor:
+        """A tensor of this layout as a contiguous matrix with `columns` columns."""
+        assert self.order is not None
+        return x.permute(self.order).reshape(-1 if self.columns else 0, self.columns).contiguous()
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Codes, or values that lie as they do, in the shape of the tensor; a view where that can be."""
+        if self.order is None:
+            return values
+        moved = values[:, : self.columns].reshape([self.shape[dim] for dim in self.order])
+        return moved.permute([self.order.index(dim) for dim in range(len(self.shape))])
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Values that lie as the codes do, as a tensor of this layout."""
+        return self.laid(self.shaped(values))
+
+    def laid(self, values: Tensor) -> Tensor:
+        """Values in the shape of the tensor, with its strides."""
+        if values.stride() == self.strides:
+            return values
+        out = torch.empty_strided(self.shape, self.strides, dtype=values.dtype, device=values.device)
+        return out.copy_(values)
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Householder:
+    """Rows were stretched and reflected in groups: the T of `ops.quantize_block_householder`."""
+
+    groups: Tensor
+    """int64 (2, rows): the rows group by group, the largest of each first; where in that list each group begins."""
+    stretch: Tensor
+    """float32 (rows,): the factor of the row at each place of that list, before the reflection."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Hadamard:
+    """Blocks of neighbours in a row were transformed by `ops.hadamard`."""
+
+    block: int
+    key: Tensor | None
+    """The int64 pair whose first element names the random signs; None where there are none."""
+
+
+@final
+@dataclass(frozen=True)
+class ThreeQuarters:
+    """Elements of blocks were multiplied by 3/4, so that none is cut off: `variant="unbiased"` of `quantize_blocks`."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Elements were mapped by a function of their own; it is undone by looking each code up."""
+
+    values: Tensor
+    """(256,) in the type of the tensor: what each code stands for."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Channels were multiplied by factors, those of a weight that a product sums over; decoding divides by them."""
+
+    factors: Tensor
+    """float32, one for each channel; 0 for one that the product does not need, which is zero afterwards."""
+    dim: int = 1
+    """The dimension of the tensor along which its channels lie."""
+
+    def undone(self, x: Tensor) -> Tensor:
+        """Return a tensor of multiplied channels divided by the factors; NaN stays NaN."""
+        factors = self.factors.reshape([-1 if dim == self.dim % x.dim() else 1 for dim in range(x.dim())])
+        return torch.where(factors != 0, x / factors, x * 0)
+
+
+Transform = Folded | Householder | Hadamard | ThreeQuarters | Table
+"""What was done to a tensor before its elements were rounded to codes; decoding undoes it."""
+
+# ----------------------------------------------------------------------------------------------------------- the tensor
 
 
 @final
@@ -75,7 +198,7 @@ class CodedTensor:
         if folded is None:
             return self.layout.restore(self._unfolded(dtype))
         values = self.layout.shaped(self._unfolded(torch.float32))
-        return self.layout.laid(_narrowed(folded.undone(values), dtype))
+        return self.layout.laid(kept_finite(folded.undone(values), dtype).to(dtype))
 
     def in_bytes(self) -> Tensor:
         """The codes, one to a byte."""
@@ -140,18 +263,8 @@ class Encoded(NamedTuple):
     """int64: zeros, NaN and saturated elements of the quantized tensor."""
 
 
-def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values in another type, finite where they were."""
-    if dtype == torch.float32:
-        return values
-    largest = torch.finfo(dtype).max
-    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
-
-
 def _operator(name: str) -> Any:
     """An operator of PyTorch's table, whose contract refuses codes and scales that do not fit together."""
-    if not torch.compiler.is_compiling() and not hasattr(torch.ops.lograd, name):
-        import_module("lograd.ops")  # declares them; a coded tensor may come from a file, before anyone needs them
     return getattr(torch.ops.lograd, name).default
 
 

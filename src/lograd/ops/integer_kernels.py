@@ -1,8 +1,8 @@
-"""Products of codes in exact integers, in plain PyTorch: matrices, convolutions and their backward, matrices in blocks.
+"""Products of codes in exact integers, as operators: matrices, convolutions and their backward, blocks.
 
 A code stands for the whole number code - zero.  Products and sums of these are exact: in float64 here, as they stay
-below 2^53, in integers elsewhere.  A sum is rounded once, to float32, and then scaled in a fixed order, each step
-rounded to float32: times `columns`, times `rows`, plus `bias`.  So every kernel gives the same bits.
+below 2^53, in integers in the native kernels.  A sum is rounded once, to float32, and then scaled in a fixed order,
+each step rounded to float32: times `columns`, times `rows`, plus `bias`.  So every kernel gives the same bits.
 
 Convolutions give channels-last memory, whatever that of their operands: the order in which the kernels read.
 """
@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InvalidValue
-from ..contracts import Takes
-from ..registry import register
+from .. import native
+from ..errors import InvalidValue
+from .contracts import Takes
+from .geometry import check_geometry, output_size
+from .registry import register, when_native
+
+_BYTE, _FLOAT = torch.uint8, torch.float32
+_LONGEST_BLOCK = 2**14
+"""Sums of products of bytes over so many stay within 32 bits."""
 
 
 def integer_matmul(
@@ -159,43 +165,6 @@ def check_numbers(what: str, given: Tensor | None, *counts: int) -> None:
         raise InvalidValue(f"{what} must have {expected} elements; got {given.numel()}.")
 
 
-def output_size(
-    input_size: Sequence[int], kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[int, ...]:  # fmt: skip
-    """Height and width of the result of a convolution."""
-    sizes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
-    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-
-
-def check_geometry(
-    x: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int,
-) -> tuple[int, ...]:  # fmt: skip
-    """The shape of the result of a convolution over one or two dimensions; refuses shapes that make none."""
-    axes, lengths = len(weight) - 2, {len(stride), len(padding), len(dilation)}
-    if axes not in (1, 2) or len(x) != len(weight) or lengths != {axes}:
-        raise InvalidValue(
-            "a convolution in integers has an x of (batch, channels, ...), a weight of as many dimensions, and a "
-            f"stride, padding and dilation for each of the last one or two; got {tuple(x)}, {tuple(weight)}, "
-            f"{list(stride)}, {list(padding)} and {list(dilation)}."
-        )
-    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
-        raise InvalidValue(
-            f"stride, dilation and groups must be at least 1 and padding at least 0; got {list(stride)}, "
-            f"{list(dilation)}, {groups} and {list(padding)}."
-        )
-    if x[1] != groups * weight[1] or weight[0] % groups:
-        raise InvalidValue(
-            "a weight of (outputs, channels / groups, ...) meets an x of (batch, channels, ...); got "
-            f"{tuple(weight)} and {tuple(x)} with groups={groups}."
-        )
-    sizes = output_size(x[2:], weight[2:], stride, padding, dilation)
-    if min(*sizes, *weight[2:]) < 1:
-        raise InvalidValue(f"a kernel of {tuple(weight[2:])} is too large for an x of {tuple(x)}, or has no elements.")
-    return (x[0], weight[0], *sizes)
-
-
 def _check_gradient(g: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(g.shape) != shape:
         raise InvalidValue(f"g must have the shape of the layer's result, {shape}; got {tuple(g.shape)}.")
@@ -231,6 +200,171 @@ def check_weight_gradient(
     check_numbers("rows", rows, 1, g.shape[1])
 
 
+# --------------------------------------------------------------------------------------------------------------- native
+
+
+def _matmul_native(
+    a: Tensor, b: Tensor, a_zero: int, b_zero: int, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Transposed and batched views are read where they lie."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    batch = a.shape[0] if a.dim() == 3 else 1
+    if 0 in (batch, m, n, k):
+        return integer_matmul(a, b, a_zero, b_zero, rows, columns, bias)
+    a, b = _readable(a), _readable(b)
+    out = a.new_empty((*a.shape[:-1], n), dtype=_FLOAT)
+    native.kernel("integer_matmul")(
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        a=native.view_address("a", a, _BYTE),
+        a_strides=_strides(a),
+        a_zero=a_zero,
+        b=native.view_address("b", b, _BYTE),
+        b_strides=_strides(b),
+        b_zero=b_zero,
+        rows=_floats("rows", rows),
+        rows_count=0 if rows is None else rows.numel(),
+        columns=_floats("columns", columns),
+        columns_count=0 if columns is None else columns.numel(),
+        bias=_floats("bias", bias),
+        out=native.address("out", out, _FLOAT, batch * m * n),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+def _convolution_native(
+    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None,
+    stride: list[int], padding: list[int], dilation: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    geometry = (stride, padding, dilation)
+    sizes = output_size(x.shape[2:], weight.shape[2:], *geometry)
+    out = empty_images(x, (x.shape[0], weight.shape[0], *sizes))
+    if 0 in (x.numel(), weight.numel()):
+        return integer_convolution(x, weight, x_zero, weight_zero, columns, bias, *geometry, groups)
+    image, kernel = _images(x), _images(weight)
+    native.kernel("integer_convolution")(
+        **_layer(x.shape, weight.shape, sizes, geometry, groups),
+        input=native.address("x", image, _BYTE, x.numel()),
+        input_zero=x_zero,
+        weight=native.address("weight", kernel, _BYTE, weight.numel()),
+        weight_zero=weight_zero,
+        columns=_floats("columns", columns),
+        columns_count=0 if columns is None else columns.numel(),
+        bias=_floats("bias", bias),
+        out=native.address("out", out, _FLOAT, out.numel()),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+def _convolution_input_gradient_native(
+    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, stride: list[int],
+    padding: list[int], dilation: list[int], groups: int, input_size: list[int],
+) -> Tensor:  # fmt: skip
+    geometry, shape = (stride, padding, dilation), (g.shape[0], groups * weight.shape[1], *input_size)
+    if 0 in (g.numel(), weight.numel()):
+        return integer_convolution_input_gradient(
+            g, weight, g_zero, weight_zero, columns, *geometry, groups, input_size
+        )
+    out, gradient, kernel = empty_images(g, shape), _images(g), _images(weight)
+    native.kernel("integer_convolution_input_gradient")(
+        **_layer(shape, weight.shape, g.shape[2:], geometry, groups),
+        g=native.address("g", gradient, _BYTE, g.numel()),
+        g_zero=g_zero,
+        weight=native.address("weight", kernel, _BYTE, weight.numel()),
+        weight_zero=weight_zero,
+        columns=_floats("columns", columns),
+        columns_count=0 if columns is None else columns.numel(),
+        out=native.address("out", out, _FLOAT, out.numel()),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+def _convolution_weight_gradient_native(
+    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, stride: list[int], padding: list[int],
+    dilation: list[int], groups: int, kernel_size: list[int],
+) -> Tensor:  # fmt: skip
+    geometry, shape = (stride, padding, dilation), (g.shape[1], x.shape[1] // groups, *kernel_size)
+    if 0 in (g.numel(), x.numel()):
+        return integer_convolution_weight_gradient(g, x, g_zero, x_zero, rows, *geometry, groups, kernel_size)
+    out, gradient, image = empty_images(g, shape), _images(g), _images(x)
+    native.kernel("integer_convolution_weight_gradient")(
+        **_layer(x.shape, shape, g.shape[2:], geometry, groups),
+        g=native.address("g", gradient, _BYTE, g.numel()),
+        g_zero=g_zero,
+        input=native.address("x", image, _BYTE, x.numel()),
+        input_zero=x_zero,
+        rows=_floats("rows", rows),
+        rows_count=0 if rows is None else rows.numel(),
+        out=native.address("out", out, _FLOAT, out.numel()),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+def _block_matmul_native(
+    a: Tensor, b: Tensor, a_zero: int, b_zero: int, a_scales: Tensor, b_scales: Tensor, scale: Tensor,
+    bias: Tensor | None, size: int,
+) -> Tensor:  # fmt: skip
+    (m, k), n = a.shape, b.shape[0]
+    if 0 in (m, n, k) or size % 4 or size > _LONGEST_BLOCK:
+        return integer_block_matmul(a, b, a_zero, b_zero, a_scales, b_scales, scale, bias, size)
+    a, b, a_scales, b_scales = a.contiguous(), b.contiguous(), a_scales.contiguous(), b_scales.contiguous()
+    out = a.new_empty((m, n), dtype=_FLOAT)
+    native.kernel("integer_block_matmul")(
+        m=m,
+        n=n,
+        k=k,
+        block=size,
+        a=native.address("a", a, _BYTE, m * k),
+        a_zero=a_zero,
+        a_scales=native.address("a_scales", a_scales, _FLOAT, m * (k // size)),
+        b=native.address("b", b, _BYTE, n * k),
+        b_zero=b_zero,
+        b_scales=native.address("b_scales", b_scales, _FLOAT, n * (k // size)),
+        scale=float(scale),
+        bias=_floats("bias", bias),
+        out=native.address("out", out, _FLOAT, m * n),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+def _readable(x: Tensor) -> Tensor:
+    """A view of which rows or columns lie without gaps; a copy of any other."""
+    strides = _strides(x)
+    return x if 1 in strides[1:] and 0 not in strides else x.contiguous()
+
+
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    """Strides of the batch, of rows and of columns; where there is only one, any will do."""
+    steps = [step if size > 1 else 1 for size, step in zip(x.shape, x.stride(), strict=True)]
+    return (steps[0] if x.dim() == 3 else 1, steps[-2], steps[-1])
+
+
+def _images(x: Tensor) -> Tensor:
+    """Return images, or a row of pixels as an image of height one, in channels-last memory."""
+    return (x.unsqueeze(2) if x.dim() == 3 else x).contiguous(memory_format=torch.channels_last)
+
+
+def _layer(
+    x: Sequence[int], weight: Sequence[int], output: Sequence[int], geometry: Sequence[Sequence[int]], groups: int
+) -> dict[str, Any]:
+    """The shapes and the geometry of a convolution for the native kernels; one dimension is an image of height one."""
+    axes = list(zip(x[2:], output, weight[2:], *geometry, strict=True))
+    if len(axes) == 1:
+        axes.insert(0, (1, 1, 1, 1, 0, 1))
+    return {"batch": x[0], "channels": x[1], "outputs": weight[0], "groups": groups, "y": axes[0], "x": axes[1]}
+
+
+def _floats(what: str, values: Tensor | None) -> int:
+    return 0 if values is None else native.address(what, values, _FLOAT, values.numel())
+
+
 # --------------------------------------------------------------------------------------------------------- registration
 
 CODES = Takes((torch.uint8,))
@@ -238,10 +372,16 @@ SCALES = Takes((torch.float32,))
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups"
 
 
-def _define(signature: str, reference: Callable[..., Tensor], fake: Callable[..., Tensor], check: Any) -> None:
+def _define(
+    signature: str,
+    reference: Callable[..., Tensor],
+    kernel: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    check: Any,
+) -> None:
     codes = dict.fromkeys(("a", "b", "x", "g", "weight"), CODES)
     scales = dict.fromkeys(("rows", "columns", "bias", "a_scales", "b_scales"), SCALES)
-    register(f"{signature} -> Tensor", reference, None, fake, check, codes | scales)
+    register(f"{signature} -> Tensor", reference, when_native(kernel), fake, check, codes | scales)
 
 
 def _fake_matmul(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
@@ -264,6 +404,7 @@ def _fake_weight_gradient(g: Tensor, x: Tensor, *rest: Any) -> Tensor:
 _define(
     "integer_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor? rows, Tensor? columns, Tensor? bias)",
     integer_matmul,
+    _matmul_native,
     _fake_matmul,
     check_matmul,
 )
@@ -271,6 +412,7 @@ _define(
     "integer_convolution(Tensor x, Tensor weight, int x_zero, int weight_zero, Tensor? columns, Tensor? bias, "
     f"{_GEOMETRY})",
     integer_convolution,
+    _convolution_native,
     _fake_convolution,
     check_convolution,
 )
@@ -278,6 +420,7 @@ _define(
     "integer_convolution_input_gradient(Tensor g, Tensor weight, int g_zero, int weight_zero, Tensor? columns, "
     f"{_GEOMETRY}, SymInt[] input_size)",
     integer_convolution_input_gradient,
+    _convolution_input_gradient_native,
     _fake_input_gradient,
     check_input_gradient,
 )
@@ -285,6 +428,7 @@ _define(
     "integer_convolution_weight_gradient(Tensor g, Tensor x, int g_zero, int x_zero, Tensor? rows, "
     f"{_GEOMETRY}, SymInt[] kernel_size)",
     integer_convolution_weight_gradient,
+    _convolution_weight_gradient_native,
     _fake_weight_gradient,
     check_weight_gradient,
 )
@@ -292,6 +436,7 @@ _define(
     "integer_block_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor a_scales, Tensor b_scales, Tensor scale, "
     "Tensor? bias, int size)",
     integer_block_matmul,
+    _block_matmul_native,
     lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32),
     check_block_matmul,
 )
