@@ -122,7 +122,7 @@ TABLE: dict[str, Row] = {
     "ks_distance": (laws.ks_distance, {"law": LAW, "x": X}, ("law", "x")),
     "qq": (laws.qq, {"law": LAW, "x": X}, ("law", "x", "points")),
     "rank_laws": (laws.rank_laws, {"x": X}, ("x", "families")),
-    "stochastic_prune": (ops.stochastic_prune, {"x": X, "threshold": 0.5}, ("x", "threshold", "seed", "offset", "out")),
+    "stochastic_prune": (ops.stochastic_prune, {"x": X, "threshold": 0.5}, ("x", "threshold", "seed", "offset")),
     "threshold_prune": (ops.threshold_prune, {"x": X, "threshold": 0.5}, ("x", "threshold")),
     "quantize": (ops.quantize, {"x": X, "format": FORMAT}, ("x", "format", "scale", "rounding", "seed", "offset")),
     "log_histogram": (ops.log_histogram, {"x": X}, ("x",)),
