@@ -19,7 +19,7 @@ import typer
 from torch import Tensor, nn
 
 import lograd
-from experiments.lab import InMemory, Session, in_turns
+from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
@@ -89,11 +89,11 @@ def measure(model: nn.Module, batch: int, steps: int, quick: bool) -> list[dict[
     with ExitStack() as stack:
         sessions = {}
         for name, way in ways_of(model, batch, quick).items():
-            work = InMemory(
-                copy.deepcopy(model), batches(batch), F.cross_entropy, optimizer, WARM_UP + steps, backend="dense"
-            )
             plan = way if isinstance(way, lograd.Plan) else None
-            sessions[name] = stack.enter_context(Session(work, plan))
+            own = copy.deepcopy(model)
+            attaching: dict[str, Any] = {} if plan is None else {"backend": "dense"}
+            session = Session(own, batches(batch), F.cross_entropy, optimizer(own), plan, **attaching)
+            sessions[name] = stack.enter_context(session)
             if callable(way):
                 way(sessions[name].model, stack)
             for _ in range(3 if plan is None else WARM_UP):

@@ -21,7 +21,7 @@ import typer
 from torch import Tensor, nn
 
 import lograd
-from experiments.lab import InMemory, Session, in_turns
+from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
@@ -108,7 +108,8 @@ def session_of(
     if last and x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
         own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Session(InMemory(own, repeat((x, target)), loss, optimizer, 10**6, refresh="epoch", backend=backend), plan)
+    attaching: dict[str, Any] = {} if plan is None else {"refresh": "epoch", "backend": backend}
+    return Session(own, repeat((x, target)), loss, optimizer(own), plan, **attaching)
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,12 @@ import typer
 from lograd.report import Chart, Line
 from lograd.report.environment import machine
 from lograd.report.markdown import markdown
-from lograd.theory.pipelines import SCHEDULES, Link, Pipeline, Schedule, step_seconds
 
 from .timing import RESULTS, progress, versions, write
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 29577
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 """Bits a second, of rates as tc has them."""
 WARM_UP = 5
 """Steps before bytes and time count: the first has no statistics, and the second still has room for plain tensors."""
@@ -177,38 +175,17 @@ def measured(rate: str, case: Case, arguments: list[str]) -> dict[str, Any]:
 # -- all --
 
 
-def simulated(row: dict[str, Any], free: dict[str, Any], schedule: str, microbatches: int) -> float:
-    """Seconds of a step as docs/scale.md computes them.
-
-    Args:
-        row: of a link with a rate; its bytes are put on the link.
-        free: the same case without a limit.  Its step gives the compute: over two stages, forward and backward of a
-            microbatch take as long as a step over the number of microbatches and one, a third of it the forward.
-        schedule, microbatches: of both.
-    """
-    number, unit = row["rate"][:-4], row["rate"][-4:]
-    rate = float(number) * UNITS[unit]
-    turn = free["seconds"] / (microbatches + 1)
-    links = [Link(8 * row[f"{way} bytes"] / microbatches / rate) for way in ("forward", "backward")]
-    return step_seconds(cast(Schedule, schedule), Pipeline(2, microbatches, turn / 3, 2 * turn / 3), *links)
-
-
-def table(rows: list[dict[str, Any]], schedule: str, microbatches: int) -> str:
-    """The results beside those of plain edges at the same rate, and beside the simulation."""
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results beside those of plain edges at the same rate."""
     plain = {(row["rate"], row["width"]): row for row in rows if row["case"] == "plain"}
-    free = {(row["case"], row["width"]): row for row in rows if row["rate"] == "none" and schedule in SCHEDULES}
     cells = []
     for row in rows:
-        base, alike = plain.get((row["rate"], row["width"]), row), free.get((row["case"], row["width"]))
-        if row["rate"] == "none":
-            alike = None
-        expected = None if alike is None else simulated(row, alike, schedule, microbatches)
+        base = plain.get((row["rate"], row["width"]), row)
         tail = row["losses"][-max(len(row["losses"]) // 10, 1) :]
         cells.append(
             {
                 "gradients / activations": row["case"], "link": row["rate"], "width": row["width"],
                 "ms per step": f"{1e3 * row['seconds']:.0f}",
-                "simulated ms": "" if expected is None else f"{1e3 * expected:.0f}",
                 "tokens/s": f"{row['tokens per second']:,.0f}",
                 "speed": f"{base['seconds'] / row['seconds']:.2f}", "coding, ms": f"{1e3 * max(row['coding']):.1f}",
                 "backward KB": f"{row['backward bytes'] / 1e3:,.0f}",
@@ -256,7 +233,7 @@ def main(
     jobs = [(rate, case, width) for rate in rates.split(",") for case in cases]
     jobs += [("none", case, wide) for case in cases if wide]
     rows = [measured(rate, case, arguments(wanted)) for rate, case, wanted in progress(jobs)]
-    text = table(rows, schedule, microbatches)
+    text = table(rows)
     print(text)
     if keep:
         result = {

@@ -5,15 +5,17 @@
 
 Two machines: run the same command on both with --nnodes 2 --rdzv-endpoint HOST:PORT.  The schedule is PyTorch's own;
 only what travels between stages is lograd's.  At the end each rank prints a line of JSON: the loss, the time of a step,
-and what crossed each edge.  `lograd train --pipeline` trains so in a run folder; this is how to do it by hand.
+and what crossed each edge.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from experiments.data import shakespeare
-from experiments.models import CharTransformer, cut
 from lograd.wire import CompressedStage, fail_together
+
+PLAY = Path(__file__).resolve().parents[1] / "experiments" / "data" / "romeo.txt.gz"
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,12 +43,43 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class Embedded(nn.Module):
+    """Tokens and their positions as vectors."""
+
+    def __init__(self, tokens: int, width: int, context: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(context, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return a vector for each token."""
+        result: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        return result
+
+
+class Causal(nn.TransformerEncoderLayer):
+    """A layer of a transformer that looks at the tokens before only."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return a vector for each token."""
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return super().forward(x, src_mask=mask, is_causal=True)
+
+
+def parts_of(given: argparse.Namespace, count: int, tokens: int) -> list[nn.Module]:
+    """Return a transformer, cut into parts with about as many layers each."""
+    width = given.width
+    layers = [Causal(width, given.heads, 4 * width, 0.0, batch_first=True, norm_first=True) for _ in range(given.depth)]
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, tokens))
+    chain = [Embedded(tokens, width, given.context), *layers, head]
+    ends = [round(len(chain) * part / count) for part in range(count + 1)]
+    return [nn.Sequential(*chain[start:end]) for start, end in pairwise(ends)]
+
+
 def stages_of(given: argparse.Namespace, rank: int, ranks: int, tokens: int) -> list[Any]:
     """Return the stages of this rank; every rank makes the same model and keeps its parts."""
     torch.manual_seed(given.seed)
-    model = CharTransformer(tokens, given.width, given.depth, given.heads, given.context)
     count = ranks * (2 if given.schedule == "interleaved" else 1)
-    parts, cpu = cut(model, count), torch.device("cpu")
+    parts, cpu = parts_of(given, count, tokens), torch.device("cpu")
     made = []
     for index in range(rank, count, ranks):
         part = parts[index]
@@ -73,7 +106,7 @@ def schedule_of(given: argparse.Namespace, stages: list[Any]) -> Any:
 
 def characters() -> Tensor:
     """Return a play as token numbers."""
-    play = shakespeare()
+    play = gzip.decompress(PLAY.read_bytes()).decode()
     numbers = {character: number for number, character in enumerate(sorted(set(play)))}
     return torch.tensor([numbers[character] for character in play])
 

@@ -10,8 +10,8 @@ from lograd.commands.console import out
 from lograd.commands.stopping import StoppableGroup
 from lograd.errors import LogradError
 
+from .demo.command import demo
 from .reproduce import reproduce
-from .tell import demo
 
 app = typer.Typer(
     cls=StoppableGroup,

@@ -6,9 +6,7 @@ so.
 
 from __future__ import annotations
 
-import re
 from functools import cache
-from html import unescape
 from typing import Any
 
 from experiments.papers import EXPERIMENTS, THEORY, experiment_of
@@ -28,7 +26,7 @@ COMPUTED = {
     "fig4": "Thresholds give the sparsity that was asked for; Eq. 8 holds with sqrt(2) sigma in place of the printed "
     "sqrt(2 sigma).",
 }
-"""Sentences on entries that are computed from theory, checked by tests/experiments/papers/test_theory_tables.py."""
+"""Sentences on entries that are computed from theory, checked by tests/experiments/test_papers.py."""
 MOST_ROWS = 40
 """Rows of a table on the page; its file has all of them."""
 
@@ -115,14 +113,8 @@ def _results(label: str) -> str:
             parts += one["notes"]
     charts = sorted(from_results.EXPERIMENTS.glob(f"{label}-[0-9].svg"))
     if charts:
-        parts.append("\n".join(f"![{_title(path.read_text())}](results/{path.name})" for path in charts))
+        parts.append("\n".join(f"![{label}, {path.stem[-1]}](results/{path.name})" for path in charts))
     return "\n\n".join(parts)
-
-
-def _title(svg: str) -> str:
-    """Return the title of a chart."""
-    found = re.search("<title>(.*?)</title>", svg)
-    return unescape(found[1]) if found else "chart"
 
 
 def _table(rows: list[Row], lines: list[list[Any]]) -> str:

@@ -19,7 +19,6 @@ from lograd.report.progress import Advance
 from lograd.treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from lograd.treatments.prune import PruningLaw
 
-from ..lab.measuring import FULL_BITS
 from .racing import DENSE, Run, race, scout
 from .tasks import Task
 
@@ -175,7 +174,7 @@ class Finding:
         elements = sum(layer.profile.elements for layer in self.layers)
         operations = sum(layer.operations for layer in self.layers)
         bits = None if way == SPARSE else sum(
-            layer.profile.elements * (layer.rounding.format.bits if way == LOW_BITS and layer.rounding else FULL_BITS)
+            layer.profile.elements * (layer.rounding.format.bits if way == LOW_BITS and layer.rounding else 32)
             for layer in self.layers
         ) / elements  # fmt: skip
         return Result(

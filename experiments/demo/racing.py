@@ -22,7 +22,7 @@ from lograd.measure import Profile, observe
 from lograd.plan import Plan
 from lograd.report.progress import Advance
 
-from ..lab import InMemory, Session, in_turns
+from ..lab import Session, in_turns
 from .tasks import Batch, Task
 
 DENSE = "dense"
@@ -51,13 +51,13 @@ class Run:
     said: str = ""
     """The words of `lograd.accelerate`; empty where it was not called."""
 
-    def add(self, step: int, loss: float, session: Session, scored: bool) -> None:
-        """Note a step that the session has just made, and with `scored` the score after it."""
+    def add(self, step: int, loss: float, session: Session, score: float | None) -> None:
+        """Note a step that the session has just made, and the score after it, if it was taken."""
         self.losses.append(loss)
         self.milliseconds.append(1e3 * session.times.step)
         self.backward.append(1e3 * session.times.backward)
-        if scored:
-            self.scores[step] = session.evaluate()[session.metric.name]
+        if score is not None:
+            self.scores[step] = score
 
     @property
     def final(self) -> float:
@@ -112,7 +112,7 @@ def race(
             if way in handles:
                 handles[way].step()
             beside = 1e3 * (time.perf_counter() - begun)
-            runs[way].add(step, loss, session, step in task.scored_steps)
+            runs[way].add(step, loss, session, task.evaluate(session.model) if step in task.scored_steps else None)
             runs[way].milliseconds[-1] += beside
             if step == min(WARM_UP, task.steps // 3):
                 before[way] = _counts(session)
@@ -128,10 +128,8 @@ def session_of(
     task: Task, model: nn.Module, batches: Iterator[Batch], plan: Plan | None = None, **attaching: Any
 ) -> Session:
     """A run of the task in memory; `attaching` are arguments of `lograd.attach`."""
-    work = InMemory(
-        model, batches, task.loss, task.optimizer, task.steps, rate=task.rate, score=task.score, **attaching
-    )  # fmt: skip
-    return Session(work, plan)
+    optimizer = task.optimizer(model)
+    return Session(model, batches, task.loss, optimizer, plan, rate=task.rate, **(attaching if plan else {}))
 
 
 def _counts(session: Session) -> dict[str, Count]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple, final
 
-import numpy as np
 import torch
 
-from lograd.errors import plural
-from lograd.report import Chart, Line
 from lograd.report.progress import progress
 
 from ..lab import in_turns
@@ -24,9 +20,6 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channel
 """Memory layouts of the dense network, by name; the faster one is raced against."""
 TRIED = 4
 """Steps of each layout, of which the fastest counts."""
-WINDOW = 6
-"""Steps over which a loss is averaged."""
-COLORS = {DENSE: 7, FAST: 2}
 
 
 class Point(NamedTuple):
@@ -101,41 +94,6 @@ def curve(run: Run) -> list[Point]:
     """The scores of a run over its seconds of training."""
     taken = list(accumulate(run.milliseconds))
     return [Point(taken[step - 1] / 1e3, score) for step, score in run.scores.items()]
-
-
-def score_chart(sooner: Sooner) -> Chart:
-    """The score over seconds, dense and accelerated."""
-    task = sooner.task
-    note = (
-        f"{task.steps} steps of each, in turn; one line for each seed. The first steps are the measurement, and count; "
-        "evaluations do not."
-    )
-    return _over_seconds(sooner, task.score_name, f"{task.score_name}, {task.score_unit}", curve, note, markers=True)
-
-
-def loss_chart(sooner: Sooner) -> Chart:
-    """The training loss over seconds, smoothed."""
-    window = max(1, min(WINDOW, sooner.task.steps // 4))
-
-    def smooth(run: Run) -> list[Point]:
-        taken = list(accumulate(run.milliseconds))[window - 1 :]
-        losses = np.convolve(run.losses, np.full(window, 1 / window), "valid")
-        return [Point(after / 1e3, float(loss)) for after, loss in zip(taken, losses, strict=True)]
-
-    note = f"Smoothed over {plural(window, 'step')}."
-    return _over_seconds(sooner, "training loss", "cross-entropy, nats", smooth, note)
-
-
-def _over_seconds(
-    sooner: Sooner, name: str, unit: str, points: Callable[[Run], list[Point]], note: str, *, markers: bool = False
-) -> Chart:
-    lines = []
-    for way, color in COLORS.items():
-        for place, run in enumerate(sooner.of(way)):
-            seconds, values = zip(*points(run), strict=True)
-            lines.append(Line(seconds, values, way if not place else "", color, markers=markers))
-    title = f"{sooner.task.model_name}: {name} over time"
-    return Chart(title, "seconds of training", unit, lines, note=note)
 
 
 def compare(task: Task) -> Sooner:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from lograd.report import Page
 from lograd.report.progress import progress
 
 from . import page
@@ -30,9 +30,9 @@ class Story:
     sooner: Sooner
     """A wide network, dense and accelerated."""
 
-    def page(self) -> Page:
-        """The page of the story."""
-        return page.build(self.sooner, self.findings, self.seconds)
+    def write_page(self, path: Path) -> Path:
+        """Write the page of the story, and return its path."""
+        return page.write(path, self.sooner, self.findings, self.seconds)
 
     def to_json(self) -> dict[str, Any]:
         """The story as plain values."""

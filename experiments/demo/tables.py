@@ -27,19 +27,34 @@ SOONER_COLUMNS = ("<way", "seed", "score", "difference", "seconds", "times soone
 
 def tables(sooner: Sooner, findings: Sequence[Finding]) -> list[TextTable]:
     """The four tables of the demo: dense and accelerated, layers, sparsities, results."""
-    scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
     return [
         text_table(words.sooner(sooner), SOONER_COLUMNS, sooner_rows(sooner), sooner.found),
-        text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings)),
-        text_table(words.zeros(findings), SPARSITY_COLUMNS, sparsity_rows(findings)),
-        text_table(
-            words.training(findings),
-            ("model", "<way", *RESULT_COLUMNS[2:]),
-            result_rows(findings),
-            f"Score: {scores}.\n{words.speeds(findings)}.\n{words.REAL}",
-            droppable=("by seed", "bits/element", "ms/backward", "ms/step"),
-        ),
+        layer_table(findings),
+        sparsity_table(findings),
+        result_table(findings),
     ]
+
+
+def layer_table(findings: Sequence[Finding]) -> TextTable:
+    """Return the table of laws and formats by layer."""
+    return text_table(words.laws(findings), LAYER_COLUMNS, layer_rows(findings))
+
+
+def sparsity_table(findings: Sequence[Finding]) -> TextTable:
+    """Return the table of zeros asked and got."""
+    return text_table(words.zeros(findings), SPARSITY_COLUMNS, sparsity_rows(findings))
+
+
+def result_table(findings: Sequence[Finding]) -> TextTable:
+    """Return the table of the ways to train."""
+    scores = "; ".join(f"{finding.task.name}: {finding.task.score_name}" for finding in findings)
+    return text_table(
+        words.training(findings),
+        ("model", "<way", *RESULT_COLUMNS[2:]),
+        result_rows(findings),
+        f"Score: {scores}.\n{words.speeds(findings)}.\n{words.REAL}",
+        droppable=("by seed", "bits/element", "ms/backward", "ms/step"),
+    )
 
 
 def sooner_rows(sooner: Sooner) -> list[list[str]]:

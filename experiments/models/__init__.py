@@ -1,6 +1,5 @@
 """Models of the experiments, small enough for a CPU: residual networks, MobileNet-v2, VGG, transformers of text."""
 
-from .chains import Link, Part, chain_of, cut, names_of
 from .mobilenet import MobileNetV2
 from .residual import CifarResNet, ResNet18
 from .transformer import CharTransformer, SentenceClassifier
@@ -8,5 +7,4 @@ from .vgg import Vgg
 
 __all__ = [
     "CharTransformer", "CifarResNet", "MobileNetV2", "ResNet18", "SentenceClassifier", "Vgg",
-    "Link", "Part", "chain_of", "cut", "names_of",
 ]  # fmt: skip

@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chains import Link
-
 
 class Block(nn.Module):
     """Two 3x3 convolutions with BatchNorm beside a shortcut; a 1x1 convolution where the shape changes."""
@@ -54,11 +52,6 @@ class ResidualNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch of images."""
         return self._logits(self.blocks(self._stem(x)))
-
-    def chain(self) -> list[Link]:
-        """Return the links: the first convolution, each block, and the classifier."""
-        blocks = [Link(block, (block,)) for block in self.blocks]
-        return [Link(self._stem, (self.conv1, self.bn1)), *blocks, Link(self._logits, (self.fc,))]
 
     def _stem(self, x: Tensor) -> Tensor:
         return F.relu(self.bn1(self.conv1(x)))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from .chains import Link
 
 
 class Layer(nn.Module):
@@ -47,11 +43,6 @@ class CharTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x, None)
         return self._logits(x)
-
-    def chain(self) -> list[Link]:
-        """Return the links: the embeddings, each layer, and the head behind its norm."""
-        layers = [Link(partial(layer, visible=None), (layer,)) for layer in self.layers]
-        return [Link(self._embedded, (self.token, self.position)), *layers, Link(self._logits, (self.norm, self.head))]
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         result: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]

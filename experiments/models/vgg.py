@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .chains import Link
-
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 """Channels of each convolution, in units of the width; a max-pooling ends a stage."""
 
@@ -37,10 +35,6 @@ class Vgg(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch of images."""
         return self._logits(self.features(x))
-
-    def chain(self) -> list[Link]:
-        """Return the links: each module before the classifier, and the classifier."""
-        return [*(Link(module, (module,)) for module in self.features), Link(self._logits, (self.fc,))]
 
     def _logits(self, x: Tensor) -> Tensor:
         result: Tensor = self.fc(x.mean((2, 3)))

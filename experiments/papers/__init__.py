@@ -45,7 +45,6 @@ EXPERIMENTS = {
     "speed": "Speed",
     "explosion": "Explosion",
     "intervals": "Intervals",
-    "scale": "Scale",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 

@@ -21,7 +21,7 @@ from lograd.laws.binned import try_binned
 from lograd.measure import LayerProfile
 from lograd.theory import sparsity, threshold
 
-from ..lab import InMemory, Session
+from ..lab import Session
 from ..models import CharTransformer, CifarResNet, SentenceClassifier, Vgg
 from ..models.full_size import torchvision_model
 from .cells import Found
@@ -35,7 +35,7 @@ from .networks import (
     with_activation,
     without_norm,
 )
-from .sources import IMAGENET, find
+from .sources import find
 from .streams import Batch, images, noisy, sentences, text
 
 TARGET = 0.85
@@ -59,7 +59,7 @@ class Case:
     norm: str
     activation: str
     kind: str
-    """Its data: "image", "denoise", "text", "imagenet", or the name of a folder of sentences."""
+    """Its data: "image", "denoise", "text", or the name of a folder of sentences."""
     build: Callable[..., nn.Module]
     """The network; for text and sentences it is given the number of tokens."""
     optimizer: str = "sgd"
@@ -139,8 +139,7 @@ def looked_at(case: Case, data: Path | None, batch: int, moments: Sequence[int])
         moments: steps after which the gradients are looked at, in order.
     """
     model, batches, loss = prepared(case, data, batch)
-    work = InMemory(model, batches, loss, _OPTIMIZERS[case.optimizer], max(moments[-1], 1), clip=CLIP)
-    session = Session(work, None)
+    session = Session(model, batches, loss, _OPTIMIZERS[case.optimizer](model), clip=CLIP)
     looks, losses = dict[str, Any](), list[float]()
     for moment in moments:
         losses += [session.step() for _ in range(moment - len(losses))]
@@ -150,9 +149,6 @@ def looked_at(case: Case, data: Path | None, batch: int, moments: Sequence[int])
 
 def prepared(case: Case, data: Path | None, batch: int) -> tuple[nn.Module, Iterator[Batch], Loss]:
     """Return the network of a case, its batches without end, and its loss."""
-    if case.kind == IMAGENET:
-        assert data is not None, "images of 224 pixels come from a folder"
-        return case.build(), images(find(data, "images", IMAGENET), batch), F.cross_entropy
     if case.kind not in ("image", "denoise", "text"):
         assert data is not None, "sentences come from a folder"
         batches, tokens = sentences(find(data, "sentences", case.kind), batch, CONTEXT)

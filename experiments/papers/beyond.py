@@ -74,7 +74,6 @@ class Beyond(WaysToTrain):
             "network": "charlm",
             "only": "fp32,chmiel,bhq,interval,luq,mxfp4,nvfp4,lognormal90,empirical90,cosine90",
         },
-        "paper": {"network": "imagenet-resnet18", "seeds": 1},
     }
     committed: ClassVar = dict.fromkeys(
         ("bits-charlm", "bits-resnet8"),

@@ -18,9 +18,7 @@ from typing import ClassVar, final
 from lograd import InvalidValue
 from lograd.errors import nearest_name
 
-from ..lab import Config
-from ..lab.measuring import metric_of
-from ..lab.tasks import TASKS
+from ..lab import TASKS, Config, metric_of
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .comparison import BASE, Way
 from .experiment import Experiment
@@ -146,7 +144,7 @@ class Bits(Experiment):
             self.model, str(self._data()), recipe=recipe, width=self.width,
             epochs=self.epochs if self.steps is None else None, steps=self.steps, batch=self.batch,
             lr=self.lr, warmup=self.warmup, threads=1,
-            backend="dense" if recipe is None else "auto", evaluate_every=10**6, checkpoint_every=200, weights=weights,
+            backend="dense" if recipe is None else "auto", evaluate_every=10**6, weights=weights,
         )  # fmt: skip
 
     def _time(self, names: list[str]) -> Found:

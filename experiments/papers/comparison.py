@@ -18,9 +18,8 @@ from lograd import InvalidValue, Plan
 from lograd.errors import nearest_name, plural
 from lograd.treatments import Backend
 
-from ..lab import Config
-from ..lab.measuring import metric_of
-from ..lab.session import has_levels, prunes
+from ..lab import Config, metric_of
+from ..lab.session import has_levels, treatments_of
 from .cells import Cell, CellFolder, Found, Trained
 from .experiment import Experiment
 from .result import Result
@@ -138,7 +137,7 @@ class WaysToTrain(Experiment):
         for seed in range(self.seeds):
             for name, way in chosen.items():
                 config = self.config(folder, name, seed)
-                yield Trained(f"{name}-{seed}", config, way.paper, shared=config.plan is None)
+                yield Trained(f"{name}-{seed}", config, way.paper)
 
     def chosen(self) -> dict[str, Way]:
         """Return the ways that `only` names, or all."""
@@ -153,7 +152,9 @@ class WaysToTrain(Experiment):
         """Return the settings of a run; a plan that is more than a recipe is written into the folder."""
         way = self.ways()[name]
         treated = Plan.uniform(way.recipe, self.keeps) if way.recipe is not None else way.plan
-        backend = self.backend if prunes(treated) or has_levels(treated) else "dense"
+        backend = (
+            self.backend if has_levels(treated) or any(one.makes_zeros for one in treatments_of(treated)) else "dense"
+        )
         config = replace(self.usual(), weights=way.weights, seed=seed, backend=backend)
         if treated is None or (way.recipe is not None and self.keeps is None):
             return replace(config, recipe=way.recipe)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from lograd.laws import LogNormal
 from lograd.ops import log_histogram, stochastic_prune
-from lograd.report import Chart, Line, Points
+from lograd.report.figures import lines
 from lograd.theory import sparsity, threshold
 from lograd.wire import prune_and_encode
 
@@ -27,6 +27,9 @@ from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
 from .looking import begun_resnet, gradients_of
 from .result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TARGETS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
 SIGMAS = (2.0, 3.0)
@@ -48,7 +51,7 @@ class Encoding(Experiment):
     """
 
     words: ClassVar[str] = "bits per element of pruned gradients over sparsity: the code of the paper, and packets"
-    keeps_charts: ClassVar[bool] = True
+    keeps_figures: ClassVar[bool] = True
     claim: ClassVar[str] = "The paper claims 4 bits an element at 80 % zeros and 2 bits at 90 %."
     verdict: ClassVar[str] = (
         "The claim holds for a lognormal law of sigma 2 with 32-bit values; a wider law takes more. Gradients of the "
@@ -105,7 +108,7 @@ class Encoding(Experiment):
             f"{self.source}, beside the packets of lograd.wire with the values as they are and in bfloat16. "
             f"`{self.command('steps', 'width', 'batch')}` makes this table."
         )
-        return [Result("encoding", "Bits of a pruned gradient", claim, columns, rows, [_chart(theory, real)])]
+        return [Result("encoding", "Bits of a pruned gradient", claim, columns, rows, [_figure(theory, real)])]
 
 
 def _by_theory() -> Found:
@@ -169,11 +172,15 @@ def huffman_lengths(shares: Sequence[float]) -> list[int]:
     return lengths
 
 
-def _chart(theory: Found | None, real: Found | None) -> Chart:
-    marks: list[Line | Points] = [Points(list(PAPER), list(PAPER.values()), "paper")]
+def _figure(theory: Found | None, real: Found | None) -> Figure:
+    series: dict[str, Any] = {"paper": (list(PAPER), list(PAPER.values()))}
     if theory is not None:
-        marks += [Line(TARGETS, theory[f"{sigma:g}"]["32"], f"lognormal, sigma {sigma:g}") for sigma in SIGMAS]
+        series |= {f"lognormal, sigma {sigma:g}": (TARGETS, theory[f"{sigma:g}"]["32"]) for sigma in SIGMAS}
     if real is not None:
         for name in ("four symbols", "packet"):
-            marks.append(Line(TARGETS, [row[name] for row in real["rows"]], f"ResNet-8, {name}", dashed=True))
-    return Chart("Bits over sparsity, 32-bit values", "zeros", "bits per element", marks, x_percent=True)
+            series[f"ResNet-8, {name}"] = (TARGETS, [row[name] for row in real["rows"]])
+    title, style = (
+        "Bits over sparsity, 32-bit values",
+        {"paper": "o", "ResNet-8, four symbols": ":", "ResNet-8, packet": ":"},
+    )
+    return lines(series, title, "share of zeros", "bits per element", style=style)

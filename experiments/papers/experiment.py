@@ -11,15 +11,11 @@ from typing import Any, ClassVar, TypeVar
 from lograd import InvalidValue
 from lograd.errors import nearest_name, sentence
 
-from ..lab.loop import Progress
-from ..lab.ranks import ALONE, Ranks
 from .cells import Cell, CellFolder
 from .result import Result
 from .sources import Kind, find
 
 E = TypeVar("E", bound="Experiment")
-Tell = Callable[[Cell, bool], None]
-"""Told of each cell before it is worked out; the flag says that it is finished already."""
 _TYPES: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "Path": Path}
 _WORDS = {"int": "a whole number", "float": "a number"}
 
@@ -45,8 +41,8 @@ class Experiment(ABC):
     """A sentence on what agrees with the claim and what does not, shown beside committed results."""
     committed: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Committed files of other experiments that measure the claim too, with the beginnings of the rows that do so."""
-    keeps_charts: ClassVar[bool] = False
-    """True where `--results` writes the charts as well, as LABEL-1.svg and so on."""
+    keeps_figures: ClassVar[bool] = False
+    """True where `--results` writes the figures as well, as LABEL-1.svg and so on."""
     core_hours: ClassVar[float | None] = None
     """An estimate for the cpu preset."""
 
@@ -120,28 +116,6 @@ class Experiment(ABC):
         if self.data is None:
             raise InvalidValue(f"{self.label} needs data; give its file or folder by --data.")
         return self.data
-
-
-def carry_out(
-    experiment: Experiment,
-    folder: CellFolder,
-    tell: Tell | None = None,
-    progress: Progress | None = None,
-    ranks: Ranks = ALONE,
-) -> None:
-    """Finish all cells of an experiment.
-
-    Args:
-        experiment: with its options.
-        folder: where cells are kept; those that are finished are not made again.
-        tell: called before each cell.
-        progress: called after each training step of a cell that is trained.
-        ranks: the processes that share the work; all of them call this.
-    """
-    for cell in experiment.cells(folder):
-        if tell is not None:
-            tell(cell, folder.file(cell.name).exists())
-        folder.finish(cell, progress, ranks)
 
 
 def _read(name: str, text: str, kind: str) -> Any:

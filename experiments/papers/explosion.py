@@ -23,8 +23,7 @@ from lograd import Plan, Profile, observe, profile
 from lograd.errors import LogradWarning
 from lograd.measure import LayerProfile
 
-from ..lab import Diverged, InMemory, Session
-from ..lab.randomness import preserved, seed_all
+from ..lab import Diverged, Session, preserved
 from ..models.full_size import torchvision_model
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
@@ -109,7 +108,7 @@ def _beginning(start: int, steps: int, size: int) -> _Beginning:
     """Make it with random numbers of its own, so that it is the same whichever cell needs it first."""
     with preserved(), warnings.catch_warnings():
         warnings.simplefilter("ignore", LogradWarning)
-        seed_all(0)
+        torch.manual_seed(0)
         model = torchvision_model("mobilenet_v3_small", CLASSES).train()
         batches = _batches(start + steps, size)
         if start:
@@ -145,9 +144,12 @@ def _measure(case: str, beginning: partial[_Beginning], made: list[_Beginning]) 
 
 def _train(model: nn.Module, batches: Batches, plan: Plan | None) -> Found:
     """The mean loss of the last steps, the largest growth of energy early on, and the step of attach's warning."""
-    work = InMemory(model, batches, F.cross_entropy, _optimizer, len(batches))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     losses, warned = list[float](), list[int]()
-    with Session(work, plan) as session, warnings.catch_warnings(record=True) as caught:
+    with (
+        Session(model, batches, F.cross_entropy, optimizer, plan) as session,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", LogradWarning)
 
         def steps(count: int) -> None:
@@ -167,10 +169,6 @@ def _train(model: nn.Module, batches: Batches, plan: Plan | None) -> Found:
         "warned": warned[0] if warned else None,
         "steps": len(losses),
     }
-
-
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
 
 
 def _growth(layer: LayerProfile) -> float:

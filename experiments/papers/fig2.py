@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from torch import Tensor
 
 from lograd.laws import HalfNormal, LogNormal, ks_distance, qq
-from lograd.report import Chart, Histogram, Line, Points
+from lograd.report.figures import axes, lines
 
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
 from .looking import begun_resnet, gradients_of
 from .result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LAWS: dict[str, type[LogNormal] | type[HalfNormal]] = {"lognormal": LogNormal, "normal": HalfNormal}
 POINTS = 99
@@ -43,7 +46,7 @@ class Fig2(Experiment):
     """
 
     words: ClassVar[str] = "histograms and Q-Q plots: neural gradients against weight gradients"
-    keeps_charts: ClassVar[bool] = True
+    keeps_figures: ClassVar[bool] = True
     claim: ClassVar[str] = (
         "The paper shows that neural gradients lie on the line of a lognormal law, and weight gradients do not, which "
         "are nearer to a normal one. It prints no numbers."
@@ -94,7 +97,7 @@ class Fig2(Experiment):
             f"{side} gradients are nearer to the lognormal law in {nearer[side]} of {len(found[side])} layers, at a "
             f"median distance of {middle[side]:.3f}" for side in nearer
         )  # fmt: skip
-        return [Result("fig2", "Fig. 2: neural and weight gradients", claim, columns, rows, _charts(found),
+        return [Result("fig2", "Fig. 2: neural and weight gradients", claim, columns, rows, _figures(found),
                        [note[0].upper() + note[1:] + "."])]  # fmt: skip
 
 
@@ -116,17 +119,18 @@ def _measured(g: Tensor) -> dict[str, Any]:
     }
 
 
-def _charts(found: Found) -> list[Chart]:
-    """Return a histogram and a Q-Q plot of both kinds of gradients, for a layer in the middle."""
+def _figures(found: Found) -> list[Figure]:
+    """Draw a histogram and a Q-Q plot of both kinds of gradients, for a layer in the middle."""
     name = list(found["neural"])[len(found["neural"]) // 2]
-    charts = []
+    figures = []
     for side in ("neural", "weight"):
         one = found[side][name]
-        charts.append(Chart(f"{side.capitalize()} gradient of {name}", "log2 |g|", "density",
-                            [Histogram(one["edges"], one["heights"], side)]))  # fmt: skip
+        figure, ax = axes(f"{side.capitalize()} gradient of {name}", "log2 |g|", "density")
+        ax.stairs(one["heights"], one["edges"], fill=True, alpha=0.5)
         ends = [one["data"][0], one["data"][-1]]
-        marks: list[Line | Points] = [Line(ends, ends, "a perfect fit", dashed=True)]
-        marks += [Points(quantiles, one["data"], law) for law, quantiles in one["quantiles"].items()]
-        charts.append(Chart(f"Q-Q plot, {side} gradient of {name}", "log2 of the law's quantile", "log2 of the data's",
-                            marks))  # fmt: skip
-    return charts
+        series = {"a perfect fit": (ends, ends)}
+        series |= {law: (quantiles, one["data"]) for law, quantiles in one["quantiles"].items()}
+        style = dict.fromkeys(one["quantiles"], ".") | {"a perfect fit": "--"}
+        title = f"Q-Q plot, {side} gradient of {name}"
+        figures += [figure, lines(series, title, "log2 of the law's quantile", "log2 of the data's", style=style)]
+    return figures

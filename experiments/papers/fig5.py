@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from lograd.report import Chart, Line, Points
+from lograd.report.figures import lines
 
-from ..lab.measuring import metric_of
+from ..lab import metric_of
 from .cells import CellFolder
 from .comparison import BASE, Outcome, Way, WaysToTrain, outcomes, whole_numbers
 from .result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Method(NamedTuple):
@@ -52,7 +55,7 @@ class Fig5(WaysToTrain):
 
     words: ClassVar[str] = "accuracy over achieved sparsity for each method of pruning; sparsity asked and got by law"
     title: ClassVar[str] = "Fig. 5: accuracy over sparsity"
-    keeps_charts: ClassVar[bool] = True
+    keeps_figures: ClassVar[bool] = True
     keeps: ClassVar = ("last",)  # as `profile.plan` does
     claim: ClassVar[str] = (
         "The paper claims that stochastic pruning beats top-k, that unequal sparsities beat equal ones, and that only "
@@ -76,7 +79,6 @@ class Fig5(WaysToTrain):
             "targets": "90",
             "only": "fp32,lognormal-90,cosine-90,topk-90,saw-90,atp-90,topk-stochastic-90",
         },
-        "paper": {"network": "imagenet-resnet18", "targets": "80,85,90,95", "seeds": 1},
     }
     committed: ClassVar = {"sparsity": (), "learning-resnet20": (), "learning-resnet18": ()}
     more_columns: ClassVar = ("zeros got",)
@@ -101,36 +103,36 @@ class Fig5(WaysToTrain):
 
     def draw(self, folder: CellFolder) -> list[Result]:
         found = outcomes(folder, self.ways(), self.seeds, self.training.kind)
-        return [replace(self.table(folder), charts=[self._accuracy(found)]), self._asked(found)]
+        return [replace(self.table(folder), figures=[self._accuracy(found)]), self._asked(found)]
 
     def _asked(self, found: dict[str, Outcome]) -> Result:
         """The share of zeros that was asked for and that the runs had, by method."""
         rows: list[list[object]] = []
-        lines: list[Line] = []
-        for place, (name, method) in enumerate(PRUNINGS.items()):
+        series: dict[str, Any] = {}
+        for name, method in PRUNINGS.items():
             got = {target: one.zeros for target in self._targets()
                    if (one := found.get(f"{name}-{target}")) is not None and one.zeros is not None}  # fmt: skip
             if not got or name == "saw":
                 continue
-            lines.append(Line([target / 100 for target in got], list(got.values()), name, color=place))
+            series[name] = ([target / 100 for target in got], list(got.values()))
             rows.append(
                 [method.title, *(f"{got[target]:.1%}" if target in got else None for target in self._targets())]
             )
-        charts = [Chart("Zeros asked and got", "asked", "got", lines, x_percent=True, y_percent=True)]
+        figures = [lines(series, "Zeros asked and got", "asked", "got", percent=True)]
         if len(self._targets()) < 2:
-            charts = []  # lines of one point cannot be seen
+            figures = []  # lines of one point cannot be seen
         claim = "The share of zeros in the treated gradients over the whole run, mean over the seeds, by target."
         columns = ["method", *(f"{target} % asked" for target in self._targets())]
-        return Result(f"{self.label}-asked", "Fig. 5, right: sparsity asked and got", claim, columns, rows, charts)
+        return Result(f"{self.label}-asked", "Fig. 5, right: sparsity asked and got", claim, columns, rows, figures)
 
-    def _accuracy(self, found: dict[str, Outcome]) -> Chart:
-        """Return the chart of results over the share of zeros."""
-        marks: list[Line | Points] = []
+    def _accuracy(self, found: dict[str, Outcome]) -> Figure:
+        """Draw results over the share of zeros."""
+        series: dict[str, Any] = {}
         if (base := found.get(BASE)) is not None and base.values:
             level = mean(base.values.values())
             zeros = [target / 100 for target in self._targets()]
             zeros += [one.zeros for one in found.values() if one.zeros is not None]
-            marks.append(Line([min(zeros), max(zeros)], [level, level], "dense", dashed=True))
+            series["dense"] = ([min(zeros), max(zeros)], [level, level])
         for name in PRUNINGS:
             points = [
                 (one.zeros, mean(one.values.values()))
@@ -138,8 +140,9 @@ class Fig5(WaysToTrain):
                 if (one := found.get(f"{name}-{target}")) is not None and one.values and one.zeros is not None
             ]
             if points and name != "saw":
-                marks.append(Points([x for x, _ in points], [y for _, y in points], name))  # fmt: skip
+                series[name] = tuple(zip(*points, strict=True))
         metric = metric_of(self.training.kind)
         unit = ", %" * metric.percent
         title = f"{metric.words.capitalize()} over sparsity"
-        return Chart(title, "zeros got", f"test {metric.words}{unit}", marks, x_percent=True)
+        style = dict.fromkeys(series, "o") | {"dense": "--"}
+        return lines(series, title, "share of zeros got", f"test {metric.words}{unit}", style=style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,14 @@ from scipy.optimize import brentq
 
 from lograd.formats import IdealFormat
 from lograd.laws import HalfNormal, Law, LogNormal
-from lograd.report import Chart, Line, Points, Rule
+from lograd.report.figures import COLORS, axes, lines
 from lograd.theory import best_format, lognormal_relative_error, relative_error
 from lograd.theory.simulate import Estimate, quantize
 
 from .result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTHS = range(4, 9)
 SIGMA_RANGES = {"Cifar100": (2.5, 4.5), "ImageNet": (3.0, 5.5)}
@@ -22,8 +26,6 @@ TABLE_2 = {"Cifar100": (3, 4, 4, 4, 5), "ImageNet": (3, 4, 5, 5, 5)}
 POSITION = 0.85
 """Where in the paper's range of sigma the format is chosen.  Fitted to Table 2 (0.824 to 0.880 give all ten entries);
 the paper states no rule."""
-
-NUDGED = "Lines are moved apart by a twentieth of a bit where they would cover each other."
 
 # The switch points in the authors' released code; the paper prints none.
 AUTHORS_SWITCHES = {
@@ -73,7 +75,7 @@ def table2() -> Result:
             "Eq. 4 as printed",
         ],
         rows,
-        [_best_exponent_chart()],
+        [_best_exponent_figure()],
         [
             "The position 0.85 in the range is fitted to Table 2: the paper states no rule, and 0.824 to 0.880 give "
             "the "
@@ -88,7 +90,7 @@ def table2() -> Result:
 def fig3a(samples: int = 200_000) -> Result:
     """Fig. 3a: the relative error of each split of eight bits, for three widths of a lognormal law."""
     rows: list[Sequence[object]] = []
-    charts = []
+    figures = []
     for sigma in (1.0, 3.0, 5.0):
         law = LogNormal.from_log2(0.0, sigma)
         x = law.sample(samples, seed=int(sigma))
@@ -104,20 +106,13 @@ def fig3a(samples: int = 200_000) -> Result:
                 + [_percent(closed / exact - 1), _percent(printed / exact - 1)]
             )
         exponents = np.arange(1, 8)
-        charts.append(
-            Chart(
-                f"FP8, sigma = {sigma:g} (log2)",
-                "exponent bits",
-                "expected relative error",
-                [
-                    Line(exponents, curves["exact"], "exact"),
-                    Line(exponents, curves["printed"], "Eq. 4 as printed", dashed=True),
-                    Points(exponents, curves["Eq. 4"], "Eq. 4 with 2^n1"),
-                    Points(exponents, curves["simulated"], "simulated"),
-                ],
-                y_scale="log10",
-            )
-        )
+        series = {
+            "exact": (exponents, curves["exact"]), "Eq. 4 as printed": (exponents, curves["printed"]),
+            "Eq. 4 with 2^n1": (exponents, curves["Eq. 4"]), "simulated": (exponents, curves["simulated"]),
+        }  # fmt: skip
+        style = {"exact": "-", "Eq. 4 as printed": "--", "Eq. 4 with 2^n1": "s", "simulated": "o"}
+        title = f"FP8, sigma = {sigma:g} (log2)"
+        figures.append(lines(series, title, "exponent bits", "expected relative error", log="y", style=style))
     return Result(
         "fig3a",
         "Fig. 3a: expected relative error of FP8",
@@ -127,7 +122,7 @@ def fig3a(samples: int = 200_000) -> Result:
         "mantissa.",
         ["sigma (log2)", "format", "simulated", "± 4 s.e.", "exact", "Eq. 4, 2^n1", "off by", "as printed, off by"],
         rows,
-        charts,
+        figures,
         ["The paper's own curve is a picture; the check is against the exact integral and simulation."],
     )
 
@@ -148,7 +143,7 @@ def fig3b() -> Result:
         "table in the authors' released code.",
         ["width", "exponent bits", "authors' code", "Eq. 2 exact", "Eq. 4 with 2^n1", "Eq. 4 as printed"],
         rows,
-        [_best_exponent_chart()],
+        [_best_exponent_figure()],
         [
             "The authors' table lies within 0.5 of the exact quantizer and nowhere near the printed formula for the "
             "last "
@@ -162,10 +157,10 @@ def fig3c() -> Result:
     sigmas = np.geomspace(0.02, 30.0, 241)
     shown = (0.02, 0.1, 0.5, 3.0)
     rows: list[Sequence[object]] = []
-    lines: list[Line] = []
+    found: dict[int, NDArray[np.int64]] = {}
     for bits in WIDTHS:
         best = best_exponents(HalfNormal(sigmas), ideal_formats(bits))
-        lines.append(_step_line(sigmas, best, bits))
+        found[bits] = best
         picks = [int(best[int(np.argmin(np.abs(sigmas - sigma)))]) for sigma in shown]
         turns = np.flatnonzero(np.diff(best) > 0)
         right = best_exponents(LogNormal.from_log2(0.0, np.array([1.0, 3.0, 5.0])), ideal_formats(bits))
@@ -181,8 +176,8 @@ def fig3c() -> Result:
         + [f"lognormal, sigma_log2 {sigma:g}" for sigma in (1, 3, 5)],
         rows,
         [
-            Chart("Half-normal |g|", "sigma of g", "best exponent bits", lines, x_scale="log10", note=NUDGED),
-            _best_exponent_chart(),
+            _exponents(sigmas, found, "Half-normal |g|", "sigma of g", "log"),
+            _best_exponent_figure(),
         ],
         [
             "Where the trend turns, much of the gradient lies above the top of Eq. 2's range, and more exponent bits "
@@ -217,19 +212,30 @@ def best_exponents(law: Law, formats: list[IdealFormat]) -> NDArray[np.int64]:
     return best
 
 
-def _best_exponent_chart() -> Chart:
+def _best_exponent_figure() -> Figure:
     sigmas = np.linspace(0.2, 8.0, 313)
     law = LogNormal.from_log2(0.0, sigmas)
-    lines = [_step_line(sigmas, best_exponents(law, ideal_formats(bits)), bits) for bits in WIDTHS]
-    rules = [
-        Rule(low + POSITION * (high - low), f"{dataset}, Table 2", axis="x")
-        for dataset, (low, high) in SIGMA_RANGES.items()
-    ]
-    return Chart("Lognormal |g|", "sigma of log2|g|", "best exponent bits", [*lines, *rules], note=NUDGED)
+    found = {bits: best_exponents(law, ideal_formats(bits)) for bits in WIDTHS}
+    figure = _exponents(sigmas, found, "Lognormal |g|", "sigma of log2|g|")
+    for dataset, (low, high) in SIGMA_RANGES.items():
+        place = low + POSITION * (high - low)
+        figure.axes[0].axvline(place, color=COLORS[-1], linestyle="--", linewidth=1)
+        figure.axes[0].text(
+            place, 1.0, f" {dataset}, Table 2", rotation=90, fontsize="x-small", va="bottom", ha="right"
+        )
+    return figure
 
 
-def _step_line(sigmas: NDArray[np.float64], best: NDArray[np.int64], bits: int) -> Line:
-    return Line(sigmas, best + (bits - 6) * 0.05, f"FP{bits}", steps=True)
+def _exponents(
+    sigmas: NDArray[np.float64], found: dict[int, NDArray[np.int64]], title: str, label: str, scale: str = "linear"
+) -> Figure:
+    """Draw the best number of exponent bits for each width, moved apart by a little, so that all can be seen."""
+    figure, ax = axes(title, label, "best exponent bits")
+    for color, (bits, best) in zip(COLORS, found.items(), strict=False):
+        ax.step(sigmas, best + (bits - 6) * 0.05, color=color, label=f"FP{bits}", where="mid")
+    ax.set_xscale(scale)
+    ax.legend(frameon=False, fontsize="small")
+    return figure
 
 
 def _percent(share: float) -> str:

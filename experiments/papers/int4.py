@@ -68,7 +68,7 @@ class Int4(WaysToTrain):
     before: int = 200
 
     def ways(self) -> dict[str, Way]:
-        printed = (63.3, 67.1) if self.network.startswith("imagenet") else (61.1, 65.0)
+        printed = 61.1, 65.0
         return {
             BASE: WAYS[BASE],
             "forward": Way("INT4, learned clips, gradients as they are", "int4wa-clips"),
@@ -83,7 +83,7 @@ class Int4(WaysToTrain):
             images = self._images()
             looked = Intervals(data=images, steps=self.before)
             if self.training.kind == "images":
-                looked = replace(looked, width=self.usual().settled("width"))
+                looked = replace(looked, width=self.usual().width or looked.width)
             name = None if images is None else images.name
             given = {"data": name, "before": self.before, "width": looked.width, "batch": looked.batch}
             yield Measured(LOOKS, given, looked.look, threads=1)

@@ -30,7 +30,6 @@ class Int4wa(WaysToTrain):
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,both"},
         "cpu": {"network": "charlm"},
-        "paper": {"network": "imagenet-resnet18", "seeds": 1},
     }
 
     def ways(self) -> dict[str, Way]:

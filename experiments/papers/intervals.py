@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from statistics import mean, median, stdev
-from typing import Any, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -26,18 +26,21 @@ from lograd import InvalidValue, LayerPlan, Plan, theory
 from lograd.formats import IntFormat
 from lograd.laws import Empirical
 from lograd.ops import log_histogram
-from lograd.report import Chart, Line, Points
+from lograd.report.figures import lines
 from lograd.theory.intervals import ALPHA
 from lograd.treatments import Interval, recipe
 from lograd.treatments.products import both
 
-from ..lab import Diverged, InMemory, Session
+from ..lab import Diverged, Session
 from ..models import CifarResNet
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
 from .looking import gradients_of
 from .result import Result
 from .streams import augmented_images
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOOKS, FULL = "looks", "float32"
 GAMMAS = np.geomspace(0.01, 1.0, 49)
@@ -200,8 +203,8 @@ class Intervals(Experiment):
         torch.manual_seed(seed)
         model = CifarResNet(8, 100, self.width)
         batches = augmented_images(self.data, self.batch, seed)
-        work = InMemory(model, batches, F.cross_entropy, _optimizer, self.steps, seed=seed)
-        return Session(work, plan), model, batches
+        attaching: dict[str, Any] = {} if plan is None else {"seed": seed}
+        return Session(model, batches, F.cross_entropy, _optimizer(model), plan, **attaching), model, batches
 
     # -- tables --
 
@@ -241,7 +244,7 @@ class Intervals(Experiment):
             f"over the layers after {self.steps} dense steps. Loss: the mean over the last quarter of {self.steps} "
             "steps with each interval, over the seeds; differences are those of runs of the same seed. The paper "
             "claims that the error on the large gradients decides, and not that on all. "
-            f"`./dev reproduce intervals{' --data FILE' if self.data else ''}` makes this table and its charts."
+            f"`./dev reproduce intervals{' --data FILE' if self.data else ''}` makes this table and its figures."
         )
 
     def _layers(self, looks: Found) -> Result:
@@ -257,11 +260,11 @@ class Intervals(Experiment):
         columns += [*(f"large, {name}" for name in CHOICES), "bound, interval"]
         claim = (
             "By layer and moment: the gamma of each choice and the mean error of the large gradients there, in units "
-            "of the largest magnitude. Charts: both errors over gamma by the law of the gradient, after the last step, "
+            "of the largest magnitude. Figures: both errors over gamma by the law of the gradient after the last step, "
             "with the choices as measured on its elements."
         )
-        charts = [_chart(name, layer) for name, layer in looks["looks"][str(self.steps)].items()]
-        return Result("intervals-layers", "Errors by layer", claim, columns, rows, charts)
+        figures = [_figure(name, layer) for name, layer in looks["looks"][str(self.steps)].items()]
+        return Result("intervals-layers", "Errors by layer", claim, columns, rows, figures)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -345,19 +348,16 @@ def _notes(looks: Found) -> list[str]:
     ]
 
 
-def _chart(name: str, layer: Found) -> Chart:
-    """Both errors over gamma, with the choices on them."""
+def _figure(name: str, layer: Found) -> Figure:
+    """Draw both errors over gamma, with the choices on them."""
     curve, choices = layer["curve"], layer["choices"]
-    marks: list[Line | Points] = [
-        Line(GAMMAS, curve["large"], "large gradients", color=0),
-        Line(GAMMAS, curve["bound"], "bound on large", color=0, dashed=True),
-        Line(GAMMAS, curve["all"], "all gradients", color=1),
-    ]
-    for place, choice in enumerate(CHOICES, start=2):
-        one = choices[choice]
-        label = CHOICES[choice].title
-        marks.append(Points([one["gamma"]] * 2, [one["large"], one["all"]], label, color=place))
-    return Chart(
-        name, "gamma, the end of the interval", "mean error, of the largest magnitude", marks, "log10", "log10",
-        x_range=(0.01, 1.0),
-    )  # fmt: skip
+    series: dict[str, Any] = {
+        "large gradients": (GAMMAS, curve["large"]), "bound on large": (GAMMAS, curve["bound"]),
+        "all gradients": (GAMMAS, curve["all"]),
+    }  # fmt: skip
+    for choice, one in CHOICES.items():
+        found = choices[choice]
+        series[one.title] = ([found["gamma"]] * 2, [found["large"], found["all"]])
+    style = {"bound on large": "--"} | {one.title: "o" for one in CHOICES.values()}
+    x, y = "gamma, the end of the interval", "mean error, of the largest magnitude"
+    return lines(series, name, x, y, log="xy", style=style)

@@ -22,7 +22,6 @@ from lograd import InvalidValue, Plan, Profile, profile
 from lograd.errors import nearest_name
 
 from ..lab import Config, load_data
-from ..lab.folder import make_folder
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
 from .pruned import Maker, Predicted, begun, cosine, ends_kept, everything, noise, split, two_copies, uniform
@@ -163,7 +162,7 @@ class Learning(Experiment):
     def _base(self) -> Config:
         return Config(
             self.model, str(self._data()), width=self.width, epochs=self.epochs, batch=self.batch, lr=self.lr,
-            augment=False, threads=1, evaluate_every=10**6, checkpoint_every=500,
+            augment=False, threads=1, evaluate_every=10**6,
         )  # fmt: skip
 
     def _config(self, folder: CellFolder, name: str, case: Case, seed: int) -> Config:
@@ -177,7 +176,8 @@ class Learning(Experiment):
 
     def _profile(self, folder: CellFolder) -> Profile:
         """The profile of the first seed's network after the dense steps; made once."""
-        path = make_folder(folder.path) / "profile.npz"
+        folder.path.mkdir(parents=True, exist_ok=True)
+        path = folder.path / "profile.npz"
         if path.exists():
             return Profile.load(path)
         model, batch = begun(self._base(), self.start)

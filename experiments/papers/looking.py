@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lograd.measure.layers import is_layer, on_gradient
 
-from ..lab import InMemory, Session
+from ..lab import Session
 from ..models import CifarResNet
 from .streams import Batch, augmented_images
 
@@ -65,12 +65,6 @@ def begun_resnet(data: Path | None, width: int, batch: int, steps: int, seed: in
     model = CifarResNet(8, 100, width)
     batches = augmented_images(data, batch, seed)
 
-    def rate(largest: float, step: int) -> float:
-        return largest * (1 + cos(pi * step / steps)) / 2
-
-    work = InMemory(model, batches, F.cross_entropy, _optimizer, steps, rate=rate, seed=seed)
-    return Begun(model, Session(work, None), batches)
-
-
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
+    session = Session(model, batches, F.cross_entropy, optimizer, rate=lambda step: (1 + cos(pi * step / steps)) / 2)
+    return Begun(model, session, batches)

@@ -14,8 +14,7 @@ from lograd.laws.law import Values
 from lograd.theory import Propagation
 from lograd.treatments import ProductPlan, Prune
 
-from ..lab import Config, Session, load_data
-from ..lab.work import BuiltIn
+from ..lab import Config, load_data, session_of
 
 Maker = Callable[[Profile, float], Plan]
 """From a profile and a sparsity to a plan."""
@@ -24,11 +23,10 @@ Maker = Callable[[Profile, float], Plan]
 def begun(config: Config, steps: int) -> tuple[nn.Module, Any]:
     """The network of a config after some dense steps at a constant learning rate, and the next batch."""
     plain = replace(config, steps=max(steps, 1), epochs=None, schedule="constant", weight_decay=0.0)
-    work = BuiltIn(plain, load_data(plain))
-    session = Session(work, None)
+    session = session_of(plain, load_data(plain))
     for _ in range(steps):
         session.step()
-    return session.model, work.take(steps)
+    return session.model, next(session.batches)
 
 
 def uniform(profile: Profile, sparsity: float) -> Plan:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import erf, ndtri
 
-from lograd.laws import LogNormal, Truncated
-from lograd.report import Chart, Line, Points
+from lograd.laws import LogNormal
+from lograd.report.figures import COLORS, axes
 from lograd.theory import cosine, sparsity, threshold
 from lograd.theory.simulate import Estimate, prune
 
 from .result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIGMAS = (1.0, 1.5, 2.0, 3.0)
 CUT = float(ndtri(1 - 1 / 300))
@@ -27,11 +31,10 @@ def fig4(samples: int = 400_000) -> Result:
         x = law.sample(samples, seed=int(10 * sigma))
         for target in (0.5, 0.8, 0.9):
             a = float(threshold(law, target))
-            cut = Truncated(law, np.exp(CUT * sigma))
             simulated = Estimate.of(prune(x, a) == 0)
             rows.append(
                 [sigma, target, a, simulated.mean, simulated.band, _equation_8(a, sigma, misprinted=True)]
-                + [float(cosine(law, a)), float(cosine(cut, a)), _released_cosine(a, sigma)]
+                + [float(cosine(law, a)), float(_truncated_cosine(law, sigma, a)), _released_cosine(a, sigma)]
             )
     return Result(
         "fig4",
@@ -42,7 +45,7 @@ def fig4(samples: int = 400_000) -> Result:
         ["sigma (ln)", "sparsity asked", "threshold", "simulated", "± 4 s.e.", "Eq. 8 as printed"]
         + ["cosine", "cosine, truncated", "released code"],
         rows,
-        [_sparsity_chart(), _cosine_chart()],
+        [_sparsity_figure(), _cosine_figure()],
         [
             "Eq. 8 as printed has sqrt(2 sigma) where sqrt(2) sigma is meant; the column shows what it would predict.",
             "The released code truncates the lognormal at its 1 - 1/300 quantile before it computes the cosine. Its "
@@ -70,30 +73,37 @@ def _released_cosine(a: float, sigma: float) -> float:
     return float(np.sqrt(np.exp(2 * sigma**2) * (1 + tail) / (moved + kept)))
 
 
-def _sparsity_chart() -> Chart:
+def _truncated_cosine(law: LogNormal, sigma: float, a: Any) -> Any:
+    """Return the cosine for the law of x on the condition that x is below the cut, by the identity of `cosine`."""
+    limit = np.exp(CUT * sigma)
+    small = np.minimum(a, limit)
+    whole = law.partial_moment(2, limit)
+    return np.sqrt(whole / (whole - law.partial_moment(2, small) + a * law.partial_moment(1, small)))
+
+
+def _sparsity_figure() -> Figure:
+    """Draw theory as lines, and simulated values as points."""
     thresholds = np.geomspace(0.05, 500.0, 121)
-    marks: list[Line | Points] = []
+    figure, ax = axes("Sparsity over threshold: theory (lines), simulated", "threshold / e^mu", "share of zeros")
     for index, sigma in enumerate(SIGMAS):
         law = LogNormal(0.0, sigma)
         some = thresholds[::12]
         x = law.sample(50_000, seed=index)
-        marks.append(Line(thresholds, sparsity(law, thresholds), f"sigma {sigma:g}", color=index))
-        marks.append(Points(some, [float(np.mean(prune(x, float(a)) == 0)) for a in some], color=index))
-    return Chart(
-        "Sparsity over threshold", "threshold / e^mu", "share of zeros", marks, x_scale="log10", y_percent=True,
-        note="Lines: theory. Points: simulated.",
-    )  # fmt: skip
+        ax.plot(thresholds, sparsity(law, thresholds), color=COLORS[index], label=f"sigma {sigma:g}")
+        ax.plot(some, [float(np.mean(prune(x, float(a)) == 0)) for a in some], "o", color=COLORS[index], markersize=4)
+    ax.set_xscale("log")
+    ax.legend(frameon=False)
+    return figure
 
 
-def _cosine_chart() -> Chart:
+def _cosine_figure() -> Figure:
     targets = np.linspace(0.3, 0.99, 70)
-    marks: list[Line] = []
+    title = "Cosine over sparsity (dashed: truncated at the 1 - 1/300 quantile)"
+    figure, ax = axes(title, "share of zeros", "cosine with the unpruned gradient")
     for index, sigma in enumerate(SIGMAS):
         law = LogNormal(0.0, sigma)
         a = threshold(law, targets)
-        marks.append(Line(targets, cosine(law, a), f"sigma {sigma:g}", color=index))
-        marks.append(Line(targets, cosine(Truncated(law, np.exp(CUT * sigma)), a), dashed=True, color=index))
-    return Chart(
-        "Cosine over sparsity", "share of zeros", "cosine with the unpruned gradient", marks, x_percent=True,
-        note="Dashed: truncated at the 1 - 1/300 quantile.",
-    )  # fmt: skip
+        ax.plot(targets, cosine(law, a), color=COLORS[index], label=f"sigma {sigma:g}")
+        ax.plot(targets, _truncated_cosine(law, sigma, a), "--", color=COLORS[index])
+    ax.legend(frameon=False)
+    return figure

@@ -7,8 +7,7 @@ from statistics import median
 
 from lograd import Plan
 
-from ..lab import Config, Session, in_turns, load_data
-from ..lab.work import BuiltIn
+from ..lab import Config, Session, in_turns, load_data, session_of
 from .cells import CellFolder, Found
 
 Timed = Mapping[str, tuple[Config, Plan | None]]
@@ -24,9 +23,7 @@ def finished(folder: CellFolder, name: str) -> Found | None:
 def timed_in_turns(runs: Timed, turns: int) -> Found:
     """Seconds of single steps of each run, taken in turns, or they could not be compared; the last third counts."""
     data = load_data(next(iter(runs.values()))[0])
-    return seconds_in_turns(
-        {name: Session(BuiltIn(config, data), plan) for name, (config, plan) in runs.items()}, turns
-    )
+    return seconds_in_turns({name: session_of(config, data, plan) for name, (config, plan) in runs.items()}, turns)
 
 
 def seconds_in_turns(sessions: Mapping[str, Session], turns: int) -> Found:

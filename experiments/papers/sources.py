@@ -13,15 +13,12 @@ from lograd import InvalidValue
 from lograd.files.atomic import replace_file
 
 from .. import data as embedded
-from ..lab.folder import make_folder
-from ..lab.images import KEYS
+from ..lab.datasets import KEYS
 
 Kind = Literal["images", "text", "sentences"]
 ENDINGS = {"images": ".npz", "text": ".txt"}
 SENTENCES = "sst2"
 """The folder of sentences that is taken where no other is asked for."""
-IMAGENET = "imagenet"
-"""The folder of the images of 224 pixels, inside a folder of several sets."""
 DIGITS = {"train": 320, "test": 160}
 """Digits that are written: enough for a few steps."""
 SPEAKERS = ("ROMEO", "JULIET")
@@ -41,7 +38,7 @@ def find(path: Path, kind: Kind, name: str = "") -> Path:
     if name or kind == "sentences":
         name = name or SENTENCES
         found = [one for one in (path / name,) if _is_one_set(one, kind)]
-        wanted = f"a folder {name} with {'a train.tsv' if kind == 'sentences' else 'a folder train'}"
+        wanted = f"a folder {name} with a train.tsv"
     else:
         found = sorted(path.glob(f"*{ENDINGS[kind]}"))
         wanted = f"one file with {kind}, *{ENDINGS[kind]}"
@@ -52,10 +49,7 @@ def find(path: Path, kind: Kind, name: str = "") -> Path:
 
 
 def _is_one_set(path: Path, kind: Kind) -> bool:
-    """Return True for a folder that is one data set: sentences, or images as ImageNet and CIFAR-100 come."""
-    if kind == "sentences":
-        return (path / "train.tsv").is_file()
-    return kind == "images" and ((path / "train").is_dir() or (path / "train.bin").is_file())
+    return kind == "sentences" and (path / "train.tsv").is_file()
 
 
 def embedded_data(folder: Path) -> Path:
@@ -65,12 +59,12 @@ def embedded_data(folder: Path) -> Path:
     """
     digits, play, speeches = folder / "digits.npz", folder / "play.txt", folder / SENTENCES
     if not digits.exists():
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         replace_file(digits, _digits())
     if not play.exists():
         replace_file(play, embedded.shakespeare().encode())
     if not (speeches / "dev.tsv").exists():
-        make_folder(speeches)
+        speeches.mkdir(parents=True, exist_ok=True)
         lines = _speeches()
         for number, part in enumerate(("train", "dev")):
             chosen = [line for place, line in enumerate(lines) if (place % 5 == 0) == bool(number)]
@@ -79,7 +73,7 @@ def embedded_data(folder: Path) -> Path:
 
 
 def _digits() -> bytes:
-    """Return the first digits of both parts as the .npz file that `lograd train` reads."""
+    """Return the first digits of both parts as an .npz file."""
     found = embedded.digits()
     arrays = {}
     for key, whole in zip(KEYS, found, strict=True):

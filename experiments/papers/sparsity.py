@@ -27,7 +27,7 @@ from lograd.ops import log_histogram
 from lograd.treatments import Prune, Quantize, Statistics, Treatment, apply, numbers_of, predict
 from lograd.treatments.prune import PruningLaw
 
-from ..lab import InMemory, Session
+from ..lab import Session
 from ..models import CifarResNet
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment
@@ -98,8 +98,7 @@ class Sparsity(Experiment):
         model = CifarResNet(self.depth)
         batches = augmented_images(self.data, self.batch)
         # Dense products: with "auto" the last bits, and after some steps the zeros, would differ from run to run.
-        work = InMemory(model, batches, F.cross_entropy, _optimizer, self.steps, backend="dense")
-        with Session(work, plan) as session:
+        with Session(model, batches, F.cross_entropy, _optimizer(model), plan, backend="dense") as session:
             assert session.handle is not None
             for _ in range(SKIPPED):
                 session.step()

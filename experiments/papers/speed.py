@@ -3,7 +3,7 @@
     ./dev reproduce speed --data cifar100_20k.npz --set model=resnet18 --set width=32 --set steps=1800
 
 Dense and fast runs have the same seeds; a fast one may make more steps, over which its schedule is stretched.  All
-fast runs train with one plan, which `lograd train --fast` finds for the first seed on one thread; where it finds none,
+fast runs train with one plan, which `lograd.accelerate` finds for the first seed on one thread; where it finds none,
 a fast run is a dense one, to the bit.  What runs reach depends on their steps alone, so they may share the machine.
 The seconds of a step are measured apart, in turns on a machine with nothing else to do: dense in both memory layouts,
 of which the faster counts, and with the plan.  The seconds of finding a plan with that number of threads are counted.
@@ -11,30 +11,34 @@ of which the faster counts, and with the plan.  The seconds of finding a plan wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from statistics import mean, median, stdev
-from typing import Any, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from lograd import InvalidValue, Plan
+from lograd import InvalidValue, Plan, accelerate
 from lograd.engine.layers import reason_not_channels_last
 from lograd.errors import nearest_name, plural
-from lograd.report import Chart, Line
+from lograd.report.figures import COLORS, axes
 
-from ..lab import Config, Run, Session, load_data
-from ..lab.fast import find_plan
-from ..lab.measuring import Metric, metric_of
-from ..lab.tasks import TASKS
-from ..lab.work import BuiltIn
+from ..lab import TASKS, Config, Dataset, Metric, load_data, loss_of, metric_of, preserved, session_of
+from ..lab.loop import build_model
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
 from .result import Result
 from .runs import finished, seconds_in_turns
 from .sources import Kind
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 DENSE, CHANNELS_LAST, FAST = "dense", "channels last", "fast"
 PLAN, TIMES = "plan", "times"
+BATCHES = 4
+"""Batches on which a plan is found."""
 PARTS = (DENSE, FAST, TIMES)
 """The cells that `only` chooses from; the last two need a plan, which is found first."""
 
@@ -76,7 +80,7 @@ class Speed(Experiment):
     """
 
     needs_data: ClassVar[bool] = True
-    keeps_charts: ClassVar[bool] = True
+    keeps_figures: ClassVar[bool] = True
     words: ClassVar[str] = "seconds until a dense run's accuracy is reached, with the plan of lograd.accelerate"
     presets: ClassVar = {
         "smoke": {"model": "resnet8", "width": 8, "steps": 6, "batch": 16, "seeds": 1, "points": 2, "turns": 3},
@@ -131,7 +135,6 @@ class Speed(Experiment):
         return Config(
             self.model, str(self._data()), width=self.width, batch=self.batch, lr=self.lr, pixels=self.pixels,
             warmup=self.warmup, steps=self.steps, threads=1, evaluate_every=max(self.steps // self.points, 1),
-            checkpoint_every=200,
         )  # fmt: skip
 
     def _fast_config(self, folder: CellFolder) -> Config:
@@ -140,7 +143,7 @@ class Speed(Experiment):
         if found is None or found["plan"] is None:
             return replace(self._config(), steps=self._fast_steps)
         plan = folder.keep_plan(FAST, Plan.from_dict(found["plan"]))
-        return replace(self._config(), steps=self._fast_steps, plan=plan, guard=True)
+        return replace(self._config(), steps=self._fast_steps, plan=plan)
 
     @property
     def _fast_steps(self) -> int:
@@ -148,9 +151,9 @@ class Speed(Experiment):
 
     def _find_plan(self) -> Found:
         """Find the plan of the fast runs."""
-        config = replace(self._config(), steps=self._fast_steps, fast=True)
-        found = find_plan(BuiltIn(config, load_data(config)))
-        return {"plan": None if found.plan is None else found.plan.to_dict(), "words": found.words}
+        config = self._config()
+        plan, words, _ = find_plan(config, load_data(config))
+        return {"plan": plan.to_dict() if plan.layers else None, "words": words}
 
     def _time(self, folder: CellFolder, threads: int) -> Found:
         """Seconds of single steps, and of finding a plan.
@@ -159,12 +162,12 @@ class Speed(Experiment):
         """
         dense, fast = (replace(one, threads=threads) for one in (self._config(), self._fast_config(folder)))
         data = load_data(dense)
-        planning = find_plan(BuiltIn(replace(fast, plan=None, guard=False, fast=True), data)).seconds
-        sessions = {DENSE: Session(BuiltIn(dense, data), None)}
+        planning = find_plan(dense, data)[2]
+        sessions = {DENSE: session_of(dense, data)}
         if self.data_kind == "images" and reason_not_channels_last(sessions[DENSE].model) is None:
-            sessions[CHANNELS_LAST] = Session(BuiltIn(replace(dense, channels_last=True), data), None)
+            sessions[CHANNELS_LAST] = session_of(replace(dense, channels_last=True), data)
         if fast.plan is not None:
-            sessions[FAST] = Session(BuiltIn(fast, data), fast.load_plan())
+            sessions[FAST] = session_of(fast, data, fast.load_plan())
         return {"steps": seconds_in_turns(sessions, self.turns), "planning": planning}
 
     # -- drawing --
@@ -188,15 +191,15 @@ class Speed(Experiment):
             f"count finding its plan. "
             f"`{command}` makes this table."
         )
-        rows, charts = [], []
+        rows, figures = [], []
         plan = folder.found(PLAN)
         notes = [] if plan is None else [f"On 1 thread, {plan['words']}"]
         for threads in (1, 2):
             if (found := folder.found(f"times-{threads}")) is None:
                 continue
             rows.append(self._row(threads, found, pairs, metric))
-            charts.append(self._chart(folder, threads, found, metric))
-        return [Result(self.label, f"Time to accuracy: {self.model}", claim, columns, rows, charts, notes)]
+            figures.append(self._figure(folder, threads, found, metric))
+        return [Result(self.label, f"Time to accuracy: {self.model}", claim, columns, rows, figures, notes)]
 
     def _reached(self, folder: CellFolder, metric: Metric) -> Iterator[Reached]:
         for seed in range(self.seeds):
@@ -227,21 +230,30 @@ class Speed(Experiment):
             f"{mean(sooner):.2f}" if sooner else None, f"{stdev(sooner):.2f}" if len(sooner) > 1 else None,
         ]  # fmt: skip
 
-    def _chart(self, folder: CellFolder, threads: int, found: Found, metric: Metric) -> Chart:
+    def _figure(self, folder: CellFolder, threads: int, found: Found, metric: Metric) -> Figure:
         dense, fast = _seconds(found)
         factor = 100 if metric.percent else 1
-        lines = []
+        unit = ", %" if metric.percent else ""
+        figure, ax = axes(f"{self.model}, {plural(threads, 'thread')}", "seconds", f"test {metric.words}{unit}")
         ways = ((DENSE, dense, 0.0), (FAST, fast, found["planning"]))
-        for color, (way, seconds, before) in enumerate(ways):
+        for color, (way, seconds, before) in zip(COLORS, ways, strict=False):
             for seed in range(self.seeds):
                 if finished(folder, run := _run(folder, way, seed)) is not None:
                     points = _points(folder, run, metric)
                     places = [before + one.step * seconds for one in points]
                     values = [factor * one.value for one in points]
-                    lines.append(Line(places, values, way if not seed else "", color))
-        unit = ", %" if metric.percent else ""
-        title = f"{self.model}, {plural(threads, 'thread')}"
-        return Chart(title, "seconds", f"test {metric.words}{unit}", lines)
+                    ax.plot(places, values, color=color, label=way if not seed else None)
+        ax.legend(frameon=False)
+        return figure
+
+
+def find_plan(config: Config, data: Dataset) -> tuple[Plan, str, float]:
+    """Return the plan of `lograd.accelerate` on the first batches, what it says, and the seconds that it took."""
+    start = time.perf_counter()
+    with preserved():
+        batches = list(islice(data.batches(), BATCHES))
+        with accelerate(build_model(config, data), batches, loss_of, quiet=True) as found:
+            return found.plan, found.words, time.perf_counter() - start
 
 
 def _run(folder: CellFolder, way: str, seed: int) -> str:
@@ -261,8 +273,7 @@ def _points(folder: CellFolder, name: str, metric: Metric) -> list[Point]:
     """Return the evaluations of a run."""
     found = folder.found(name)
     assert found is not None, "only finished runs are drawn"
-    tests = found["tests"] if "tests" in found else Run.load(folder.path / name).tests  # not in cells of before
-    return [Point(one["step"], one[metric.name]) for one in tests]
+    return [Point(one["step"], one[metric.name]) for one in found["tests"]]
 
 
 def _first(points: list[Point], target: float, metric: Metric) -> float | None:

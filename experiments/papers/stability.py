@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lograd import InvalidValue
 from lograd.laws import Empirical, Law, LogNormal
 from lograd.laws.binned import try_binned
 from lograd.ops import log_histogram
-from lograd.report import Chart, Line
+from lograd.report.figures import lines
 from lograd.theory import sparsity, threshold
 
 from .cells import Cell, CellFolder, Found, Measured
@@ -27,6 +27,9 @@ from .experiment import Experiment
 from .looking import begun_resnet, gradients_of
 from .result import Result
 from .streams import training_images
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LAWS = ("empirical", "lognormal")
 Looks = list[dict[str, Empirical]]
@@ -48,7 +51,7 @@ class Stability(Experiment):
     """
 
     words: ClassVar[str] = "mu and sigma of each layer over training; zeros missed if a threshold is kept for long"
-    keeps_charts: ClassVar[bool] = True
+    keeps_figures: ClassVar[bool] = True
     claim: ClassVar[str] = (
         "The paper claims that mu and sigma change slowly enough for statistics once an epoch. Its figure prints no "
         "numbers."
@@ -137,8 +140,8 @@ class Stability(Experiment):
             "target, in points, over all layers and all looks until the next statistics. "
             f"`{self.command('epochs', 'looks', 'width', 'batch', 'target', 'steps')}` makes this table."
         )
-        charts = [_chart(found, "mu", "mean of ln |g|"), _chart(found, "sigma", "standard deviation of ln |g|")]
-        return [Result("stability", "Stability of the laws over training", claim, columns, rows, charts)]
+        figures = [_figure(found, "mu", "mean of ln |g|"), _figure(found, "sigma", "standard deviation of ln |g|")]
+        return [Result("stability", "Stability of the laws over training", claim, columns, rows, figures)]
 
     def _rows(self, found: Found, law: str) -> Iterator[list[object]]:
         misses = found["misses"][law]
@@ -160,6 +163,6 @@ def _points(misses: list[list[Any]]) -> list[str | None]:
     return [f"{100 * np.nanmean(numbers):.2f}", f"{100 * np.nanmax(numbers):.1f}"]
 
 
-def _chart(found: Found, what: str, words: str) -> Chart:
-    lines = [Line(found["steps"], layer[what], name) for name, layer in found["layers"].items()]
-    return Chart(f"{what} of each layer", "step", words, lines, x_whole=True)
+def _figure(found: Found, what: str, words: str) -> Figure:
+    series = {name: (found["steps"], layer[what]) for name, layer in found["layers"].items()}
+    return lines(series, f"{what} of each layer", "step", words)

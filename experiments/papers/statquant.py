@@ -15,9 +15,7 @@ from typing import ClassVar, final
 
 from lograd import Plan, variance
 
-from ..lab import Session, load_data
-from ..lab.measuring import loss_of
-from ..lab.work import BuiltIn
+from ..lab import load_data, loss_of, session_of
 from .bits import WAYS
 from .cells import Cell, CellFolder, Found, Measured
 from .comparison import BASE, Outcome, Way, WaysToTrain
@@ -60,7 +58,6 @@ class Statquant(WaysToTrain):
             "repeats": 4,
         },
         "cpu": {"network": "charlm"},
-        "paper": {"network": "imagenet-resnet50", "seeds": 1, "before": 1000},
     }
     committed: ClassVar = dict.fromkeys(("bits-charlm", "bits-resnet8"), ("float32", "forward of 8 bits", "StatQuant"))
     more_columns: ClassVar = ("rho",)
@@ -95,11 +92,10 @@ class Statquant(WaysToTrain):
     def _variance(self, recipe: str) -> Found:
         """Return W, V and rho of all weight gradients together, after the steps of float32."""
         config = replace(self.usual(), epochs=None, steps=self.before, schedule="constant", recipe=None)
-        work = BuiltIn(config, load_data(config))
-        session = Session(work, None)
+        session = session_of(config, load_data(config))
         for _ in range(self.before):
             session.step()
-        batches = [work.take(self.before + place) for place in range(self.minibatches)]
+        batches = [next(session.batches) for _ in range(self.minibatches)]
         found = variance(
             session.model, batches, Plan.uniform(recipe), loss_of, steps=self.minibatches, treated=1,
             repeats=self.repeats, contributions=False, progress=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -12,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lograd import InvalidValue
-from lograd.files.atomic import read_file
 
 from .. import data as embedded
-from ..lab.image_folders import ImageFolder
-from ..lab.images import KEYS, read_images
+from ..lab.datasets import KEYS, read_images
 
 Batch = tuple[Tensor, Tensor]
 SHIFT = 4
@@ -35,12 +32,7 @@ def training_images(path: Path | None) -> Batch:
 
 
 def images(path: Path | None, batch: int) -> Iterator[Batch]:
-    """Images drawn with replacement; those of a folder with one folder for each class in shuffled epochs."""
-    if path is not None and (path / "train").is_dir():
-        folder = ImageFolder(path, batch, 0, True, 224)
-        folder.check_batch()
-        for epoch in count():
-            yield from (folder.batch(epoch, index) for index in range(folder.steps_per_epoch))
+    """Images drawn with replacement."""
     pixels, labels = training_images(path)
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -92,7 +84,7 @@ def sentences(folder: Path, batch: int, context: int) -> tuple[Iterator[Batch], 
     pair is joined by a token of its own.  0 stands for padding and 1 for words that occur once.
     """
     path = folder / "train.tsv"
-    lines = [line.split("\t") for line in read_file(path).decode("utf-8").splitlines()[1:]]
+    lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     if not lines or any(len(line) < 2 or not line[-1].strip().isdecimal() for line in lines):
         raise InvalidValue(f"{path}: sentences and a class number with tabs between are needed in each line.")
     words = [" [pair] ".join(line[:-1]).lower().split()[:context] for line in lines]

@@ -19,12 +19,12 @@ from lograd import InvalidValue
 from lograd.laws import FAMILIES
 
 from ..models import CifarResNet, Vgg
-from ..models.full_size import BertBase, torchvision_model
+from ..models.full_size import torchvision_model
 from .architectures import Case, classifier, looked_at
 from .cells import Cell, CellFolder, Measured
 from .experiment import Experiment
 from .result import Result
-from .sources import IMAGENET, SENTENCES, Kind
+from .sources import SENTENCES, Kind
 
 
 class Row(NamedTuple):
@@ -43,21 +43,12 @@ ROWS = (
     Row(Case("BERT, CoLA", "LayerNorm", "GELU", "cola", classifier, "adam")),
     Row(Case("BERT, MRPC", "LayerNorm", "GELU", "mrpc", classifier, "adam")),
 )
-FULL = (
-    *(Row(Case(words, "BatchNorm", act, IMAGENET, partial(torchvision_model, name, 1000)), *printed)
-      for words, name, act, printed in (
-          ("ResNet18", "resnet18", "ReLU", (0.02, None)), ("MobileNetV2", "mobilenet_v2", "ReLU6", (0.07, 0.22)),
-          ("VGG16", "vgg16_bn", "ReLU", (None, 0.35)), ("DenseNet121", "densenet121", "ReLU", (None, 0.33)),
-      )),
-    *(Row(Case(f"BERT, {words}", "LayerNorm", "GELU", words.lower(), BertBase, "adam")) for words in ("CoLA", "MRPC")),
-)  # fmt: skip
-"""The networks at the size of the paper, for images of 224 pixels in a folder imagenet."""
 SMOKE = (
     Row(Case("ResNet-8", "BatchNorm", "ReLU", "image", partial(CifarResNet, 8, 100, 8))),
     Row(Case("BERT, the play", "LayerNorm", "GELU", SENTENCES, classifier, "adam")),
 )
 """Networks that need no other package, on data inside this one."""
-SIZES = {"small": ROWS, "full": FULL, "smoke": SMOKE}
+SIZES = {"small": ROWS, "smoke": SMOKE}
 
 
 @final
@@ -68,8 +59,7 @@ class Table1(Experiment):
     Args:
         data: a folder with an .npz of images and the folders cola and mrpc; a file of images gives no rows for BERT.
         only: networks whose name holds this text.
-        size: "small" for images of 32 pixels, "full" for the size of the paper, "smoke" for two networks that need no
-            other package and no other data.
+        size: "small" for images of 32 pixels, "smoke" for two networks that need no other package or data.
         steps: training steps; gradients are looked at before the first, after a tenth, a third and all of them.
         batch: examples of a step.
     """
@@ -90,7 +80,6 @@ class Table1(Experiment):
     presets: ClassVar = {
         "smoke": {"steps": 2, "batch": 8, "size": "smoke"},
         "cpu": {},
-        "paper": {"steps": 20_000, "batch": 256, "size": "full"},
     }
     committed: ClassVar = {"lognormal": ("ResNet-18", "VGG-16", "BERT")}
     core_hours: ClassVar = 0.3
@@ -114,7 +103,7 @@ class Table1(Experiment):
         data = self._data()
         moments = sorted({0, self.steps // 10, self.steps // 3, self.steps})
         for case, *_ in self._chosen():
-            if data.is_dir() or case.kind in ("image", IMAGENET):
+            if data.is_dir() or case.kind == "image":
                 given = {"network": case.cell, "data": data.name, "steps": self.steps, "batch": self.batch}
                 yield Measured(case.cell, given, partial(looked_at, case, data, self.batch, moments), threads=1)
 
@@ -131,7 +120,7 @@ class Table1(Experiment):
         claim = (
             f"{self.claim} Here: mean distances over the layers and over moments up to step {self.steps}, batch "
             f"{self.batch}, of laws fitted to the magnitudes that are not zero; images are "
-            f"{224 if self.size == 'full' else 32} pixels wide, and BERT starts from scratch. Last column: in how many "
+            f"32 pixels wide, and BERT starts from scratch. Last column: in how many "
             "of these layers and moments the lognormal law is nearest. `./dev reproduce table1 --data DIR` makes "
             "this table."
         )

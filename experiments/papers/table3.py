@@ -23,7 +23,7 @@ from .formats import best_exponents, ideal_formats
 BITS = (5, 6, 7)
 STEPS = {0: "E*", 1: "E*+1", -1: "E*-1", -2: "E*-2"}
 Numbers = dict[tuple[int, int], float]
-BASES = {"cifar-resnet18": 64.9, "cifar-resnet101": 71.3, "imagenet-resnet18": 70.4, "imagenet-squeezenet": 58.19}
+BASES = {"cifar-resnet18": 64.9, "cifar-resnet101": 71.3}
 PAPER: dict[str, Numbers] = {
     "cifar-resnet18": {
         (5, 0): 64.0, (5, -1): 58.9, (5, -2): 26.6,
@@ -33,18 +33,8 @@ PAPER: dict[str, Numbers] = {
         (5, 0): 70.4, (5, -1): 66.5, (5, -2): 35.0,
         (6, 0): 70.97, (6, 1): 70.82, (6, -1): 67.5, (6, -2): 42.7,
     },
-    "imagenet-resnet18": {
-        (6, 0): 70.0, (6, -1): 67.1, (6, -2): 30.8,
-        (7, 0): 70.4, (7, 1): 70.1, (7, -1): 66.7, (7, -2): 47.5,
-    },
-    "imagenet-squeezenet": {
-        (5, 0): 55.2, (5, -1): 47.3, (5, -2): 33.2,
-        (6, 0): 57.8, (6, -1): 56.1, (6, -2): 54.3,
-    },
 }  # fmt: skip
 """Accuracies in percent by network, for a number of bits and a step from E*."""
-IMAGENET = {5: 4, 6: 5, 7: 5}
-"""E* by Table 2 on ImageNet."""
 SPREAD = 3.0
 """The standard deviation of x for which a normal law chooses its format, as in Fig. 3c."""
 
@@ -88,7 +78,7 @@ class Table3(WaysToTrain):
     def ways(self) -> dict[str, Way]:
         printed = self.network if self.network in PAPER else "cifar-resnet18"
         found = {BASE: Way("float32", paper=BASES[printed])}
-        best = IMAGENET if printed.startswith("imagenet") else {bits: EXPONENTS[bits] for bits in BITS}
+        best = {bits: EXPONENTS[bits] for bits in BITS}
         for bits in BITS:
             normal = normal_choice(bits)
             for step, words in STEPS.items():

@@ -51,7 +51,6 @@ class Table4(WaysToTrain):
     presets: ClassVar = {
         "smoke": {"network": "digits", "seeds": 1, "only": "fp32,max,static13,dynamic"},
         "cpu": {"network": "charlm", "steps": 300},
-        "paper": {"network": "imagenet-resnet18", "powers": "13,14,15,16,17,18,19", "seeds": 1},
     }
 
     powers: str = "10,13,16,19"

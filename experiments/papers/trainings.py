@@ -11,7 +11,7 @@ from lograd import InvalidValue
 from lograd.errors import nearest_name
 
 from ..lab import Config
-from .sources import IMAGENET, Kind, find
+from .sources import Kind, find
 
 
 @final
@@ -20,12 +20,11 @@ class Training:
     """One network on one data set.
 
     Args:
-        model: by its name in `lograd train`.
+        model: by its name in `lab.TASKS`.
         kind: of its data.
         words: network and data, for tables.
         minutes: of one run on one thread, about; None where nobody has measured it.
         options: of the config, where they are not the usual ones of the model.
-        folder: of its data, inside a folder of several sets; empty where a file is looked for.
     """
 
     model: str
@@ -33,23 +32,18 @@ class Training:
     words: str
     minutes: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""
 
     def config(self, data: Path, **changes: Any) -> Config:
         """Return the settings of a run; `changes` that are None leave what the training has."""
         given = {**self.options, **{name: value for name, value in changes.items() if value is not None}}
         if changes.get("steps") is not None:
             given.pop("epochs", None)
-        path = str(find(data, self.kind, self.folder))
-        return Config(self.model, path, evaluate_every=10**6, checkpoint_every=200, **given)
+        path = str(find(data, self.kind))
+        return Config(self.model, path, evaluate_every=10**6, **given)
 
 
 CIFAR = {"epochs": 200, "batch": 256, "schedule": "step"}
 """Batch, rate and decay of the lognormal paper's code; it divides the rate at epochs 81, 122 and 164 of 200."""
-FULL = {"epochs": 90, "schedule": "step"}
-NETWORKS = {
-    "imagenet-resnet18": "ResNet18", "imagenet-resnet50": "ResNet-50", "imagenet-squeezenet": "SqueezeNet",
-}  # fmt: skip
 TRAININGS = {
     "digits": Training(
         "resnet8", "images", "ResNet-8, 8 channels, the digits inside the package", 0.02,
@@ -77,10 +71,6 @@ TRAININGS = {
     "cifar-resnet20": Training(
         "resnet20", "images", "ResNet-20, CIFAR-100, 160 epochs", None, {"epochs": 160, "schedule": "step"}
     ),
-    **{
-        name: Training(name, "images", f"{words}, ImageNet, 90 epochs", None, FULL, IMAGENET)
-        for name, words in NETWORKS.items()
-    },
 }  # fmt: skip
 """By name, the trainings that an experiment may be given as its network."""
 

@@ -19,7 +19,6 @@ from lograd.laws import (
     HalfNormal,
     LogLaplace,
     LogNormal,
-    Truncated,
     Uniform,
     ks_distance,
     qq,
@@ -138,7 +137,6 @@ def test_moments_that_do_exist_next_to_those_that_do_not():
     for b in (1.0 - 1e-9, 1.0, 1.0 + 1e-9):  # k b = 1, where the textbook form divides by zero
         assert LogLaplace(0.0, b).interval_moment(1, 0.5, 2.0) == pytest.approx(3 / 16 + np.log(2) / 2, rel=1e-7)
     assert np.isfinite(HalfCauchy(1.0).partial_moment(2, 1e6))
-    assert np.isfinite(Truncated(HalfCauchy(1.0), 100.0).moment(2))
 
 
 def test_array_parameters_equal_one_call_per_layer():
@@ -160,7 +158,7 @@ def test_the_two_sigmas():
     assert_in_band(law.sigma_log2**2, (np.log2(x) + 4.0) ** 2)
 
 
-@pytest.mark.parametrize("law", [*LAWS, Truncated(LogNormal(0.0, 2.0), 5.0)], ids=str)
+@pytest.mark.parametrize("law", LAWS, ids=str)
 def test_sampling_follows_the_law(law):
     x = law.sample(20_000, seed=3)
     assert (x > 0).all()
@@ -231,7 +229,6 @@ def test_laws_are_values():
         (lambda: Empirical([0, 0], 0), "at least one count per layer"),
         (lambda: Empirical([0.9, 1.7], 0), "counts of an Empirical law must be whole numbers"),
         (lambda: LogNormal([1, 2], [1, 2, 3]), "parameters of LogNormal must have matching shapes; got mu (2,)"),
-        (lambda: Truncated(Uniform(1, 2), 0.5), "limit must leave something of Uniform"),
         (lambda: LogNormal(0, 1).partial_moment(1, np.nan), "got NaN"),
     ],
 )
@@ -249,10 +246,6 @@ def test_bad_types_get_type_errors():
         for family in (LogNormal, Empirical):
             with pytest.raises(InvalidType, match=f"fitting {family.__name__} must be given real numbers"):
                 family.fit(bad)
-    with pytest.raises(InvalidType, match="law of a Truncated must be"):
-        Truncated("x", 0.5)
-    with pytest.raises(InvalidType, match="Truncated has no family"):
-        Truncated.fit([1.0])
     with pytest.raises(InvalidType, match="merged with an Empirical"):
         Empirical.fit([1.0]) + LogNormal(0, 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lograd.laws import Empirical, Exponential, HalfCauchy, HalfNormal, LogLaplace, LogNormal, Truncated, Uniform
+from lograd.laws import Empirical, Exponential, HalfCauchy, HalfNormal, LogLaplace, LogNormal, Uniform
 
 LAWS = [
     LogNormal(-3.0, 0.5),
@@ -12,7 +12,5 @@ LAWS = [
     Uniform(0.0, 1.0),
     Uniform(0.5, 3.0),
     LogLaplace(0.0, 0.2),
-    Truncated(LogNormal(0.0, 2.0), 20.0),
-    Truncated(HalfCauchy(1.0), 50.0),
     Empirical.fit(LogNormal(-2.0, 1.2).sample(20_000, seed=9)),
 ]

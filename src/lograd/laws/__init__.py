@@ -10,7 +10,6 @@ from .goodness import FAMILIES, QQ, Fit, ks_distance, qq, rank_laws
 from .law import Law
 from .loglaplace import LogLaplace
 from .lognormal import LogNormal
-from .truncated import Truncated
 from .uniform import Uniform
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Law",
     "LogLaplace",
     "LogNormal",
-    "Truncated",
     "Uniform",
     "ks_distance",
     "qq",

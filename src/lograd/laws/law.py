@@ -231,7 +231,7 @@ def finite(law: Law, order: int, value: Values) -> Values:
     if not np.all(np.isfinite(value)):
         raise MomentDoesNotExist(
             f"E[x^{order}] of {law} is beyond the largest float64, {np.finfo(np.float64).max:.3g}; "
-            "measure the gradient in a larger unit or use a truncated law."
+            "measure the gradient in a larger unit."
         )
     return values(value)
 

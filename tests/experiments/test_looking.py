@@ -59,8 +59,8 @@ def test_a_network_in_training_has_a_rate_that_falls_to_zero():
     model, session, batches = begun_resnet(None, 4, 8, 4)
     rates = []
     for _ in range(4):
-        session.step()
         rates.append(session.optimizer.param_groups[0]["lr"])
+        session.step()
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 4)) for step in range(4)])
     images, labels = next(batches)
     assert images.shape == (8, 3, 32, 32)

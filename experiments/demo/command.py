@@ -21,12 +21,12 @@ def demo(
     check_folder(output)  # before the work and before torch, which takes a second to import
     from lograd.report.progress import as_lines
 
-    from .demo.story import tasks, tell, wide_task
-    from .demo.tables import tables
+    from .story import tasks, tell, wide_task
+    from .tables import tables
 
     with as_lines(not as_json):
         story = tell(tasks(quick), wide_task(quick))
-    page = story.page().save(output)
+    page = story.write_page(output)
     if as_json:
         print_json({"quick": quick, "page": str(page), **story.to_json()})
         return
