@@ -1,11 +1,10 @@
-"""States of handles and checkpoints of runs that do not fit: refused in one sentence, with nothing changed."""
+"""States of handles that do not fit: refused in one sentence, with nothing changed."""
 
 import copy
 import io
 
 import pytest
 import torch
-import training_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import mlp, vector_batches
@@ -13,12 +12,8 @@ from refusals import LEAVES, REFUSED, attempt, nested, same
 from torch.nn.functional import cross_entropy
 
 import lograd
-from experiments.lab import Config
-from experiments.lab.loop import load_work
-from experiments.lab.session import Session
 from lograd import InvalidValue, Plan
 from lograd.attachment.state import digest
-from lograd.files.atomic import CannotRead
 
 PLAN = "prune85-cosine+fp6/atp85"
 
@@ -264,118 +259,3 @@ def test_digests_tell_values_apart():
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     assert digest((1, 2)) == digest([1, 2])
     assert digest(torch.arange(6.0).reshape(2, 3).t()) == digest(torch.arange(6.0).reshape(2, 3).t().contiguous())
-
-
-# -- checkpoints --
-
-
-@pytest.fixture(scope="module")
-def sessions(tmp_path_factory):
-    """One of each optimizer, the first with a loss scale and a plan, after three steps; and their states."""
-    folder = tmp_path_factory.mktemp("sessions")
-    data = training_files.images(folder / "images.npz", train=8, test=4, classes=2)
-    made = {}
-    for optimizer, recipe in (("sgd", "fp8-dynamic"), ("adamw", None)):
-        config = Config("resnet8", data, recipe=recipe, optimizer=optimizer, width=1, batch=4, steps=5, threads=1)
-        made[optimizer] = Session(load_work(config), config.load_plan())
-        for _ in range(3):
-            made[optimizer].step()
-    return made
-
-
-CHECKPOINTS = {
-    "version": ("sgd", ("version",), 9, "not a checkpoint of version 1"),
-    "steps": ("sgd", ("steps",), -5, "steps of the checkpoint must be a whole number from 0 to 5; got -5"),
-    "steps as text": ("sgd", ("steps",), "x", "steps of the checkpoint must be a whole number from 0 to 5; got 'x'"),
-    "steps beyond the end": ("sgd", ("steps",), 6, "steps of the checkpoint must be a whole number from 0 to 5; got 6"),
-    "seconds": ("sgd", ("seconds",), float("nan"), "seconds of the checkpoint"),
-    "lr": ("sgd", ("lr",), -1.0, "lr of the checkpoint"),
-    "interval": ("sgd", ("interval",), [], "the interval of the checkpoint must be an object"),
-    "targets": ("sgd", ("interval", "targets"), -1, "targets of the interval"),
-    "loss": ("sgd", ("interval", "loss"), None, "loss of the interval"),
-    "random": ("sgd", ("random",), torch.zeros(5, dtype=torch.uint8), "random state of the checkpoint is not one"),
-    "zero random": ("sgd", ("random",), lambda t: torch.full_like(t, 255), "random state of the checkpoint is not one"),
-    "random text": ("sgd", ("random",), "x", "random state of the checkpoint is not one of torch's"),
-    "model": ("sgd", ("model",), [], "the model of the checkpoint must be an object"),
-    "weight": ("sgd", ("model", "*"), torch.zeros(1), "of the model must be torch.float32 of shape"),
-    "half": ("sgd", ("model", "*"), lambda t: t.half(), "of the model must be torch.float32 .* got torch.float16"),
-    "no handle": ("sgd", ("handle",), None, "was written by a run without handle"),
-    "handle": ("sgd", ("handle", "steps"), -1, "steps of a handle's state"),
-    "no scaler": ("sgd", ("scaler",), None, "was written by a run without scaler"),
-    "scale": ("sgd", ("scaler", "scale"), 0.0, "scale of the scaler must be positive; got 0"),
-    "infinite scale": ("sgd", ("scaler", "scale"), float("inf"), "scale of the scaler must be a finite number"),
-    "optimizer": ("sgd", ("optimizer",), {}, "the optimizer of the checkpoint needs its field 'state'"),
-    "groups": ("sgd", ("optimizer", "param_groups"), [], "param_groups of the checkpoint must be a list of 1 groups"),
-    "parameters": ("sgd", ("optimizer", "param_groups", 0, "params"), [0], "has other parameters than the model"),
-    "group lr": ("sgd", ("optimizer", "param_groups", 0, "lr"), float("nan"), "lr of the optimizer"),
-    "index": ("sgd", ("optimizer", "state", 10**6), {}, "the number of a parameter must be a whole number from 0"),
-    "kept": ("sgd", ("optimizer", "state", 0), 5, "the optimizer's state of parameter 0 must be an object"),
-    "momentum": ("sgd", ("optimizer", "state", 0, "momentum_buffer"), torch.zeros(1), "momentum_buffer of parameter 0"),
-    "squares": (
-        "adamw",
-        ("optimizer", "state", 0, "exp_avg_sq"),
-        lambda t: -1 - t,
-        "exp_avg_sq of parameter 0 has neg",
-    ),
-    "adam step": ("adamw", ("optimizer", "state", 0, "step"), torch.tensor(-1.0), "step of parameter 0"),
-    "adam steps": (
-        "adamw",
-        ("optimizer", "state", 0, "step"),
-        torch.zeros(2),
-        "step of parameter 0 must be one number",
-    ),
-    "a handle": ("adamw", ("handle",), {}, "was written by a run with handle"),
-}
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_is_refused_and_changes_nothing(name, sessions, tmp_path):
-    optimizer, path, value, words = CHECKPOINTS[name]
-    session = sessions[optimizer]
-    state = session.state_dict() | {"journal_bytes": 0}
-    path = tuple(next(iter(state["model"])) if step == "*" else step for step in path)
-    broken = changed(state | {"checksums": None}, *path, value=value)
-    torch.save(broken, tmp_path / "checkpoint.pt")  # as somebody might: no checksum in the file
-    random = torch.get_rng_state()
-    before = copy.deepcopy(session.state_dict())
-    with pytest.raises(CannotRead, match=words) as caught:
-        session.load(tmp_path / "checkpoint.pt")
-    assert "\n" not in str(caught.value)
-    assert same(before, session.state_dict())
-    assert torch.equal(random, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("length", [-1, "x", None, 1.5, True, 2**60])
-def test_the_length_of_the_metrics_is_checked(length, sessions, tmp_path):
-    torch.save(sessions["adamw"].state_dict() | {"journal_bytes": length}, tmp_path / "c.pt")
-    with pytest.raises(CannotRead, match=r"Cannot go on from the checkpoint .*: journal_bytes must be a whole number"):
-        sessions["adamw"].load(tmp_path / "c.pt")
-
-
-@pytest.mark.parametrize("content", [[], 5, "text", {}, {"journal_bytes": 3}])
-def test_a_file_of_torch_that_is_no_checkpoint(content, sessions, tmp_path):
-    torch.save(content, tmp_path / "c.pt")
-    with pytest.raises(CannotRead, match="Cannot go on from the checkpoint"):
-        sessions["adamw"].load(tmp_path / "c.pt")
-
-
-def test_a_pickle_is_not_run(sessions, tmp_path):
-    torch.save({"version": 1, "model": print}, tmp_path / "c.pt")
-    with pytest.raises(CannotRead, match=r"Cannot read the checkpoint .*UnpicklingError"):
-        sessions["adamw"].load(tmp_path / "c.pt")
-
-
-@given(st.data())
-@settings(max_examples=60)
-def test_anything_in_any_place_of_a_checkpoint_is_refused_or_loaded(sessions, data):
-    session = sessions["sgd"]
-    state = session.state_dict()
-    paths = [(name,) for name in state] + [
-        (part, key) for part in ("model", "optimizer", "scaler", "interval") for key in state[part]
-    ]
-    broken = changed(state | {"checksums": None}, *data.draw(st.sampled_from(paths)), value=data.draw(PLAIN))
-    with torch.random.fork_rng(devices=[]):
-        before = copy.deepcopy(session.state_dict())
-        if attempt(lambda: session.load_state_dict(broken)) is REFUSED:
-            assert same(before, session.state_dict())
-        session.load_state_dict(state)

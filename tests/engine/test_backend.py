@@ -3,11 +3,9 @@
 import warnings
 
 import pytest
-import training_files as files
 from torch import nn
 
 import lograd
-from experiments.lab import Config, train
 from lograd import InvalidValue, Plan
 from lograd.errors import LogradWarning
 
@@ -43,34 +41,3 @@ def test_what_is_no_backend_is_refused(given, words):
     with pytest.raises(InvalidValue, match=words):
         lograd.attach(model, Plan.uniform("prune85"), **given)
     assert type(model[0]) is nn.Linear
-
-
-def test_settings_of_older_runs_are_read():
-    config = Config("resnet8", "x.npz", recipe="prune85", backend="sparse")
-    old = config.to_json()
-    old["products"] = old.pop("backend")
-    assert Config.from_json(old) == config
-    with pytest.raises(InvalidValue, match="no setting 'products'"):
-        Config.from_json(config.to_json() | {"products": "dense"})
-
-
-def test_a_plan_that_prunes_nothing_has_no_use_for_sparse_products(tmp_path):
-    data = files.images(tmp_path / "images.npz")
-    Plan.uniform("fp6").save(tmp_path / "plan.json")
-    for treated in ({}, {"recipe": "fp6"}, {"plan": tmp_path / "plan.json"}):
-        with pytest.raises(
-            InvalidValue, match="backend 'auto' is for gradients that are pruned, and this run prunes none"
-        ):
-            train(Config("resnet8", data, backend="auto", width=2, batch=8, steps=1, **treated), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    config = Config("resnet8", data, backend="sparse", recipe="prune85", width=8, batch=8, steps=2, threads=1)
-    assert train(config, tmp_path / "run").status == "finished"
-
-
-def test_a_run_trains_in_integers_where_its_recipe_has_levels(tmp_path):
-    data = files.images(tmp_path / "images.npz")
-    with pytest.raises(InvalidValue, match="backend 'integer' is for operands that are levels, and this run has none"):
-        train(Config("resnet8", data, backend="integer", recipe="fp6", width=8, batch=8, steps=1), tmp_path / "run")
-    for backend in ("integer", "auto"):
-        config = Config("resnet8", data, backend=backend, recipe="int6-full", width=8, batch=8, steps=2, threads=1)
-        assert train(config, tmp_path / backend).status == "finished"

@@ -7,7 +7,6 @@ are those of one version, with the kernels for AVX2 that `ENVIRONMENT` asks of e
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -224,44 +223,10 @@ def profiles(folder: Path) -> dict[str, str]:
     return found | {f"plan {name}": digest(layers_of(profile.plan(**options))) for name, options in plans.items()}
 
 
-def runs(folder: Path) -> dict[str, str]:
-    from experiments.lab import Config, Interrupted, resume, train
-
-    random = np.random.Generator(np.random.Philox(1))
-    arrays = {
-        f"{part}_{kind}": values
-        for part, count in (("train", 48), ("test", 16))
-        for kind, values in (
-            ("images", random.integers(0, 256, (count, 8, 8, 3)).astype(np.uint8)),
-            ("labels", (np.arange(count) % 4).astype(np.uint8)),
-        )
-    }
-    np.savez(folder / "images.npz", **arrays)
-    found = {}
-    for name in ("prune85", "fp5-dynamic", "int5-bhq"):
-        config = Config(
-            "resnet8", folder / "images.npz", recipe=name, width=8, batch=8, steps=12, threads=1, log_every=3,
-            checkpoint_every=4, evaluate_every=6,
-        )  # fmt: skip
-        target = folder / name
-
-        def stop(status) -> None:
-            if status.step == 7:
-                raise KeyboardInterrupt
-
-        with contextlib.suppress(KeyboardInterrupt, Interrupted):
-            train(config, target, progress=stop)
-        resume(target)
-        lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
-        known = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-        found[f"resumed run, {name}"] = digest(known)
-    return found
-
-
 def record() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return recipes() | training() | continued() | profiles(Path(folder)) | runs(Path(folder))
+        return recipes() | training() | continued() | profiles(Path(folder))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lograd.laws import Empirical, Exponential, HalfCauchy, HalfNormal, LogLaplace, LogNormal, Uniform
+from lograd.laws import Empirical, Exponential, HalfNormal, LogLaplace, LogNormal, Uniform
 
 LAWS = [
     LogNormal(-3.0, 0.5),
