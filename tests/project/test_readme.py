@@ -192,30 +192,6 @@ def test_the_page_on_operators_computes_with_codes():
     assert re.search(r"ops\.integer_linear\(ops\.pack_", "".join(blocks_of(ROOT / "docs" / "operators.md")))
 
 
-# -- diffs --
-
-
-def test_the_diffs_show_what_is_in_the_source():
-    """Each added line of docs/adding.md stands in the file that the diff names, and in that order.
-
-    What has a decorator is shown with it: a property that is shown as a method would be copied as one.
-    """
-    shown = "".join(re.findall(r"```diff\n(.*?)```", text_of("docs/adding.md"), re.DOTALL))
-    files = re.split(r"^\+\+\+ (.+)\n", shown, flags=re.MULTILINE)[1:]
-    assert len(files) > 20
-    for name, lines in zip(files[::2], files[1::2], strict=True):
-        source, place, before = text_of(name).splitlines(), 0, ""
-        for line in lines.splitlines():
-            assert line == "..." or line.startswith("+"), line
-            if line != "...":
-                assert line[1:] in source[place:], f"{name}: {line[1:]!r} is not there, or not in this order"
-                place += source[place:].index(line[1:]) + 1
-                above = source[place - 2] if place > 1 else ""
-                if re.match(r"\+ *(def|class) ", line) and above.strip().startswith("@"):
-                    assert before == f"+{above}", f"{name}: {line[1:]!r} is shown without {above.strip()}"
-            before = line
-
-
 # -- links --
 
 

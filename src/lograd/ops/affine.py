@@ -412,7 +412,8 @@ def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
 
 
 def check_samples(x: Tensor, *rest: object) -> None:
-    """Refuses a tensor without rows."""
+    """Refuse a tensor without rows."""
+    check_tensor("x", x)
     if x.dim() < 2:
         raise InvalidValue(
             f"x must have at least 2 dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."

@@ -7,9 +7,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "base/convolution.h"
 #include "base/types.h"
 
 namespace lograd {
@@ -25,6 +27,8 @@ inline Type type_of(int number) { return static_cast<Type>(number); }
 inline Key key_at(Address key) {
     return key ? Key{at<const std::uint64_t>(key)[0], at<const std::uint64_t>(key)[1]} : Key{0, 0};
 }
+// (input, output, kernel, stride, padding, dilation)
+inline Axis axis(const std::array<Size, 6>& a) { return {a[0], a[1], a[2], a[3], a[4], a[5]}; }
 inline void write(const Counts& counts, Address out) {
     auto* to = at<std::int64_t>(out);
     to[0] = counts.zeros, to[1] = counts.nans, to[2] = counts.clipped;

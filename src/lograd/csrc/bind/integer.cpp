@@ -26,9 +26,6 @@ void matmul(N batch, N m, N n, N k, A a, std::array<N, 3> a_strides, int a_zero,
                     scales_at(columns, columns_count), at<const float>(bias), at<float>(out), threads});
 }
 
-// (input, output, kernel, stride, padding, dilation)
-IntegerAxis axis(const std::array<N, 6>& a) { return {a[0], a[1], a[2], a[3], a[4], a[5]}; }
-
 using Geometry = std::array<N, 6>;
 
 void output(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A input, int input_zero, A weight,

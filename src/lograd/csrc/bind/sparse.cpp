@@ -13,14 +13,11 @@ namespace {
 
 using A = Address;
 
-// (input, output, kernel, stride, padding, dilation)
-Axis axis(const std::array<Size, 6>& a) { return {a[0], a[1], a[2], a[3], a[4], a[5]}; }
-
 bool backward(Size batch, Size channels, Size outputs, Size groups, std::array<Size, 6> y, std::array<Size, 6> x,
               bool gradient_last, bool input_last, A g, A threshold, A key, A input, A weight,
               std::array<Size, 4> strides, A d_x, A d_weight, A d_bias, A counts, int threads) {
     SparseBackward task{};
-    task.layer = {batch, channels, outputs, groups, axis(y), axis(x), gradient_last, input_last};
+    task.layer = {{batch, channels, outputs, groups, axis(y), axis(x)}, gradient_last, input_last};
     task.g = at<const float>(g);
     task.threshold = at<const float>(threshold);
     task.key = key_at(key);

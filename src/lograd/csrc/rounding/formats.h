@@ -6,7 +6,7 @@
 
 namespace lograd {
 
-// A float format of M mantissa bits, or an integer; `Grid` in ops/grid.py.
+// A float format of M mantissa bits, or an integer; `Grid` in ops/codings.py.
 struct Grid {
     bool integer;           // steps of 1 instead of steps that grow with the exponent
     int mantissa;           // M

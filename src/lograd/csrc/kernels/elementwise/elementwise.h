@@ -1,5 +1,5 @@
 // The elementwise kernels: what is pruned, dithered or quantized element by element.  tests/ops hold them equal, bit for
-// bit, to ops/reference.py.
+// bit, to ops/elementwise.py.
 
 #pragma once
 

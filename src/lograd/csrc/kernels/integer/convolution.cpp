@@ -94,7 +94,7 @@ private:
 
     // Panels of all phases; a phase has the taps that are its own, so that all together are the kernel once.
     void pack_weights(std::size_t group, Buffer& panels, int threads) {
-        const IntegerLayer& l = t_.layer;
+        const ConvolutionShape& l = t_.layer;
         const std::size_t inputs = l.channels / l.groups, outputs = l.outputs / l.groups;
         const std::size_t taps = l.y.kernel * l.x.kernel, output_stride = taps * inputs;
         packed_ = panels.get<std::uint8_t>(panels_ * panel_bytes_);
@@ -255,20 +255,20 @@ private:
     }
 };
 
-bool is_matmul(const IntegerLayer& l) {
-    const auto plain = [](const IntegerAxis& a) { return a.kernel == 1 && a.stride == 1 && a.padding == 0; };
+bool is_matmul(const ConvolutionShape& l) {
+    const auto plain = [](const Axis& a) { return a.kernel == 1 && a.stride == 1 && a.padding == 0; };
     return l.groups == 1 && plain(l.y) && plain(l.x);
 }
 
 int threads_of(const IntegerConvolution& t) {
-    const IntegerLayer& l = t.layer;
+    const ConvolutionShape& l = t.layer;
     const std::size_t work =
         l.batch * l.outputs * l.y.output * l.x.output * (l.channels / l.groups) * l.y.kernel * l.x.kernel;
     return useful_threads(work, t.threads);
 }
 
 void slide(const IntegerConvolution& t, bool transposed) {
-    const IntegerLayer& l = t.layer;
+    const ConvolutionShape& l = t.layer;
     const PaddedAxis y = transposed ? input_gradient_axis(l.y) : output_axis(l.y);
     const PaddedAxis x = transposed ? input_gradient_axis(l.x) : output_axis(l.x);
     const std::size_t inputs = l.channels / l.groups, outputs = l.outputs / l.groups;
@@ -288,7 +288,7 @@ void slide(const IntegerConvolution& t, bool transposed) {
 }  // namespace
 
 void integer_convolution(const IntegerConvolution& t) {
-    const IntegerLayer& l = t.layer;
+    const ConvolutionShape& l = t.layer;
     const std::size_t pixels = l.batch * l.y.output * l.x.output;
     if (pixels * l.outputs == 0) return;
     if (!is_matmul(l)) return slide(t, false);
@@ -312,7 +312,7 @@ void integer_convolution(const IntegerConvolution& t) {
 }
 
 void integer_input_gradient(const IntegerConvolution& t) {
-    const IntegerLayer& l = t.layer;
+    const ConvolutionShape& l = t.layer;
     const std::size_t pixels = l.batch * l.y.input * l.x.input;
     if (pixels * l.channels == 0) return;
     if (!is_matmul(l)) return slide(t, true);

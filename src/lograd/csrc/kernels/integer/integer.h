@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/convolution.h"
+
 namespace lograd {
 
 // One factor for all, one for each, or none.
@@ -33,20 +35,11 @@ struct IntegerMatmul {
     int threads;
 };
 
-struct IntegerAxis {
-    std::size_t input, output, kernel, stride, padding, dilation;
-};
-
 // Images are (batch, y, x, channels) in memory, weights (outputs, y, x, channels / groups).
-struct IntegerLayer {
-    std::size_t batch, channels, outputs, groups;
-    IntegerAxis y, x;
-};
-
 // The output (a: input, b: weight), the gradient of the input (a: gradient, b: weight) or of the weight (a: gradient,
 // b: input).  Columns are output channels; rows are output channels where the result is the weight's gradient.
 struct IntegerConvolution {
-    IntegerLayer layer;
+    ConvolutionShape layer;
     Bytes a, b;
     Scales rows, columns;
     const float* bias;

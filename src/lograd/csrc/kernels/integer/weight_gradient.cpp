@@ -30,7 +30,7 @@ std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); 
 
 class WeightGradient {
     const IntegerConvolution& t_;
-    const IntegerLayer& l_;
+    const ConvolutionShape& l_;
     const Path& path_;  // a: input, b: gradient
     const PaddedAxis y_, x_;
     const std::size_t inputs_, outputs_;  // of a group
@@ -259,7 +259,7 @@ private:
 }  // namespace
 
 void integer_weight_gradient(const IntegerConvolution& t) {
-    const IntegerLayer& l = t.layer;
+    const ConvolutionShape& l = t.layer;
     const std::size_t pixels = l.y.output * l.x.output, taps = l.y.kernel * l.x.kernel;
     const std::size_t weights = l.outputs * (l.channels / l.groups) * taps;
     if (weights == 0) return;

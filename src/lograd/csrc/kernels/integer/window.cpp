@@ -4,7 +4,7 @@
 
 namespace lograd {
 
-PaddedAxis output_axis(const IntegerAxis& a) {
+PaddedAxis output_axis(const Axis& a) {
     AxisPhase phase{a.output, 0, 1, 0, a.stride, {}};
     for (std::size_t k = 0; k < a.kernel; ++k) phase.taps.push_back({k, k * a.dilation});
     const std::size_t size = (a.output - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
@@ -13,7 +13,7 @@ PaddedAxis output_axis(const IntegerAxis& a) {
 
 // A pixel i of the input was read by output o through tap k where i + padding = o stride + k dilation.  With
 // i + padding = q stride + r, taps of this phase have k dilation = t stride + r, and o = q - t.
-PaddedAxis input_gradient_axis(const IntegerAxis& a) {
+PaddedAxis input_gradient_axis(const Axis& a) {
     const std::size_t before = (a.kernel - 1) * a.dilation / a.stride, last = (a.input - 1 + a.padding) / a.stride;
     PaddedAxis axis{last + before + 1, before, std::min(a.output, last + 1), {}};
     for (std::size_t r = 0; r < a.stride; ++r) {

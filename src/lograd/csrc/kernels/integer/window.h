@@ -27,8 +27,8 @@ struct PaddedAxis {
 };
 
 // Along which the output is computed from the input.
-PaddedAxis output_axis(const IntegerAxis& axis);
+PaddedAxis output_axis(const Axis& axis);
 // Along which the gradient of the input is computed from that of the output; a phase for each remainder of the stride.
-PaddedAxis input_gradient_axis(const IntegerAxis& axis);
+PaddedAxis input_gradient_axis(const Axis& axis);
 
 }  // namespace lograd

@@ -1,4 +1,4 @@
-// Gradients of a tensor and of its learned range, from the gradient of the rounded tensor.  ops/reference/learned.py is the
+// Gradients of a tensor and of its learned range, from the gradient of the rounded tensor.  ops/affine.py is the
 // definition, which tests/ops/test_ops_learned.py holds equal to these kernels bit for bit.
 
 #pragma once

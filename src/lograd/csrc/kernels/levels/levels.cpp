@@ -35,7 +35,7 @@ double power_below(double x) {
     return std::ldexp(1.0, exponent - 1);
 }
 
-// `level_parameters` of ops/reference/integers.py.
+// `level_parameters` of ops/affine.py.
 LevelParameters parameters_of(float from, float to, double bins, const LevelRounding& r) {
     const float largest_float = std::numeric_limits<float>::max();
     if (!std::isfinite(from) || !std::isfinite(to)) {

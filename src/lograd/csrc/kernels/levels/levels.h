@@ -1,4 +1,4 @@
-// A tensor as levels for integer products: bytes that count steps from a whole zero point.  ops/reference/integers.py is
+// A tensor as levels for integer products: bytes that count steps from a whole zero point.  ops/affine.py is
 // the definition; tests/ops hold these kernels equal to it, bit for bit.
 
 #pragma once

@@ -1,5 +1,5 @@
 // BatchNorm in training: statistics of channels, and passes that normalise, add, rectify and go backward.  Sums are taken in
-// double, in an order that neither threads nor instruction sets change; ops/reference/normalization.py has it.
+// double, in an order that neither threads nor instruction sets change; ops/normalization.py has it.
 
 #pragma once
 

@@ -30,7 +30,7 @@ void store_range(const Range& range, float* out, std::size_t rows, std::size_t r
 
 constexpr double kLargest = std::numeric_limits<float>::max();
 
-// A range and a little more at either end: `_widened` in ops/row_passes.py.
+// A range and a little more at either end: `_widened` in ops/affine.py.
 struct Widened {
     double low, high;
     Widened(double smallest, double largest) {
@@ -44,7 +44,7 @@ float finite_scale(double steps, double width) {
     return width > 0 ? static_cast<float>(std::min(steps / width, kLargest)) : 1.0f;
 }
 
-// `_row_parameters` there.
+// `sample_parameters` there.
 void sample_parameters(const float* ranges, float* parameters, std::size_t rows, std::size_t row, float bins) {
     const float smallest = ranges[row], largest = ranges[rows + row];
     const Widened range(smallest, largest);

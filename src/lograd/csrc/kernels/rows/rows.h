@@ -1,5 +1,5 @@
 // Passes over the rows of a matrix: their ranges, their integer codes and back, and Householder reflections of groups of
-// rows.  tests/ops hold them equal, bit for bit, to the plain passes of ops/row_passes.py.
+// rows.  tests/ops hold them equal, bit for bit, to the definitions of ops/affine.py and ops/householder.py.
 
 #pragma once
 
@@ -47,7 +47,7 @@ void largest_and_scale(const Matrix&, float top, float* out, int threads);
 //
 // Each row with its own range, in one pass over memory where a row fits the cache; fills `ranges` as row_ranges does.
 Counts quantize_samples(const Matrix&, const RowRounding&, float* ranges, float* parameters);
-// One range for the whole matrix, with zero as a code: `tensor_parameters` in ops/row_passes.py.
+// One range for the whole matrix, with zero as a code: `tensor_parameters` in ops/affine.py.
 Counts quantize_tensor(const Matrix&, const RowRounding&, float* ranges, float* parameters);
 // rounding.bins / 2 levels on either side of zero, up to gamma times the largest magnitude: `interval_parameters` there.
 // `statistics` are that magnitude and the share of elements beyond the interval.

@@ -8,17 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/convolution.h"
 #include "base/types.h"
 
 namespace lograd {
 
-struct Axis {
-    std::size_t input, output, kernel, stride, padding, dilation;
-};
-
-struct Convolution {
-    std::size_t batch, channels, outputs, groups;
-    Axis y, x;
+struct Convolution : ConvolutionShape {
     bool gradient_last, input_last;  // channels last in memory, else first; densely packed either way
 };
 
