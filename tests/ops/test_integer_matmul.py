@@ -127,13 +127,3 @@ def test_a_scale_that_is_not_a_number_reaches_its_row_alone() -> None:
     found = torch.ops.lograd.integer_matmul(a, b, 0, 0, rows, None, None)
     assert torch.equal(found[0], torch.full((4,), 24.0))
     assert bool(found[1].isnan().all())
-
-
-def test_compiled_is_eager() -> None:
-    def product(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
-        return torch.ops.lograd.integer_matmul(a, b.t(), 7, 8, rows, None, None) + 1
-
-    a, b = (torch.randint(0, 16, shape, dtype=torch.uint8) for shape in ((9, 33), (20, 33)))
-    rows = torch.rand(9)
-    quick = torch.compile(product, fullgraph=True, backend="aot_eager")
-    assert torch.equal(quick(a, b, rows), product(a, b, rows))

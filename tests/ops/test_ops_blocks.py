@@ -17,7 +17,6 @@ from bits import (
     assert_same_bits,
     awkward,
     keys,
-    layouts,
     machine,
     plain,
 )
@@ -68,22 +67,6 @@ class TestNativeEqualsPlain:
         assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
         assert_same_bits(decoded, plain("dequantize_block_codes")(*decode))
         assert_same_bits(decoded, values[0])
-
-    @pytest.mark.parametrize("way", WAYS, ids=str)
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_layouts(self, isa: tuple[str, int], dtype: torch.dtype, way: tuple[bool, bool]) -> None:
-        for name, x in layouts(awkward((2, 3, 5, 67), dtype)).items():
-            arguments = (x, torch.tensor(1.0), text(FORMATS["mxfp4"]), *way, torch.tensor([1, 3]))
-            with machine(*isa):
-                values = torch.ops.lograd.quantize_blocks.default(*arguments)
-                codes = torch.ops.lograd.quantize_block_codes.default(*arguments)
-            assert_all_same_bits(values, plain("quantize_blocks")(*arguments))
-            assert_all_same_bits(codes, plain("quantize_block_codes")(*arguments))
-            if name not in ("gaps", "expanded"):
-                assert values[0].stride() == x.stride()
-                assert codes[0].stride() == x.stride()
-            straight = torch.ops.lograd.quantize_blocks.default(x.contiguous(), *arguments[1:])
-            assert_same_bits(values[0].contiguous(), straight[0])
 
     @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4/10/e8m0", "1-2-1/300/e8m0"])
     @pytest.mark.parametrize("shape", [(600, 129), (1, 80_000), (1500, 64), (20_000, 4)], ids=str)
@@ -257,21 +240,6 @@ def test_empty_and_single(shape: tuple[int, ...]) -> None:
     expected = torch.full(shape, -3.0)
     assert_same_bits(ops.quantize_blocks(x, FORMATS["mxfp4"]), expected)
     assert_same_bits(ops.dequantize_block_codes(codes, scales, FORMATS["mxfp4"]), expected)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
-def test_compiled_gives_the_same_bits() -> None:
-    mxfp4, nvfp4 = CATALOGUE["mxfp4"], CATALOGUE["nvfp4"]
-
-    def every_function(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        t = ops.tensor_scale_of(x, nvfp4)
-        coded = ops.quantize_block_codes(x, nvfp4, "stochastic", seed=seed, tensor_scale=t)
-        return ops.quantize_blocks(x, mxfp4, "stochastic", "unbiased", seed), coded.decode(), coded.block_scales
-
-    compiled = torch.compile(every_function, fullgraph=True)
-    for seed in (1, 2):
-        x = awkward((5, 70), torch.float32, seed)
-        assert_all_same_bits(compiled(x, torch.tensor(seed)), every_function(x, torch.tensor(seed)))
 
 
 def test_errors() -> None:

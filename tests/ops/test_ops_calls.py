@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from bits import MACHINES, assert_same_bits, machine
+from rows import METHODS
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -76,15 +77,38 @@ def test_the_dispatcher_is_used_where_it_has_something_to_do(monkeypatch: pytest
         assert torch.equal(prune(torch.randn(0)), torch.empty(0))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-def test_statistics_compile_without_a_break() -> None:
-    def step(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        threshold = ops.kth_magnitude(x, sparsity=0.8)
-        return ops.threshold_prune(x, threshold), ops.log_histogram(x, 0.5).table, ops.luq(x, 4, seed=2).result
+E2M1, MXFP4, NVFP4 = CATALOGUE["e2m1"], CATALOGUE["mxfp4"], CATALOGUE["nvfp4"]
 
-    x = gradient(2000)
-    for a, b in zip(torch.compile(step, fullgraph=True)(x), step(x), strict=True):
-        assert torch.equal(a, b)
+
+def _of_elements(x: Tensor, seed: Tensor) -> list[Tensor]:
+    codes = ops.quantize_codes(x, E2M1, 2.0, "stochastic", seed, 5)
+    back = ops.dequantize_codes(ops.unpack_nibbles(ops.pack_nibbles(codes), x.shape[-1]), E2M1, 2.0)
+    threshold = ops.kth_magnitude(x, sparsity=0.8)
+    return [back, ops.threshold_prune(x, threshold), ops.log_histogram(x, 0.5).table, *ops.luq(x, 4, seed)]
+
+
+def _of_rows(x: Tensor, seed: Tensor) -> list[Tensor]:
+    found = [quantize(x, 4, "stochastic", seed) for quantize, _ in METHODS.values()]
+    found += [pack(x, 5, "stochastic", seed).decode() for _, pack in METHODS.values()]
+    clipped = ops.quantize_interval(x, 4, x.abs().mean().clamp(max=1.0), "stochastic", seed)
+    return [*found, clipped.result, clipped.share]
+
+
+def _of_blocks(x: Tensor, seed: Tensor) -> list[Tensor]:
+    turned = ops.hadamard(x, 32, seed)
+    coded = ops.quantize_block_codes(x, NVFP4, "stochastic", seed=seed, tensor_scale=ops.tensor_scale_of(x, NVFP4))
+    rounded = ops.quantize_blocks(x, MXFP4, "stochastic", "unbiased", seed)
+    return [turned, ops.hadamard_inverse(turned, 32, seed), rounded, coded.decode(), coded.block_scales]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("function", [_of_elements, _of_rows, _of_blocks])
+def test_compiled_without_a_break_the_bits_are_the_same(function: Callable[[Tensor, Tensor], list[Tensor]]) -> None:
+    compiled = torch.compile(function, fullgraph=True)
+    for seed in (1, 2):
+        x = gradient(6 * 4 * 5 * 96, seed).view(6, 4, 5, 96).to(memory_format=torch.channels_last)
+        for one, other in zip(compiled(x, torch.tensor(seed)), function(x, torch.tensor(seed)), strict=True):
+            assert_same_bits(one, other)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes

@@ -16,7 +16,6 @@ from bits import (
     assert_same_bits,
     awkward,
     keys,
-    layouts,
     machine,
     plain,
     words,
@@ -131,19 +130,6 @@ class TestNativeEqualsPlain:
             native = torch.ops.lograd.quantize_codes.default(*arguments)
         assert_all_same_bits(native, plain("quantize_codes")(*arguments))
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("stochastic", [False, True])
-    def test_layouts_and_back(self, isa: tuple[str, int], dtype: torch.dtype, stochastic: bool) -> None:
-        for name, x in layouts(awkward((2, 3, 5, 67), dtype)).items():
-            arguments = (x, torch.tensor(1.5), str(FORMATS["e4m3fn"]), stochastic, torch.tensor([1, 3]))
-            with machine(*isa):
-                codes, counts = torch.ops.lograd.quantize_codes.default(*arguments)
-                assert_all_same_bits((codes, counts), plain("quantize_codes")(*arguments))
-                if name not in ("gaps", "expanded"):
-                    assert codes.stride() == x.stride()
-                decode = (codes, torch.tensor(1.5), arguments[2], dtype)
-                assert_same_bits(torch.ops.lograd.dequantize_codes.default(*decode), plain("dequantize_codes")(*decode))
-
     @pytest.mark.parametrize("size", [1, 127, 128, 129, 70_001])
     def test_sizes_and_threads(self, isa: tuple[str, int], size: int) -> None:
         x = awkward((size,), torch.float32)
@@ -188,18 +174,6 @@ def test_nibbles_of_strided_codes_and_half_of_the_last_byte() -> None:
     assert ops.pack_nibbles(codes).tolist() == [[0x40, 0x08], [0x51, 0x09], [0x62, 0x0A], [0x73, 0x0B]]
     assert_same_bits(ops.unpack_nibbles(ops.pack_nibbles(codes), 3), codes.contiguous())
     assert ops.unpack_nibbles(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [1, 2]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
-def test_compiled_gives_the_same_bits() -> None:
-    def there_and_back(x: Tensor, seed: Tensor) -> Tensor:
-        codes = ops.quantize_codes(x, CATALOGUE["e2m1"], 2.0, "stochastic", seed, 5)
-        return ops.dequantize_codes(ops.unpack_nibbles(ops.pack_nibbles(codes), x.shape[-1]), CATALOGUE["e2m1"], 2.0)
-
-    compiled = torch.compile(there_and_back, fullgraph=True)
-    for seed in (1, 2):
-        x = awkward((5, 33), torch.float32, seed)
-        assert_same_bits(compiled(x, torch.tensor(seed)), there_and_back(x, torch.tensor(seed)))
 
 
 def test_errors() -> None:

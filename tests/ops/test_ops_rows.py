@@ -115,25 +115,6 @@ class TestNativeEqualsPlain:
                     for got, want in zip(operator(*arguments), expected, strict=True):
                         same(got, want, backend)
 
-    @pytest.mark.parametrize("dtype", TYPES)
-    def test_layouts(self, name, dtype):
-        base = contents("rows", (6, 8, 5, 7), dtype, 2)
-        layouts = {
-            "contiguous": base,
-            "channels_last": base.to(memory_format=torch.channels_last),
-            "transposed": base.transpose(0, 1).contiguous().transpose(0, 1),
-            "gaps": torch.cat([base, base], 3)[..., ::2],
-            "expanded": base[:1].expand(4, -1, -1, -1),
-        }
-        for x in layouts.values():
-            compare(name, x)
-            compare(name, x, packed=True)
-            result = operator(name, x, 4, True, False, torch.tensor([3, 0]), torch.tensor(0.4))[0]
-            assert result.stride() == torch.empty_like(x).stride()
-        # The numbers belong to the logical order, so a layout changes nothing.
-        same(*(operator(name, layouts[k], 4, True, False, torch.tensor([3, 0]), torch.tensor(0.4))[0].contiguous()
-               for k in ("contiguous", "channels_last")))  # fmt: skip
-
     def test_ties_of_the_upper_bits(self, name):
         # A million draws meet 16 ties at 2^-16 each, and the lower bits decide them.
         compare(name, contents("rows", (64, 1 << 14), torch.float32, 8), 8, seed=11)
@@ -172,22 +153,6 @@ class TestPacked:
             assert decoded[2].isnan().all()
             rest = ~decoded.isnan()
             assert torch.equal(decoded[rest], result[rest])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-def test_compiled():
-    def everything(x, seed, gamma):
-        results = [quantize(x, 4, "stochastic", seed) for quantize, _ in METHODS.values()]
-        results += [pack(x, 5, "stochastic", seed).decode() for _, pack in METHODS.values()]
-        clipped = ops.quantize_interval(x, 4, gamma, "stochastic", seed)
-        return *results, clipped.result, clipped.share, *ops.luq(x, 4, seed)
-
-    compiled = torch.compile(everything, fullgraph=True)
-    for seed in (1, 2):
-        x = contents("rows", (6, 4, 5, 5), torch.float32, seed).to(memory_format=torch.channels_last)
-        arguments = (x, torch.tensor(seed), torch.tensor(0.3))
-        for got, want in zip(compiled(*arguments), everything(*arguments), strict=True):
-            same(got, want)
 
 
 X = torch.ones(2, 3)

@@ -110,12 +110,6 @@ def test_sparsity_is_the_smallest_threshold_that_gives_it(kind: str, share: floa
         assert int((ops.threshold_prune(x, below) == 0).sum()) < wanted
 
 
-def test_compile() -> None:
-    x = normal(1000, 2)
-    compiled = torch.compile(lambda x: ops.kth_magnitude(x, sparsity=0.9), fullgraph=True, backend="aot_eager")
-    assert same(compiled(x), expected(x, 101))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

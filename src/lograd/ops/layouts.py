@@ -36,7 +36,9 @@ def empty_for(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def in_layout_of(x: Tensor, result: Tensor) -> Tensor:
     """A fresh contiguous result, in the layout of x."""
-    out = empty_for(x, result.dtype)
+    if x.is_contiguous() or not is_dense(x):
+        return result
+    out = torch.empty_like(x, dtype=result.dtype)
     return result if out.stride() == result.stride() else out.copy_(result)
 
 
