@@ -11,8 +11,7 @@ from torch import nn
 
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, ops
-from lograd.engine.autograd import DoubleBackward
-from lograd.engine.layer import LayerEngine
+from lograd.engine.autograd import DoubleBackward, NotTransformed
 from lograd.plan import LayerPlan
 from lograd.treatments import ProductPlan, Prune, Quantize, recipe
 
@@ -274,27 +273,24 @@ def test_an_empty_batch():
     handle.remove()
 
 
-def test_the_operators_keep_the_rules_of_torch_library():
-    layer = LayerEngine(LayerPlan.of(recipe("prune80+fp6")), torch.device("cpu"), None)
-    operand, site = layer.gradient, layer.gradient.sites["gradient"]
-    site.numbers.copy_(torch.tensor([0.5, 2.0]))
-    gradients = {
-        (0, 0): torch.randn(3, 1).expand(3, 4),
-        (1, 1): torch.randn(3, 5, 7).transpose(1, 2),
-        (1, 100): torch.randn(3, 7, 5),
-    }
-    for control, g in gradients.items():
-        operand.control.copy_(torch.tensor(control))
-        observed = (g, operand.control, operand.histogram, operand.seen)
-        treated = (g, site.text, [1], site.numbers, operand.control, site.key, site.memory, site.counters, None, None)
-        torch.library.opcheck(torch.ops.lograd.observe.default, observed)
-        torch.library.opcheck(torch.ops.lograd.treat.default, treated)
-
-
 def test_second_derivatives_are_refused():
     model, x = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True)
     with lograd.attach(model, IDENTITY), pytest.raises(DoubleBackward, match="cannot be differentiated again"):
         torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+
+
+def test_transforms_of_torch_func_are_refused():
+    model, x = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True)
+    with lograd.attach(model, IDENTITY):
+        for transform in (
+            lambda: torch.func.grad(lambda one: model(one).sum())(x.detach()),
+            lambda: torch.func.vmap(model)(x.detach()),
+            lambda: torch.func.jvp(model, (x.detach(),), (x.detach(),)),
+            lambda: torch.autograd.grad(model(x), x, torch.randn(2, 2, 3), is_grads_batched=True),
+        ):
+            with pytest.raises(NotTransformed, match=r"torch\.func"):
+                transform()
+    assert torch.func.vmap(model)(x.detach()).shape == (2, 3)
 
 
 def test_what_cannot_work_is_refused_in_one_sentence():

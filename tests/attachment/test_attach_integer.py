@@ -11,8 +11,7 @@ from torch import nn
 import lograd
 from lograd import LayerPlan, Plan
 from lograd.engine.backends import choice as choosing
-from lograd.engine.backends import coded as coding
-from lograd.engine.backends import multiply
+from lograd.engine.backends import integer
 from lograd.engine.backends.choice import DENSE, INTEGER, SPARSE
 from lograd.treatments import Integers, Interval, ProductPlan, Prune, Quantize, StatQuant, recipe
 
@@ -305,8 +304,8 @@ def times(monkeypatch):
             way()
         return choosing.Times(**{name: said[name] for name in ways})
 
-    monkeypatch.setattr(coding, "timed", faster)
-    monkeypatch.setattr(multiply, "LEAST_WORK", 0)
+    monkeypatch.setattr(integer, "timed", faster)
+    monkeypatch.setattr(choosing, "LEAST_WORK", 0)
     return said
 
 
@@ -336,7 +335,7 @@ def test_three_ways_are_timed_where_a_gradient_is_pruned_and_rounded(times):
 
 
 def test_small_layers_are_not_timed(monkeypatch):
-    monkeypatch.setattr(coding, "timed", None)
+    monkeypatch.setattr(integer, "timed", None)
     _, _, _, words = results(nn.Linear(96, 40), torch.randn(3, 96), plan("int4-full"), "auto")
     assert "Y: integer products, too small to be timed" in words, "codes are there, and need no decoding"
     assert "bits are real" in words

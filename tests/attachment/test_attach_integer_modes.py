@@ -6,12 +6,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from everyday import daily
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import lograd
 from lograd import InvalidValue, LayerPlan, Plan
 from lograd.engine.backends import choice as choosing
-from lograd.engine.backends.choice import DENSE, INTEGER, SPARSE
-from lograd.engine.layer import LayerEngine
+from lograd.engine.backends.choice import DENSE, SPARSE
 from lograd.treatments import recipe
 
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
@@ -69,7 +70,6 @@ def test_a_choice_that_does_not_serve_here_is_timed_again():
     model = network()
     with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
         state = handle.state_dict()
-    del state["checksums"]
     state["layers"]["0"]["weight_gradient.gradient.choice"] = torch.tensor([SPARSE, 5, 4, 0, 0])
     with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
         handle.load_state_dict(state)
@@ -115,7 +115,7 @@ def test_remove_gives_the_model_back():
 
 
 @pytest.mark.parametrize("name", ["int8-full", "fqt8-psq"])
-def test_other_types_and_transforms_are_simulated(name):
+def test_other_types_are_simulated(name):
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40), torch.randn(30, 96)
     with lograd.attach(layer, plan(name), backend="integer") as handle:
@@ -125,12 +125,7 @@ def test_other_types_and_transforms_are_simulated(name):
         assert y.dtype == torch.bfloat16
         assert "bits are simulated: the tensors are bfloat16 on cpu" in str(handle.explain())
     with lograd.attach(layer, plan(name), backend="integer"):
-        found = torch.func.grad(lambda one: layer(one).square().sum())(x)
-        plain = torch.func.grad(lambda one: (one @ layer.weight.t() + layer.bias).square().sum())(x)
-        assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), 0) > 0.999
         needed = x.clone().requires_grad_()
-        (batched,) = torch.autograd.grad(layer(needed), needed, torch.randn(2, 30, 40), is_grads_batched=True)
-        assert batched.shape == (2, 30, 96)
         with pytest.raises(lograd.LogradError, match="cannot be differentiated again"):
             torch.autograd.grad(layer(needed).square().sum(), needed, create_graph=True)
 
@@ -165,50 +160,36 @@ def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
     assert first["key"][0] != second["key"][0]
 
 
-@pytest.mark.parametrize("name", daily(["int6-full", "luq4"], ["int6-full"]))
-def test_the_operators_keep_the_rules_of_torch_library(name):
-    engine = LayerEngine(LayerPlan.of(recipe(name)), torch.device("cpu"), None)
-    x_site, weight_site = (engine.sites[name] for name in ("activations", "weights"))
-    both = name == "luq4"  # other gradients are coded for each product
-    sites = {"gradient": (True, True, True)} if both else {
-        "input_gradient.gradient": (True, False, False), "weight_gradient.gradient": (False, True, True)
-    }  # fmt: skip
-    cases = {
-        (): (torch.randn(6, 72), torch.randn(9, 72), torch.randn(6, 9)),
-        (1, 1): (last(torch.randn(2, 8, 6, 6)), torch.randn(9, 8, 3, 3), torch.randn(2, 9, 6, 6)),
-        (1,): (torch.randn(2, 8, 6), torch.randn(9, 8, 3), torch.randn(2, 9, 6)),
-    }
-    for stride, (x, weight, g) in cases.items():
-        geometry = (list(stride), list(stride), list(stride), 1)
-        for mode in (DENSE, INTEGER):
-            choice = torch.tensor([mode, 0, 0, 0, 0])
-            coded = [part for one in (x_site, weight_site) for part in (one.text, one.numbers, *one.changing)]
-            for turns in (True, False):
-                arguments = (x, weight, torch.randn(9), *geometry, *coded, choice, turns, x_site.nibbles)
-                torch.library.opcheck(torch.ops.lograd.coded_output.default, arguments)
-            codes = torch.ops.lograd.coded_output.default(*arguments)[1:]
-            for place, need in sites.items():
-                site = engine.sites[place]
-                arguments = (
-                    g, *codes, *geometry, False, False, site.text, [], site.numbers, torch.tensor([1, 0]),
-                    *site.changing, choice, [INTEGER], place == "input_gradient.gradient", *need,
-                )  # fmt: skip
-                torch.library.opcheck(torch.ops.lograd.coded_products.default, arguments)
+class Recorder(TorchDispatchMode):
+    """Keeps the calls of the layer's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.name().startswith("lograd::layer_"):
+            self.calls.append((operator, args))
+        return operator(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("mode", [DENSE, INTEGER])
-@pytest.mark.parametrize("summed", [(1, 1), (1, 0), (0, 0)])
-def test_the_operator_of_blocks_keeps_the_rules_of_torch_library(summed, mode):
-    engine = LayerEngine(LayerPlan.of(recipe("mxfp4-full")), torch.device("cpu"), None)
-    sites = [engine.sites[f"weight_gradient.{operand}"] for operand in ("gradient", "activations")]
-    first, second = ((one.text, one.numbers, *one.changing) for one in sites)
-    a, b = (torch.randn(64, 9) if dim == 0 else torch.randn(9, 64) for dim in summed)
-    bias = torch.randn(9) if summed == (1, 1) else None
-    arguments = (
-        a, b, bias, *summed, *first[:2], torch.tensor([1, 0]), *first[2:], *second,
-        torch.tensor([mode, 0, 0, 0, 0]), True, True,
-    )  # fmt: skip
-    torch.library.opcheck(torch.ops.lograd.block_product.default, arguments)
+RULES = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""Results twice are not alike: random numbers move on."""
+
+
+@pytest.mark.parametrize("backend", ["dense", "integer"])
+@pytest.mark.parametrize("name", daily(["int6-full", "luq4", "pact4", "fp6", "mxfp4-full"], ["mxfp4-full"]))
+def test_the_operators_keep_the_rules_of_torch_library(name, backend):
+    layers = [nn.Linear(72, 9), nn.Conv1d(8, 9, 3, padding=1)]
+    for layer, x in zip(layers, (torch.randn(6, 72), torch.randn(2, 8, 6)), strict=True):
+        with lograd.attach(layer, plan(name), backend=backend) as handle, Recorder() as seen:
+            for _ in range(2):
+                layer(x.clone().requires_grad_()).square().sum().backward()
+                handle.step()
+        assert seen.calls
+        for operator, arguments in seen.calls[-2:]:
+            plain = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+            torch.library.opcheck(operator, plain, test_utils=RULES)
 
 
 # -- plans --

@@ -112,18 +112,6 @@ def test_a_resumed_run_does_not_say_it_again():
         train(model, x, handle, 3)
 
 
-def test_a_state_of_an_earlier_version_loads():
-    model, x = deep(4)
-    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
-        train(model, x, handle, 2)
-        state = handle.state_dict()
-        del state["growth"], state["checksums"]
-        for one in state["statistics"].values():
-            del one["gradient"]["energies"]
-        handle.load_state_dict(state)
-        train(model, x, handle, 2)
-
-
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
 def test_compiled(monkeypatch):
     monkeypatch.setattr(amplifying, "LIMIT", 2.0)  # a few layers reach it, and compile quickly

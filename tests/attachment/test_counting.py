@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import lograd
-from lograd.engine.slots import COUNTERS
 from lograd.treatments import apply, mixes, recipe
 
 
@@ -51,21 +50,3 @@ def test_of_a_mixed_sentence_the_pruned_elements_are_those_that_pruning_alone_ma
     assert counts[3] == 100
     assert counts[4] == int((alone == 0).sum()) - 100
     assert counts[0] > counts[3] + counts[4]  # and the format has flushed some more
-
-
-@pytest.mark.parametrize("name", ["prune85", "prune50+fp4", "fp4"])
-def test_a_state_from_before_pruned_elements_were_counted_still_loads(name: str) -> None:
-    with _attached(name) as handle:
-        before, state = handle.counters(), handle.state_dict()
-    for tensors in state["layers"].values():
-        for key in [key for key in tensors if key.endswith(".counters")]:
-            assert tensors[key].numel() == len(COUNTERS)
-            tensors[key] = tensors[key][: COUNTERS.index("pruned")]
-    del state["checksums"]  # there were none either
-    with _attached(name, steps=0) as other:
-        other.load_state_dict(state)
-        after = other.counters()
-    if name == "prune50+fp4":  # nobody knows any more which zeros were pruned
-        assert after.total.underflowed == before.total.underflowed + before.total.pruned
-    else:
-        assert after == before

@@ -12,7 +12,7 @@ from lograd import Plan
 from lograd.engine.backends.choice import Times
 
 GAIN = re.compile(r"times (as fast|faster|slower)|\bspeed|would take|if all were dense|saves? \d", re.IGNORECASE)
-PLAIN = {"acceleration.py", "commands/doctor.py", "demo/words.py", "plan/expected.py"}
+PLAIN = {"acceleration.py", "commands/doctor.py", "plan/evidence.py"}
 """Modules that say by how many times a step is faster: they compare it with one that was timed without lograd."""
 
 

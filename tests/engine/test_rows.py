@@ -38,7 +38,7 @@ def passed(layer: nn.Module, x: Tensor, g: Tensor, plan: str | Plan, backend: st
 
 def codes_of(x: Tensor, one: Integers = ROWS) -> tuple[Tensor, ...]:
     found = one.level_codes(x, Setting({}, torch.zeros(2, dtype=torch.int64), torch.zeros(0, dtype=torch.float64), ()))
-    return found.codes, found.scale, found.zero, found.counts
+    return found.codes, *found.parameters, found.counts
 
 
 def alike(found: list[Tensor], expected: list[Tensor]) -> bool:

@@ -210,23 +210,27 @@ def test_an_operand_that_a_product_does_not_have_is_refused():
 
 
 @pytest.mark.skipif(not native.status().available, reason="there is no native call")
-@pytest.mark.parametrize(("name", "backend"), [("prune85", "sparse"), ("prune85", "dense"), ("fp6", "dense")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("prune85", "sparse"), ("prune85", "dense"), ("fp6", "dense"), ("int6-full", "integer")]
+)
 def test_few_hops_lie_between_a_gradient_and_the_native_call(name, backend):
     """Functions on the stack when the compiled module is entered, from the backward of the layer on."""
     layer, x = nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True)
-    hops, arrival = [], _Layer.backward.__code__
+    hops, arrival, files = [], _Layer.backward.__code__, set()
 
     def watch(frame, event, argument):
         """Whoever calls the compiled module asks for addresses first."""
-        if event == "call" and frame.f_code is native.address.__code__:
-            names, frame = [], frame.f_back
+        if event == "call" and frame.f_code in (native.address.__code__, native.view_address.__code__):
+            names, on_the_way, frame = [], set(), frame.f_back
             while frame is not None and frame.f_code is not arrival:
                 names.append(frame.f_code.co_name)
+                on_the_way.add(frame.f_code.co_filename)
                 frame = frame.f_back
             if frame is not None:
                 hops.append([name for name in names if not name.startswith("<")])
+                files.update(on_the_way)
 
-    with lograd.attach(layer, Plan.uniform(name), backend=backend) as handle:
+    with lograd.attach(layer, Plan.uniform(name, keep=()), backend=backend) as handle:
         for _ in range(3):
             layer(x).square().sum().backward()
             handle.step()
@@ -237,3 +241,4 @@ def test_few_hops_lie_between_a_gradient_and_the_native_call(name, backend):
             sys.setprofile(None)
     assert hops
     assert max(map(len, hops)) < 8, max(hops, key=len)  # and one more into the module
+    assert len(files) <= 8, files

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import lograd
 from lograd import native
 from lograd.report.environment import machine
 
@@ -46,18 +45,3 @@ def _has_products(name):
     return recipe in ("profile", "plan bits", "plan recommended") or rest.startswith(
         ("convolutional", "linear", "transformer", "continued")
     )
-
-
-SECOND = HERE.parent / "saved" / "second"
-
-
-def test_plans_and_profiles_of_the_recorded_version_are_read():
-    for number, name in enumerate(("prune85+fp6/atp85", "hfp8", "int4-interval", "prune85-cosine")):
-        plan = lograd.Plan.load(SECOND / f"plan{number}.json")
-        assert plan == lograd.Plan.uniform(name)
-    plan = lograd.Plan.load(SECOND / "plan.json")
-    (prune, rounding) = plan.layers["3"].weight_gradient.gradient
-    assert (prune.sparsity, str(rounding.format)) == (0.9128, "1-4-1")
-    assert plan.layers["3"].prediction("input_gradient").sparsity == 0.8952
-    profile = lograd.Profile.load(SECOND / "profile.npz")
-    assert list(profile.layers) == [*plan.layers, *plan.kept]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from operators import EXAMPLES, KEY, MX, NEED, ONE, codes_of
+from operators import EXAMPLES, KEY, MX, ONE, codes_of
 from operators import arguments as example_arguments
 from torch import Tensor
 
@@ -18,64 +17,28 @@ import lograd
 import lograd.attachment
 import lograd.nn
 from lograd import InvalidValue, native, ops
-from lograd.engine.slots import COUNTERS
 from lograd.errors import LogradError
-from lograd.ops.histogram import SLOTS
-from lograd.ops.registry import operators as contracts
-from lograd.treatments import Blocks, Integers, Learned, Prune, Treatment, to_json
+from lograd.ops.registry import operators
 
 SOURCE = Path(lograd.__file__).parent
+contracts = {name: row for name, row in operators.items() if not name.startswith("layer_")}
+"""All but the two of attached layers, which take the number of an engine: tests/attachment calls these."""
 
 
 def long(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def site_of(treatment: Treatment) -> tuple[Any, ...]:
-    """The sentence, numbers, key, memory and counters of a site."""
-    text = json.dumps(to_json((treatment,)))
-    return text, torch.zeros(0), KEY.clone(), torch.zeros(0, dtype=torch.float64), long(len(COUNTERS))
-
-
 def valid_arguments(name: str) -> tuple[Any, ...]:
     """Arguments that an operator takes; made anew, because some are written."""
     if name in EXAMPLES:
         return example_arguments(name, torch.randn(4, 64))
-    x, treatments = torch.randn(4, 64), json.dumps(to_json((Prune(0.5),)))
-    counters, site, blocks = long(len(COUNTERS)), site_of(Integers(4)), site_of(Blocks("mxfp4"))
-    learned = json.dumps(to_json((Learned(4),)))
     attended = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5, 16)
     return {
-        "follow_gradient": (x, 0.5, "empirical", ONE.clone(), long()),
-        "observe": (x, torch.tensor([1, 1]), long(SLOTS), long(3)),
-        "treat": (
-            x, treatments, [], torch.ones(1), torch.tensor([1, 0]), KEY.clone(), torch.zeros(0, dtype=torch.float64),
-            counters, torch.ones(64), KEY.clone(),
-        ),
-        "treat_channels": (x, *site[:2], torch.tensor([1, 0]), *site[2:]),
-        "coded_output": (
-            x, torch.randn(16, 64), torch.randn(16), [], [], [], 1, *site, *site_of(Integers(4, "channel")),
-            torch.tensor([3, 0, 0, 0, 0]), False, True,
-        ),
-        "block_product": (
-            x, torch.randn(16, 64), torch.randn(16), 1, 1, *blocks[:2], torch.tensor([1, 0]), *blocks[2:],
-            *site_of(Blocks("nvfp4")), torch.tensor([3, 0, 0, 0, 0]), False, True,
-        ),
-        "coded_products": (
-            torch.randn(4, 16), codes_of(x), torch.ones(1), torch.ones(1), codes_of(torch.randn(16, 64)),
-            torch.ones(16), torch.ones(1), [], [], [], 1, False, False, site[0], [], site[1], torch.tensor([1, 0]),
-            *site[2:], torch.tensor([3, 0, 0, 0, 0]), [3], True, *NEED,
-        ),
-        "follow_learned": (x, learned, torch.zeros(1), torch.zeros(3, dtype=torch.float64)),
-        "learned_gradients": (x, torch.randn(4, 64), learned, torch.ones(3, dtype=torch.float64)),
         "integer_attention": (*attended, torch.randn(6, 5), KEY.clone(), 0.5, 0.0, 8),
         "integer_attention_backward": (
             torch.randn(4, 6, 16), *map(codes_of, attended), torch.ones(3, 4), torch.randn(6, 5), KEY.clone(), 0.5, 0.0,
             8,
-        ),
-        "multiply": (
-            torch.randn(4, 16), x, torch.randn(16, 64), [], [], [], 1, ONE, torch.tensor([1, 0]), KEY.clone(), counters,
-            torch.tensor([2, 0, 0, 0, 0]), *NEED,
         ),
     }[name]  # fmt: skip
 
@@ -128,8 +91,6 @@ def cases(name: str) -> Iterator[tuple[list[Any], int, str, Tensor]]:
 @pytest.mark.parametrize("name", contracts)
 def test_other_types_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if argument == "x" and name in ("observe", "treat", "treat_channels"):
-            continue  # what they do not treat, they let pass
         others = {torch.int32, torch.complex64, torch.int8}
         if argument not in (*DATA, "gamma", "query", "keys", "values"):
             others |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8}
@@ -139,7 +100,7 @@ def test_other_types_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", contracts)
 def test_other_sizes_are_refused(name: str) -> None:
-    alone = not name.startswith(("sparse", "multiply"))  # there the sizes of all three belong together
+    alone = not name.startswith("sparse")  # there the sizes of all three belong together
     for arguments, place, argument, value in cases(name):
         if place == 0 and alone:
             continue
@@ -153,7 +114,7 @@ def test_other_sizes_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", contracts)
 def test_other_devices_are_refused(name: str) -> None:
     for arguments, place, argument, value in cases(name):
-        if place and argument not in ("control", "seen", "histogram", "choice"):
+        if place:
             refused(name, arguments, place, value.to("meta"), argument)
 
 
@@ -171,8 +132,6 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "outputs without weights": ("sparse_linear_backward", 0, torch.randn(4, 17)),
     "a weight of one dimension": ("sparse_linear_backward", 2, torch.randn(16)),
     "two types": ("sparse_linear_backward", 2, torch.randn(16, 64).half()),
-    "half a geometry": ("multiply", 3, [1, 1]),
-    "a stride of a linear layer": ("multiply", 4, [1]),
     "no such place": ("kth_magnitude", 1, 257),
     "place zero": ("kth_magnitude", 1, 0),
     "every 0th line": ("log_histogram", 1, 0),
@@ -204,11 +163,6 @@ MISMATCHES: dict[str, tuple[str, int, Any]] = {
     "rows of another length": ("integer_block_matmul", 1, torch.zeros(11, 32, dtype=torch.uint8)),
     "levels of a wide format": ("code_levels", 1, "1-4-3"),
     "levels of other rows": ("dequantize_levels", 2, torch.ones(3)),
-    "numbers of other treatments": ("treat", 3, torch.ones(2)),
-    "a product of other lengths": ("block_product", 1, torch.randn(16, 60)),
-    "sums over rows and columns": ("block_product", 3, 0),
-    "operands without blocks": ("block_product", 5, json.dumps(to_json((Integers(4),)))),
-    "a dimension that is not there": ("treat", 2, [5]),
 }
 
 

@@ -118,7 +118,9 @@ def test_plain_tensors_are_those_of_the_coded_tensor(one: Integers) -> None:
         plain = one.level_codes(x, setting(one, memories[1], fold=factors))
         assert coded.zero is not None
         for a, b in zip(
-            (coded.codes, coded.scale, coded.zero, counts, memories[0]), (*plain, memories[1]), strict=True
+            (coded.codes, coded.scale, coded.zero, counts, memories[0]),
+            (plain.codes, *plain.parameters, plain.counts, memories[1]),
+            strict=True,
         ):
             assert torch.equal(a, b)
 

@@ -10,7 +10,7 @@ from pipelined import MICROBATCHES, Pipeline, batch
 from ranks import run_ranks
 from torch import Tensor
 
-from lograd.engine.coding import applied
+from lograd.engine.site import applied
 from lograd.wire import channel as channels
 from lograd.wire import edge as edges
 from lograd.wire import stage as stages

@@ -8,29 +8,8 @@ from collections.abc import Mapping
 from ..engine.layers import ON_META
 from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
-from ..treatments import BACKWARD, Backend
-from ..treatments.products import check_backward_products
+from ..treatments import BACKWARD
 from .counters import Count
-
-
-def renamed(products: Backend, backend: Backend) -> Backend:
-    """Return the backend that was given as `products`, its former name, and warn of that name.
-
-    Names of products are refused: those are chosen in the plan.
-    """
-    if products in (*BACKWARD, "input", "weight"):
-        raise InvalidValue(
-            f"attach has no choice of products, and {products!r} is one; which of dX and dW are treated is part of the "
-            f"plan: profile.plan(..., products={check_backward_products(products)[0]!r})."
-        )
-    if backend != "auto":
-        raise InvalidValue("products is the former name of backend; got both.")
-    warnings.warn(
-        f"attach(products={products!r}) has a new name; write attach(backend={products!r}).",
-        LogradWarning,
-        stacklevel=3,
-    )
-    return products
 
 
 def warn_of_useless_formats(plan: Plan, loss_scale: float | None) -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import final
 
 from ..engine.layer import LayerEngine
-from ..engine.site import Site
-from ..engine.slots import COUNTERS, PASSES
+from ..engine.site import COUNTERS, PASSES, Site
 from ..errors import plural
 from ..treatments import mixes
 

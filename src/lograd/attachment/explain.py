@@ -11,8 +11,7 @@ from torch import nn
 from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import ON_META, plain_name, unwrapped
-from ..engine.site import Site
-from ..engine.slots import NANOSECONDS
+from ..engine.site import NANOSECONDS, Site
 from ..errors import plural
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Prediction, Treatment

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from ..engine.coding import applied, encoded
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_converted, unwrapped, works_transposed
+from ..engine.site import applied, encoded
 from ..nn.running import take_off
 from ..ops.coded import CodedTensor
 

@@ -25,7 +25,7 @@ from ..engine.layers import (
     unwrapped,
     work_of_element,
 )
-from ..engine.slots import PASSES
+from ..engine.site import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
 from ..ops.registry import transforming
@@ -37,7 +37,6 @@ from . import explain as explaining
 from . import exporting
 from . import state as states
 from .advice import (
-    renamed,
     warn_of_converted_layers,
     warn_of_skipped_layers,
     warn_of_untreated_gradients,
@@ -66,7 +65,6 @@ def attach(
     loss_scale: float | None = None,
     start: int = 0,
     guard: bool | Guard = False,
-    products: Backend | None = None,
 ) -> Handle:
     """Carry out a plan, in place, from the next forward on.
 
@@ -91,15 +89,12 @@ def attach(
             passes noise on from layer to layer far more than after a hundred steps.
         guard: True, or a `Guard` with a budget, treats a layer's gradient only while the noise of the plan fits the
             budget; meant for pruning, and `start` is then unnecessary.  `handle.guard` has what it did.
-        products: the former name of `backend`.
     """
     modules = fitting_modules(model, plan)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
     if transforming():
         raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
-    if products is not None:
-        backend = renamed(products, backend)
     handle = Handle(
         model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
         check_loss_scale(loss_scale), check_width("start", start, 0, 2**62), check_guard(guard),
@@ -355,19 +350,19 @@ class Handle:
                 for name, found in self._statistics.items()
             },
         }
-        return state | {"checksums": states.checksums(state)}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up.
 
-        All of the state is checked first: one that was damaged, or does not fit, is refused and changes nothing.
+        All of the state is checked first: one that does not fit is refused and changes nothing.
         """
-        state = states.checked(state, self.plan, self.layers, self._statistics)
+        states.check(state, self.plan, self.layers, self._statistics)
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
-        self.start = state.get("start", self.start)
-        self._growth = Growth(*state["growth"]) if state.get("growth") else None
+        self.start = state["start"]
+        self._growth = Growth(*state["growth"]) if state["growth"] else None
         set_keys(self.layers.values(), self.seed, self.steps)  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
             self.layers[name].load(tensors)
@@ -386,7 +381,7 @@ class Handle:
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise what `load_state_dict` would raise, and change nothing; useful before several things are restored."""
-        states.checked(state, self.plan, self.layers, self._statistics)
+        states.check(state, self.plan, self.layers, self._statistics)
 
     def remove(self) -> None:
         """Give the model back as it was, byte for byte.  Counters and explanation stay."""

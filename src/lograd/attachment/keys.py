@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ..engine.layer import LayerEngine
-from ..engine.site import Site
-from ..engine.slots import CPU
+from ..engine.site import CPU, Site
 
 _NUMBERS = {
     "gradient": 0,

@@ -14,9 +14,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from ..engine.operand import Operand
-from ..engine.site import Site
-from ..engine.slots import CPU, STRIDE
+from ..engine.site import CPU, STRIDE, Operand, Site
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..laws import Empirical
 from ..laws.law import Values

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine import forms
+from ..engine import autograd
 from ..engine.forms import Convolution, cast_as_autocast_would
 from ..engine.layer import LayerEngine
 from ..engine.layers import kind_of_class
@@ -105,7 +105,7 @@ class _Linear(_Swapped):
         if not _records(self, input):
             result: Tensor = super().forward(input)  # type: ignore[misc]
             return result
-        return forms.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return autograd.linear(*cast_as_autocast_would(input, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Conv1D(_Swapped):
@@ -113,7 +113,7 @@ class _Conv1D(_Swapped):
         if not _records(self, x):
             result: Tensor = super().forward(x)  # type: ignore[misc]
             return result
-        return forms.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
+        return autograd.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
 class _Convolution(_Swapped):
@@ -130,7 +130,7 @@ class _Convolution(_Swapped):
             extra, padding = _padding_of(self)
             x = F.pad(x, extra) if any(extra) else x
         form = Convolution(Geometry(self.stride, padding, self.dilation, self.groups))
-        return forms.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
+        return autograd.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
 
 
 class _Transposed(_Swapped):
@@ -144,7 +144,8 @@ class _Transposed(_Swapped):
         )
         geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
         form = Convolution(geometry, True, tuple(output_padding))
-        return forms.convolution(*cast_as_autocast_would(input, self.weight, self.bias), form, getattr(self, ATTRIBUTE))
+        x, weight, bias = cast_as_autocast_would(input, self.weight, self.bias)
+        return autograd.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
 
 
 _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {

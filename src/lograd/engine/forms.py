@@ -1,18 +1,22 @@
 """The dense products of each kind of layer, by the very operators that autograd itself would call.
 
 So treatments that change nothing leave every bit as it was.  The output is not saved: a ReLU may overwrite it in place.
-`linear`, `addmm` and `convolution` are the layers as functions; in their backward an `Engine` meets the gradient.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..ops.geometry import LINEAR, Geometry
-from .autograd import Engine, Gradients, Need, differentiable
+
+Need = tuple[bool, bool, bool]
+"""Which of dX, dW and dbias are wanted."""
+Gradients = tuple[Tensor | None, ...]
 
 
 def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any, Any]:
@@ -32,31 +36,41 @@ def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tu
     return cast(x), cast(weight), cast(bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Tensor:
-    """Return x weight^T + bias for any leading dimensions, as F.linear does."""
-    # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
-    fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
-    rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    flat = differentiable(rows, weight, bias, Linear(fused, _by_column(rows), weight.shape[1]), engine)
-    if x.dim() == 2:
-        return flat
-    # No view: hooks on a view, such as those of fully_shard, are lost when it is changed in place.
-    result: Tensor = torch.ops.aten._unsafe_view.default(flat, (*x.shape[:-1], weight.shape[0]))
-    return result
+class Form(Protocol):
+    """The dense products of a kind of layer."""
 
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry of a convolution; that of a linear layer is empty."""
 
-def addmm(x: Tensor, weight: Tensor, bias: Tensor, engine: Engine) -> Tensor:
-    """Return bias + x weight with the weight stored as (inputs, outputs), as in the Conv1D of transformers."""
-    rows = x.view(x.shape[:-1].numel(), x.shape[-1])
-    flat = differentiable(rows, weight, bias, Addmm(_by_column(rows), weight.shape[0]), engine)
-    return flat.view(*x.shape[:-1], weight.shape[1])
+    @property
+    def transposed(self) -> bool:
+        """True for a transposed convolution."""
 
+    @property
+    def numbers(self) -> list[int]:
+        """Whole numbers of which `form_of` makes the form again: operators take them."""
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, form: Convolution, engine: Engine) -> Tensor:
-    """Return a convolution, transposed or not, of a batch or of one sample."""
-    batched = x.dim() == weight.dim()
-    result = differentiable(x if batched else x.unsqueeze(0), weight, bias, form, engine)
-    return result if batched else result.squeeze(0)
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return Y."""
+
+    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
+        """Return the two operands for `products` to read, None for one that it does not need."""
+
+    def summed(self, product: str) -> tuple[int, ...]:
+        """Return the dimensions of the weight that a product sums over."""
+
+    def products(self, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output, densely; anything where one is not needed."""
+
+    def operands(self, g: Tensor, x: Any, weight: Any) -> tuple[Tensor, Tensor]:
+        """Return x and the weight as (outputs, inputs, ...), for a backend."""
+
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return the weight as (outputs, inputs, ...), for a backend."""
+
+    def as_stored(self, d_weight: Tensor) -> Tensor:
+        """Return dW of such a weight in the layer's own orientation."""
 
 
 class Linear(NamedTuple):
@@ -67,12 +81,13 @@ class Linear(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    geometry: Geometry = LINEAR
     transposed: bool = False
 
     @property
-    def geometry(self) -> Geometry:
-        """The geometry of a linear layer, which is empty."""
-        return LINEAR
+    def numbers(self) -> list[int]:
+        """Whole numbers of which `form_of` makes the form again."""
+        return [0, int(self.fused), int(self.by_column), self.inputs]
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
@@ -116,12 +131,13 @@ class Addmm(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    geometry: Geometry = LINEAR
     transposed: bool = False
 
     @property
-    def geometry(self) -> Geometry:
-        """The geometry of a linear layer, which is empty."""
-        return LINEAR
+    def numbers(self) -> list[int]:
+        """Whole numbers of which `form_of` makes the form again."""
+        return [1, int(self.by_column), self.inputs]
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
@@ -165,6 +181,12 @@ class Convolution(NamedTuple):
     output_padding: tuple[int, ...] = ()
 
     @property
+    def numbers(self) -> list[int]:
+        """Whole numbers of which `form_of` makes the form again."""
+        stride, padding, dilation, groups = self.geometry
+        return [2, int(self.transposed), groups, *stride, *padding, *dilation, *self.output_padding]
+
+    @property
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments of aten::convolution behind the tensors."""
         stride, padding, dilation, groups = self.geometry
@@ -202,6 +224,50 @@ class Convolution(NamedTuple):
         return d_weight
 
 
+@lru_cache(maxsize=1024)
+def form_of(numbers: tuple[int, ...]) -> Form:
+    """Return the form that has these `numbers`.
+
+    >>> form_of(tuple(Linear(True, False, 16).numbers)) == Linear(True, False, 16)
+    True
+    """
+    kind, *rest = numbers
+    if kind == 0:
+        return Linear(bool(rest[0]), bool(rest[1]), rest[2])
+    if kind == 1:
+        return Addmm(bool(rest[0]), rest[1])
+    transposed, groups, *sizes = rest
+    spatial = len(sizes) // (4 if transposed else 3)
+    stride, padding, dilation, more = (tuple(sizes[part * spatial : (part + 1) * spatial]) for part in range(4))
+    return Convolution(Geometry(stride, padding, dilation, groups), bool(transposed), more)
+
+
+def is_turned(x: Tensor) -> bool:
+    """Return True for images that lie channels-last, and for a matrix that lies by columns."""
+    if x.is_contiguous():
+        return False
+    if x.dim() == 2:
+        return x.stride(0) == 1 and x.stride(1) == x.shape[0]
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def laid_out(x: Tensor, turned: bool) -> Tensor:
+    """Return a result in the layout that tracers were promised: `turned` as by `is_turned`, or contiguous."""
+    if turned:
+        return x.t().contiguous().t() if x.dim() == 2 else x.contiguous(memory_format=torch.channels_last)
+    # Where dimensions have one element, strides of channels-last images pass for contiguous ones.
+    return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
+
+
+def empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
+    """Return a tensor without values, laid out as `laid_out` does it."""
+    if not turned:
+        return like.new_empty(shape)
+    if len(shape) == 2:
+        return like.new_empty(shape[::-1]).t()
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 def _read(x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
     """Return what the backward of a linear layer reads: x for dW, the weight for dX."""
     return x if need[1] else None, weight if need[0] else None
@@ -215,6 +281,6 @@ def _shaped(g: Tensor, inputs: int, x: Tensor | None, weight: Tensor | None) -> 
     )
 
 
-def _by_column(x: Tensor) -> bool:
+def lies_by_column(x: Tensor) -> bool:
     """Return True if autograd lays dX out by columns, as it does where x lies so; the order of sums follows."""
     return x.stride(0) == 1 and x.stride(1) == x.shape[0]

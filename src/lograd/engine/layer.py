@@ -6,26 +6,32 @@ products take one treated copy, one call of a backend computes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
-from ..ops.contracts import FLOAT_TYPES
-from ..ops.registry import call
+from ..ops.contracts import FLOAT_TYPES, Takes
+from ..ops.layouts import dense
+from ..ops.registry import direct, register
 from ..plan import LayerPlan
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, describe
-from .autograd import Form, Gradients, Need, Treated
+from .autograd import CODES, PLAIN, VALUES, Call
+from .backends import integer, sparse
+from .backends.blocks import BlockProducts, reason_not_blocks
 from .backends.choice import INTEGER, SPARSE, Choice
-from .block_coder import BlockCoder, reason_not_blocks
-from .coder import LayerCoder, reason_not_coded, reason_not_integer, reason_not_served
-from .learning import learning
-from .operand import Operand
-from .site import Site
-from .slots import READY, all_counters
+from .backends.integer import CodedProducts, reason_not_coded, reason_not_levels, reason_not_served
+from .forms import Form, Gradients, Need, empty, form_of, laid_out
+from .site import CPU, READY, Operand, Site, zeros
 
 OPERAND_NAMES = ("gradient", "weights", "activations")
+_numbers = count(1)
+_engines: WeakValueDictionary[int, LayerEngine] = WeakValueDictionary()
+"""The engines of all layers, by the number in their `state`: so the operators find them."""
 
 
 class Owner(Protocol):
@@ -46,6 +52,12 @@ class LayerEngine:
 
     def __init__(self, plan: LayerPlan, device: torch.device, owner: Owner | None) -> None:
         self.owner = owner
+        self.state = zeros(1, torch.int64, CPU)
+        """The number of the engine, in a tensor: one compiled graph serves layers that are alike.  Operators say that
+        they change it, so that a compiler neither joins nor drops them."""
+        number = next(_numbers)
+        self.state[0] = number
+        _engines[number] = self
         self.operands = {name: self._operand(name, plan, device) for name in OPERAND_NAMES}
         self.gradient, self.weights, self.activations = (self.operands[name] for name in OPERAND_NAMES)
         self.choices: dict[str, Choice] = {}
@@ -54,7 +66,7 @@ class LayerEngine:
         self.why_dense = ""
         """The reason why products of pruned gradients are dense; empty if they need not be."""
         self._why_simulated = "dense products asked for"
-        self._coder: LayerCoder | BlockCoder | None = None
+        self._coder: CodedProducts | BlockProducts | None = None
         self.aligned = {product: self._is_aligned(product) for product in PRODUCTS}
         """By product, True if both operands are under one Hadamard transform, so that they have the same signs."""
         self.folds = plan.folds
@@ -66,6 +78,8 @@ class LayerEngine:
         """True if images leave an integer convolution channels-last, whatever the layout of its operands."""
         self.packs = False
         """True if saved codes of at most 4 bits share bytes, which takes a little time."""
+        self.treats_output = self.activations.at["output"] is not None or self.weights.at["output"] is not None
+        """True if the output takes treated operands."""
         self._check_learning()
         self._learns = bool(self.learned)
         self.begin()
@@ -103,11 +117,6 @@ class LayerEngine:
         """The distinct sites of all operands, by name."""
         return {name: site for operand in self.operands.values() for name, site in operand.sites.items()}
 
-    @property
-    def treats_output(self) -> bool:
-        """True if the output takes treated operands."""
-        return self.activations.at["output"] is not None or self.weights.at["output"] is not None
-
     def begin(self) -> None:
         """Treat what needs no statistics; the rest is treated once it has them."""
         for operand in self.operands.values():
@@ -137,16 +146,16 @@ class LayerEngine:
             name: next((asked[product] for product in products if asked[product] != "auto"), backend)
             for name, products in groups.items()
         }
-        reasons = {name: reason_not_integer(self, name) for name in groups}
+        reasons = {name: reason_not_levels(self, name) for name in groups}
         in_blocks = any(site.block_levels for site in self.sites.values())
         reason = why_not_integer or (reason_not_blocks(self) if in_blocks else reason_not_coded(self))
         tried = [name for name in groups if reasons[name] is None and wanted[name] in ("auto", "integer")]
         if reason is None and in_blocks and any(one in ("auto", "integer") for one in wanted.values()):
-            self._coder, self._why_simulated = BlockCoder(self), ""
+            self._coder, self._why_simulated = BlockProducts(self), ""
             self.choices = {name: Choice(_serving(one, (INTEGER,)), (INTEGER,)) for name, one in wanted.items()}
             return
         if reason is None and tried and not in_blocks:
-            self._coder = LayerCoder(self)
+            self._coder = CodedProducts(self)
         for name in groups:
             serving = (INTEGER,) if self._coder is not None and reasons[name] is None else ()
             makes_zeros = name != "output" and self.gradient.sites[name].makes_zeros
@@ -173,7 +182,7 @@ class LayerEngine:
     @property
     def saves_codes(self) -> bool:
         """True if activations and weights are kept as codes for the backward."""
-        return isinstance(self._coder, LayerCoder) and self.coded
+        return isinstance(self._coder, CodedProducts) and self.coded
 
     @property
     def why_simulated(self) -> str:
@@ -198,93 +207,171 @@ class LayerEngine:
         for site in self.sites.values():
             site.follow()
 
-    def learning(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the operands, with the ranges that are learned in front of the layer."""
+    def learned_ranges(self, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the parameters of ranges that are learned, of activations and of weights."""
         if not self._learns:
-            return x, weight
-        found = []
-        for operand, tensor in ((self.activations, x), (self.weights, weight)):
-            site = operand.at["output"]
-            learns = site is not None and site.learned is not None and operand.ready and tensor.dtype in FLOAT_TYPES
-            found.append(learning(tensor, site) if site is not None and learns else tensor)
-        return found[0], found[1]
-
-    def coder(self, x: Tensor, weight: Tensor) -> LayerCoder | BlockCoder | None:
-        """Return what computes the layer from codes of these operands; None where they stay tensors."""
-        coder = self._coder
-        if coder is None or not coder.serves(x, weight):
-            return None
-        if torch.is_grad_enabled():
-            for operand, tensor in ((self.activations, x), (self.weights, weight)):
-                if operand.has_statistics:
-                    operand.observe(tensor.detach())
-        return coder
-
-    def for_output(self, x: Tensor, weight: Tensor, form: Form) -> Treated:
-        """Return activations and weights as the output takes them, None for one that it takes as it is; and factors."""
-        if not self.treats_output:
-            return None, None, None, None
-        site = self.weights.at["output"]
-        if site is None or not site.per_channel:
-            treated, steps = self._for_output(self.weights, weight, form.summed("output"), self.signs("output")), None
-        else:
-            treated, steps = self._by_channel(site, weight.detach(), form)
-        shared = self.folds and self.weights.shared and not form.transposed
-        by_row = self.activations.at["output"]
-        if by_row is None or not _has_rows(by_row, form):
-            treated_x, rows = self._for_output(self.activations, x, (1,)), None
-        else:
-            treated_x, rows = self._by_row(by_row, x.detach())
-        return treated_x, treated, steps if shared else None, rows if self.activations.shared else None
+            return None, None
+        return self._learned(self.activations, x), self._learned(self.weights, weight)
 
     @staticmethod
-    def _for_output(
-        operand: Operand, x: Tensor, contracted: tuple[int, ...], signs: Tensor | None = None
-    ) -> Tensor | None:
-        if operand.at["output"] is None:
-            return None
-        x = x.detach()
-        if operand.has_statistics and torch.is_grad_enabled():
-            operand.observe(x)
-        return operand.treated(x, "output", contracted, signs)
+    def _learned(operand: Operand, x: Tensor) -> Tensor | None:
+        site = operand.at["output"]
+        return site.learned if site is not None and operand.ready and x.dtype in FLOAT_TYPES else None
+
+    def mode(self, x: Tensor, weight: Tensor) -> int:
+        """Return how the operands of the output are treated now."""
+        if self._coder is not None and self._coder.serves(x, weight):
+            return self._coder.mode
+        return VALUES if self.treats_output else PLAIN
+
+    def output(
+        self, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, held: bool
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """Return Y, and the tensors that `backward` reads."""
+        if call.mode == PLAIN:
+            return call.form.output(x, weight, bias), call.form.saved(x, weight, call.need)
+        if direct(x, weight):
+            y, *made = self.compute_output(call, x, weight, bias, held)
+        else:
+            y, *made = torch.ops.lograd.layer_forward.default(
+                x, weight, bias, self.state, call.mode, call.form.numbers, _flags(call), self._promise(call), held
+            )
+        return y, self._kept(call, x, weight, made)
+
+    def compute_output(
+        self, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, held: bool
+    ) -> Sequence[Tensor | None]:
+        """Return Y and what was made of the operands for it: their codes, or treated copies and factors."""
+        x, weight = x.detach(), weight.detach()
+        if held:
+            self.hold(True)
+        try:
+            for operand, tensor in ((self.activations, x), (self.weights, weight)):
+                if operand.has_statistics and operand.at["output"] is not None and not held:
+                    operand.observe(tensor)
+                if self._learns and (site := operand.at["output"]) is not None and operand.ready:
+                    site.follow(tensor)
+            if call.mode != VALUES:
+                assert self._coder is not None
+                return self._coder.output(call, x, weight, bias)
+            made = self._values(x, weight, call.form)
+            taken = x if made[0] is None else made[0], weight if made[1] is None else made[1]
+            return call.form.output(*taken, bias), *made
+        finally:
+            if held:
+                self.hold(False)
+
+    def _values(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, ...]:
+        """Return activations and weights as the output takes them, None for one that it takes as it is; and factors.
+
+        The factors are the steps of weights that have one for each output, which belong into dX, and of activations
+        that have one for each row, which belong into dW: the gradient is multiplied by them before it is rounded, and
+        divided afterwards (`Setting.fold`).
+        """
+        has_x, has_weight, has_fold, has_rows = self._made(form)
+        treated_x = treated = steps = rows = None
+        site = self.weights.at["output"]
+        if site is not None and site.per_channel:
+            treated, steps = self._by_channel(site, weight, form)
+        elif has_weight:
+            treated = self.weights.treated(weight, "output", form.summed("output"), self.signs("output"))
+        site = self.activations.at["output"]
+        if site is not None and _has_rows(site, form):
+            treated_x, rows = site.treat_channels(x, self.activations.control)
+        elif has_x:
+            treated_x = self.activations.treated(x, "output", (1,))
+        return treated_x, treated, steps if has_fold else None, rows if has_rows else None
+
+    def _made(self, form: Form) -> list[bool]:
+        """Return which of activations, weights, factors of channels and of rows `_values` gives."""
+        activations, weights = self.activations.at["output"], self.weights.at["output"]
+        folds = self.folds and self.weights.shared and not form.transposed
+        by_row = activations is not None and _has_rows(activations, form) and self.activations.shared
+        return [
+            activations is not None, weights is not None, folds and weights is not None and weights.per_channel,
+            by_row and self.folds_rows,
+        ]  # fmt: skip
+
+    def _promise(self, call: Call) -> list[int]:
+        """Return what the fake of the operator has to know beside the tensors."""
+        if call.mode != VALUES and self._coder is not None:
+            return self._coder.promise(call)
+        return [int(made) for made in self._made(call.form)]
+
+    def _kept(self, call: Call, x: Tensor, weight: Tensor, made: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """Return what the backward reads: of codes that it does not need, the shape alone."""
+        if call.mode == CODES:
+            x_codes, of_x, weight_codes, of_weight = made
+            if not call.need[1]:
+                x_codes = x_codes.new_empty(()).expand(x_codes.shape)
+            if not call.need[0]:
+                weight_codes = weight_codes.new_empty(()).expand(weight_codes.shape)
+            return x_codes, of_x, weight_codes, of_weight
+        if call.mode != VALUES:
+            return x if call.need[1] else None, weight if call.need[0] else None
+        treated_x, treated, fold, rows = made
+        has_x, has_weight, has_fold, has_rows = self._made(call.form)
+        met_x = treated_x if self.activations.shared and has_x else x
+        met = treated if self.weights.shared and has_weight else weight
+        kept = call.form.saved(met_x, met, call.need)
+        return *kept, fold if has_fold else None, rows if has_rows else None
 
     def _by_channel(self, site: Site, weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         """Return weights with a scale for each output, as a product takes them, and the step of each output."""
-        if self.weights.has_statistics and torch.is_grad_enabled():
-            self.weights.observe(weight)
         values, steps = site.treat_channels(form.oriented(weight), self.weights.control)
         return form.as_stored(values), steps
 
-    def _by_row(self, site: Site, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return activations with a scale for each row, and the factors of the gradient's rows; None without any."""
-        if self.activations.has_statistics and torch.is_grad_enabled():
-            self.activations.observe(x)
-        values, steps = site.treat_channels(x, self.activations.control)
-        return values, steps if self.folds_rows else None
-
-    def kept(self, x: Tensor, weight: Tensor, treated: Treated) -> tuple[Tensor, Tensor]:
-        """Return activations and weights for the backward to read: those of the output where it shares them."""
-        treated_x, treated_weight, *_ = treated
-        return (
-            treated_x if self.activations.shared and treated_x is not None else x,
-            treated_weight if self.weights.shared and treated_weight is not None else weight,
+    def traced_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
+        """Return what `compute_backward` does, by an operator that tracers do not look into."""
+        given = [g.new_empty(0) if tensor is None else tensor for tensor in saved]
+        found: Gradients = torch.ops.lograd.layer_backward.default(
+            g, given, self.state, call.mode, call.form.numbers, _flags(call), call.x_shape, call.weight_shape
         )
+        return found
 
-    def backward(
-        self, form: Form, g: Tensor, x: Any, weight: Any, need: Need, fold: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> Gradients:  # fmt: skip
-        """Return dX, dW and dbias from the gradient of the output; anything where one is not needed.
+    def compute_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
+        """Return dX, dW, dbias and the gradients of learned ranges."""
+        self.gradient.observe(g)
+        count = len(saved) - sum(call.learns)
+        operands, learning = tuple(saved[:count]), list(saved[count:])
+        # Here the gradient and what was saved of the operands meet, before any of it is rounded or multiplied.
+        if call.mode >= CODES:
+            assert self._coder is not None
+            d_x, d_weight, d_bias = self._coder.backward(call, g, operands)
+        else:
+            d_x, d_weight, d_bias = self.products_of_values(call, g, *operands)
+        d_ranges: list[Tensor | None] = [None, None]
+        if learning:
+            if call.learns[0]:
+                d_x, d_ranges[0] = self._cut(self.activations, d_x, learning.pop(0))
+            if call.learns[1]:
+                d_weight, d_ranges[1] = self._cut(self.weights, d_weight, learning.pop(0))
+        return d_x, d_weight, d_bias, *d_ranges
+
+    @staticmethod
+    def _cut(operand: Operand, d: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of an operand whose range is learned, and of the range."""
+        site = operand.at["output"]
+        assert site is not None
+        assert d is not None
+        return site.learn(d, x)
+
+    def products_of_values(
+        self, call: Call, g: Tensor, x: Any, weight: Any, fold: Tensor | None = None, rows: Tensor | None = None
+    ) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output and operands that are tensors.
 
         Args:
             fold: factors of the gradient's channels, where the weights are those of the output.
             rows: factors of the gradient's rows, where the activations are those of the output.
         """
-        gradient = self.gradient
-        gradient.observe(g)
+        form, need, gradient = call.form, call.need, self.gradient
         site = self.activations.at["weight_gradient"]
         if need[1] and site is not None and _has_rows(site, form) and not self.activations.shared:
-            x, rows = self._by_row(site, x)
+            if self.activations.has_statistics and self.activations.at["output"] is None:
+                self.activations.observe(x)
+            x, steps = site.treat_channels(x, self.activations.control)
+            rows = steps if self.folds_rows else None
         elif need[1]:
             x = self._met(self.activations, x, "weight_gradient", _all_but_channels(x))
         if need[0]:
@@ -300,17 +387,14 @@ class LayerEngine:
             treated = g
             if site is not None and (choice is None or threshold is None):
                 factors, dim = (rows, 0) if name == "weight_gradient.gradient" else (fold, 1)
-                treated = call(
-                    "treat", g, site.text, contracted, site.numbers, gradient.control, *site.changing, factors, None,
-                    dim,
-                )  # fmt: skip
+                treated = site.treat(g, contracted, gradient.control, factors, None, dim)
             if site is None or choice is None or SPARSE not in choice.serving:
                 results = form.products(treated, x, weight, wanted)
             else:
-                d_x, d_weight, d_bias = call(
-                    "multiply", treated, *form.operands(g, x, weight), *form.geometry, threshold, gradient.control,
-                    site.key, site.counters, choice.tensor, *wanted,
-                )  # fmt: skip
+                met = form.operands(g, x, weight)
+                d_x, d_weight, d_bias = sparse.multiply(
+                    treated, *met, form.geometry, gradient, site, threshold, choice, wanted
+                )
                 results = d_x, form.as_stored(d_weight) if wanted[1] else d_weight, d_bias
             if rows is not None and wanted[2]:  # rows of zeros have no part in dW, and are lost there; not so in dbias
                 results = *results[:2], g.sum(0)
@@ -354,7 +438,7 @@ class LayerEngine:
                 if name.endswith(".choice"):
                     self.choices[name.removesuffix(".choice")].load(given)
                 else:
-                    tensor.copy_(all_counters(given) if name.endswith(".counters") else given)
+                    tensor.copy_(given)
         for operand in self.operands.values():
             operand.set_ready(bool(operand.control[READY]))
         for site in self.sites.values():
@@ -396,3 +480,115 @@ def _has_rows(site: Site, form: Form) -> bool:
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:
     """Return the dimensions that the product for dW sums over: samples and pixels."""
     return (0, *range(2, x.dim()))
+
+
+# --------------------------------------------------------------------------------------------- for torch.compile
+
+
+def _flags(call: Call) -> list[bool]:
+    """Return the part of a call that is neither its form nor a shape."""
+    return [*call.need, call.x_turned, call.weight_turned, *call.learns]
+
+
+def _call_of(mode: int, form: Sequence[int], flags: Sequence[bool], x: Sequence[int], weight: Sequence[int]) -> Call:
+    need, (x_turned, weight_turned), learns = flags[:3], flags[3:5], flags[5:]
+    shapes = torch.Size(x), torch.Size(weight)
+    known = form_of(tuple(form))
+    return Call(mode, known, (need[0], need[1], need[2]), *shapes, x_turned, weight_turned, (learns[0], learns[1]))
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, mode: int, form: Sequence[int],
+    flags: Sequence[bool], promise: Sequence[int], held: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    call = _call_of(mode, form, flags, x.shape, weight.shape)
+    y, *made = _engines[int(state)].compute_output(call, x, weight, bias, held)
+    assert y is not None
+    if mode == VALUES:
+        y = laid_out(y, _turned_output(call))
+    made = [*made, *(None,) * (4 - len(made))]
+    return y, *(x.new_empty(0) if one is None else one for one in made)
+
+
+def _turned_output(call: Call) -> bool:
+    return len(call.x_shape) == 4 and (call.x_turned or call.weight_turned)
+
+
+def _fake_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, mode: int, form: Sequence[int],
+    flags: Sequence[bool], promise: Sequence[int], held: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    known = form_of(tuple(form))
+    if mode == CODES:
+        return integer.fake_output(x, weight, known, promise)
+    outputs = known.oriented(weight).shape[0]
+    if mode != VALUES:
+        return x.new_empty(x.shape[0], outputs), *(x.new_empty(0) for _ in range(4))
+    y = known.output(x, weight, bias)
+    y = empty(y, y.shape, y.dim() == 4 and (flags[3] or flags[4]))
+    has_x, has_weight, has_fold, has_rows = promise
+    return (
+        y,
+        torch.empty_like(dense(x)) if has_x else x.new_empty(0),
+        torch.empty_like(dense(weight)) if has_weight else x.new_empty(0),
+        x.new_empty(outputs if has_fold else 0, dtype=torch.float32 if has_fold else x.dtype),
+        x.new_empty(x.shape[0] if has_rows else 0, dtype=torch.float32 if has_rows else x.dtype),
+    )
+
+
+def _backward(
+    g: Tensor, saved: Sequence[Tensor], state: Tensor, mode: int, form: Sequence[int], flags: Sequence[bool],
+    x_shape: Sequence[int], weight_shape: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    call = _call_of(mode, form, flags, x_shape, weight_shape)
+    given = [None if tensor.shape == (0,) else tensor for tensor in saved]
+    found = _engines[int(state)].compute_backward(call, g, given)
+    d_x, d_weight, *others = (
+        one if wanted and one is not None else g.new_empty(0)
+        for one, wanted in zip(found, (*call.need, *call.learns), strict=True)
+    )
+    return (
+        laid_out(d_x, call.x_turned) if call.need[0] else d_x,
+        laid_out(d_weight, call.weight_turned) if call.need[1] else d_weight,
+        *others,
+    )
+
+
+def _fake_backward(
+    g: Tensor, saved: Sequence[Tensor], state: Tensor, mode: int, form: Sequence[int], flags: Sequence[bool],
+    x_shape: Sequence[int], weight_shape: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    outputs = g.shape[1]
+    return (
+        empty(g, x_shape, flags[3]) if flags[0] else g.new_empty(0),
+        empty(g, weight_shape, flags[4]) if flags[1] else g.new_empty(0),
+        g.new_empty(outputs) if flags[2] else g.new_empty(0),
+        *(g.new_empty(1, dtype=torch.float32) if learns else g.new_empty(0) for learns in flags[5:]),
+    )
+
+
+def _check(x: Tensor, *rest: Any) -> None:
+    state = next(one for one in rest if isinstance(one, Tensor) and one.dtype == torch.int64)
+    if int(state) not in _engines:
+        raise InvalidValue(f"state must hold the number of a layer's engine; got {int(state)}.")
+
+
+_TAKES = {"state": Takes((torch.int64,), 1, anywhere=True), "bias": Takes()}
+register(
+    "layer_forward(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, int kind, int[] form, bool[] flags,"
+    " int[] promise, bool held) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward,
+    _fake_forward,
+    _check,
+    {"x": Takes(), "weight": Takes(), **_TAKES},
+)
+register(
+    "layer_backward(Tensor g, Tensor[] saved, Tensor(a!) state, int kind, int[] form, bool[] flags, SymInt[] x_shape,"
+    " SymInt[] weight_shape) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward,
+    _fake_backward,
+    _check,
+    {"g": Takes(), "saved": Takes(), **_TAKES},
+)

@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..ops.contracts import FLOAT_TYPES
 from .backends import integer, sparse
-from .slots import CPU
+from .site import CPU
 
 KINDS: tuple[type[nn.Module], ...] = (
     nn.Linear,

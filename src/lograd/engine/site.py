@@ -1,36 +1,294 @@
-"""A site: one operand in one product, with the sentence that treats it and all that changes as tensors pass.
+"""Operands of a layer and their sites: the sentence that treats an operand in a product, and all that changes there.
 
-All that changes is in small tensors, read and written by one operator that is opaque to torch.compile.
+All that changes is in small tensors, which the layer's operators read and write; torch.compile does not look there.
+On the CPU the same memory is read and written through NumPy, as a tensor's operator takes longer than a small kernel.
 A site may stand without a layer, as an edge between two stages of a pipeline does.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidValue
 from ..ops import Counted
-from ..ops.contracts import FLOAT_TYPES, Takes
-from ..ops.integer_operands import fold_by
+from ..ops.coded import CodedTensor, Encoded, Folded, Householder
+from ..ops.codings import levels_of
+from ..ops.contracts import FLOAT_TYPES
+from ..ops.histogram import SLOTS
 from ..ops.layouts import dense
-from ..ops.registry import call, register
-from ..treatments import Numbers, Sentence, checked_result, describe, memories, settled, to_json
-from .coding import check_sentence, encoded, folded, parsed, settings_of
-from .slots import COUNTERS, CPU, READY, count_passed_through, count_treated, zeros
+from ..ops.registry import call
+from ..treatments import (
+    OPERANDS,
+    PRODUCTS,
+    Numbers,
+    Sentence,
+    Setting,
+    Treatment,
+    checked_result,
+    describe,
+    memories,
+    settled,
+    stages,
+    to_json,
+    total_counts,
+)
+from ..treatments.tensors import is_finite
+
+READY, STRIDE = range(2)
+"""Slots of `control`: pass through (0) or treat (1); take the histogram of one cache line in STRIDE, or none if 0."""
+PASSES, ELEMENTS, NANOSECONDS = range(3)
+"""Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
+COUNTERS = (
+    "zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through", "pruned", "fell_back",
+)  # fmt: skip
+"""In the order of the operators' own counts, so that those are added at once.
+
+`pruned` is counted where a sentence both prunes and rounds; elsewhere all new zeros come from the one or the other.
+`fell_back` counts tensors that were not finite, so that their product was dense where integer ones were in force.
+"""
+NAN = 1
+"""The slot of counts that tells of elements that are not finite."""
+CPU = torch.device("cpu")
+LONGEST_ROW = 128
+"""A row of one element may be padded to so many, each with its own random number."""
+
+Floats = NDArray[np.float32]
+
+
+# ------------------------------------------------------------------------------------------------- counters and keys
+
+
+def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
+    """Add the counts of a treated tensor to the counters, and move the key on to the next random numbers."""
+    if counters.is_cpu and counts.is_cpu and key.is_cpu:
+        written, found = counters.numpy(), counts.numpy()
+        written[:4] += found[:4]
+        written[4] += elements
+        written[5] += 1
+        if len(found) > 4:
+            written[7] += found[4]
+        key.numpy()[1] += LONGEST_ROW * elements
+        return
+    # Not counters[:4] += counts: that copies the sum over itself once more.
+    counters[:4].add_(counts[:4])
+    counters[4:7].add_(_constant((elements, 1, 0), counters.device))
+    if counts.numel() > 4:
+        counters[7:8].add_(counts[4:])
+    key += _constant((0, LONGEST_ROW * elements), key.device)
+
+
+def count_passed_through(counters: Tensor) -> None:
+    """Count a tensor that passed through untreated."""
+    counters[COUNTERS.index("passed_through")] += 1
+
+
+def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a small tensor of zeros that can be changed in training, even if it is made in inference mode.
+
+    It is real although its layer may still be on the meta device.
+    """
+    with torch.inference_mode(False):
+        return torch.zeros(size, dtype=dtype, device=CPU if device.type == "meta" else device)
+
+
+@lru_cache(maxsize=1024)
+def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a tensor of these values, made once: a small tensor costs as much as a small kernel."""
+    return torch.tensor(values, device=device)
+
+
+# ------------------------------------------------------------------------------------------------------------- levels
+
+
+class Levels(NamedTuple):
+    """An operand as levels, in two plain tensors that autograd saves: an element is (code - zero) / scale.
+
+    The codes of images lie channels-last, those of matrices by rows.  For dX only, codes may count from the lowest
+    element of each sample (`low`), and samples may have been mixed by a Householder transform (`mixing`).
+    """
+
+    codes: Tensor
+    """uint8, in the shape of the operand."""
+    parameters: Tensor
+    """float32, (2, rows): scales and zeros.  There is one of each for the operand, or one for each row (first
+    dimension: outputs of a weight, samples of activations of a linear layer), or for a gradient in dW alone one for
+    each column (second dimension).  Scales are NaN where an element was not finite; all rows have the same zero."""
+    low: Tensor | None = None
+    """float32, one for each row: what is added to its elements; None for 0."""
+    mixing: Householder | None = None
+    """How rows were mixed, which is undone at last; None if they were not."""
+
+    @property
+    def scale(self) -> Floats:
+        """The scales."""
+        found: Floats = self.parameters.numpy()[0]
+        return found
+
+    @property
+    def step(self) -> Floats:
+        """The differences between neighbouring levels."""
+        with np.errstate(divide="ignore", over="ignore"):
+            found: Floats = 1 / self.scale
+        return found
+
+    @property
+    def zero(self) -> int:
+        """The code of zero."""
+        return int(self.parameters.numpy()[1, 0])
+
+    @property
+    def finite(self) -> bool:
+        """True if every element was finite."""
+        return not math.isnan(self.scale.sum())
+
+    def decode(self) -> Tensor:
+        """Return an operand without `low` as float32, in the layout of its codes."""
+        result: Tensor = call(
+            "dequantize_levels", self.codes, self.parameters[0], self.parameters[1, :1], torch.float32
+        )
+        return result
+
+
+class Levelled(NamedTuple):
+    """An operand as levels, with the counts of its sentence."""
+
+    levels: Levels
+    counts: Tensor
+    finite: bool
+    """True if every element was finite; codes of an operand that was not are of no use."""
+
+
+# ----------------------------------------------------------------------------------------------- a sentence on a tensor
+
+
+def applied(
+    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
+) -> Counted:  # fmt: skip
+    """Return a tensor treated by a sentence, in its own type, with its counts."""
+    results: list[Counted] = []
+    settings = _settings(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
+    for one, setting in zip(treatments, settings, strict=True):
+        current = results[-1].result if results else x
+        found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
+        results.append(checked_result(one, current, found))
+    return settled(treatments, x, results)
+
+
+def _folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
+    """Return a tensor treated, its channels multiplied before by the factors of the setting, and divided afterwards."""
+    if one.reads_fold:
+        return one.apply(x, setting)
+    assert setting.fold is not None
+    multiplied = x.float() * _factors(setting, x)
+    found = checked_result(one, multiplied, one.apply(multiplied, setting._replace(fold=None)))
+    return Counted(Folded(setting.fold, setting.fold_dim).undone(found.result).to(x.dtype), found.counts)
+
+
+def encoded(
+    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
+) -> Encoded:  # fmt: skip
+    """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
+    settings = _settings(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
+    current, counts = x, []
+    for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
+        current, found = checked_result(one, current, one.apply(current, setting))
+        counts.append(found)
+    last, setting = treatments[-1], settings[-1]
+    if fold is None or last.reads_fold:
+        coded, found = last.encode(current, setting)
+    else:
+        coded, found = last.encode(current * _factors(setting, x), setting._replace(fold=None))
+        coded = replace(coded, transform=(*coded.transform, Folded(fold, setting.fold_dim)))
+    return Encoded(coded, total_counts(treatments, x, [*counts, found]))
+
+
+def levelled(
+    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
+    fold: Tensor | None = None, fold_dim: int = 1,
+) -> Levelled:  # fmt: skip
+    """Return a tensor as the levels of the last treatment of a sentence, which has some."""
+    if len(treatments) == 1 and not treatments[0].number_names:
+        found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold, fold_dim))
+        if found is not None:
+            return Levelled(Levels(found.codes, found.parameters), found.counts, not found.counts.numpy()[NAN])
+    coded, counts = encoded(x, treatments, numbers, key, memory, contracted, fold, None, fold_dim)
+    _, nan, saturated, *_ = counts.tolist()
+    finite = not nan
+    if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
+        finite = is_finite(x)
+    return Levelled(_levels(coded, finite, treatments[-1], fold is not None), counts, finite)
+
+
+def _levels(coded: CodedTensor, finite: bool, by: Treatment, multiplied: bool) -> Levels:
+    """Return a tensor that a treatment has coded as plain tensors.
+
+    Args:
+        multiplied: True if factors are in the codes, and not to be divided by.
+    """
+    codes, scale, zero = coded.codes, coded.scale, coded.zero
+    if by.per_column:
+        columns = next(step.factors for step in coded.transform if isinstance(step, Folded))
+        scale = columns if multiplied else scale * columns  # scales of rows are the factors
+    if zero is None:
+        known = levels_of(coded.format)
+        codes = codes if known.identity else call("code_levels", codes, coded.format)
+        scale, zero = scale.reshape(1) / known.factor, scale.new_full((1,), known.zero)
+    if codes.dim() == 4:
+        codes = codes.contiguous(memory_format=torch.channels_last)
+    if not finite:
+        scale = torch.full_like(scale, math.nan)
+    mixing = next((step for step in coded.transform if isinstance(step, Householder)), None)
+    codes = codes.contiguous() if codes.dim() == 2 else codes
+    parameters = torch.stack([scale.reshape(-1), zero.reshape(-1)[:1].expand(scale.numel())])
+    return Levels(codes, parameters, coded.low if by.per_sample else None, mixing)
+
+
+def _factors(setting: Setting, x: Tensor) -> Tensor:
+    """Return the factors of channels in a shape that multiplies a tensor."""
+    assert setting.fold is not None
+    return setting.fold.reshape([-1 if dim == setting.fold_dim else 1 for dim in range(x.dim())])
+
+
+def _settings(
+    treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...],
+    fold: Tensor | None, signs: Tensor | None = None, fold_dim: int = 1,
+) -> list[Setting]:  # fmt: skip
+    """Return what each treatment of a sentence is given beside the tensor; the last one alone is given the factors.
+
+    `numbers` are those of all treatments, in order.
+    """
+    if len(treatments) == 1 and not treatments[0].number_names:
+        return [Setting({}, key, memory, contracted, fold, fold_dim, signs)]
+    values = iter(numbers.unbind())
+    named = [{name: next(values) for name in one.number_names} for one in treatments]
+    settings = stages(treatments, named, key, memory, contracted)
+    if fold is None and signs is None:
+        return settings
+    last = settings[-1]._replace(fold=fold, fold_dim=fold_dim, signs=signs)
+    return [*(one._replace(signs=signs) for one in settings[:-1]), last]
+
+
+# --------------------------------------------------------------------------------------------------------------- sites
 
 
 class Site:
-    """The treatments of one operand in one product, or in both that it enters where they say the same."""
+    """The treatments applied to one operand.  The operand's two products share a site if their treatments are equal."""
 
     def __init__(self, treatments: Sentence, device: torch.device) -> None:
+        to_json(treatments)  # refuses what a plan could not hold
         self.treatments = treatments
-        self.text = json.dumps(to_json(treatments))
-        if parsed(self.text) != treatments:  # a class was written anew under its old kind, as in a notebook
-            parsed.cache_clear()
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = zeros(len(self.names), torch.float32, device)
         """The numbers that treatments take from statistics of an earlier step, in order."""
@@ -66,43 +324,77 @@ class Site:
         self._asked = (0, 0)
 
     def _parameter(self, device: torch.device) -> torch.nn.Parameter | None:
-        count = sum(one.learns for one in self.treatments)
-        if count > 1:
-            raise InvalidValue(f"{describe(self.treatments)}: one treatment of a sentence may learn, not {count}.")
+        learning = [one for one in self.treatments if one.learns]
+        if len(learning) > 1:
+            raise InvalidValue(f"{describe(self.treatments)}: one treatment of a sentence may learn, not several.")
         with torch.inference_mode(False):
-            return torch.nn.Parameter(zeros(1, torch.float32, device)) if count else None
+            return torch.nn.Parameter(zeros(1, torch.float32, device)) if learning else None
+
+    # -- tensors that pass --
 
     def treat(
-        self,
-        x: Tensor,
-        contracted: tuple[int, ...],
-        control: Tensor,
-        fold: Tensor | None = None,
-        signs: Tensor | None = None,
-    ) -> Tensor:
+        self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None,
+        signs: Tensor | None = None, fold_dim: int = 1,
+    ) -> Tensor:  # fmt: skip
         """Return the operand as the product takes it, which sums over the dimensions `contracted`.
 
         Args:
-            control: that of the operand (`slots`); until it is ready, the operand passes through.
-            fold, signs: factors of the channels, and a key that names random signs; see `Setting`.
+            control: that of the operand; until it is ready, the operand passes through.
+            fold, signs, fold_dim: factors of the channels, and a key that names random signs; see `Setting`.
         """
-        result: Tensor = call("treat", x, self.text, contracted, self.numbers, control, *self.changing, fold, signs)
+        if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
+            self.count_passed_through()
+            return dense(x).clone()
+        results: list[Counted] = []  # as `applied`, with one call less on the way
+        numbers, key, memory = self.numbers, self.key, self.own_memory
+        settings = _settings(self.treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
+        for one, setting in zip(self.treatments, settings, strict=True):
+            current = results[-1].result if results else x
+            found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
+            results.append(checked_result(one, current, found))
+        result, counts = settled(self.treatments, x, results)
+        self.count(counts, x.numel())
         return result
 
-    def treat_channels(self, weight: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    def treat_channels(self, x: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
         """Return a weight of (outputs, inputs, ...) as the product takes it, and the step of each output.
 
-        Or activations of (samples, inputs), and the step of each sample.
+        Or activations of (samples, inputs), and the step of each sample.  A gradient is multiplied by these steps
+        before it is rounded.
         """
-        found: tuple[Tensor, Tensor] = call("treat_channels", weight, self.text, self.numbers, control, *self.changing)
+        if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
+            self.count_passed_through()
+            return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
+        coded, counts = encoded(x, self.treatments, self.numbers, self.key, self.own_memory)
+        self.count(counts, x.numel())
+        steps = coded.scale.reciprocal().cpu()
+        return coded.decode(), torch.from_numpy(fold_by(steps.numpy()).factors).to(x.device)
+
+    def levelled(
+        self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, fold_dim: int = 1
+    ) -> Levelled:
+        """Return the operand as levels, and count it."""
+        found = levelled(x, self.treatments, self.numbers, self.key, self.own_memory, contracted, fold, fold_dim)
+        if not self.held:
+            if not found.finite:
+                self.counters[COUNTERS.index("fell_back")] += 1
+            count_treated(self.counters, self.key, found.counts, x.numel())
         return found
 
     @property
-    def changing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors that the operator changes, key, memory and counters; copies of them where `held`."""
-        if self.held:
-            return self.key.clone(), self.memory.clone(), self.counters.clone()
-        return self.key, self.memory, self.counters
+    def own_memory(self) -> Tensor:
+        """The memory for treatments to change; a copy of it where nothing shall change."""
+        return self.memory.clone() if self.held else self.memory
+
+    def count(self, counts: Tensor, elements: int) -> None:
+        """Count a treated tensor, unless nothing shall change."""
+        if not self.held:
+            count_treated(self.counters, self.key, counts, elements)
+
+    def count_passed_through(self) -> None:
+        """Count a tensor that passed through, unless nothing shall change."""
+        if not self.held:
+            count_passed_through(self.counters)
 
     @property
     def threshold(self) -> Tensor | None:
@@ -124,9 +416,18 @@ class Site:
 
     def follow(self, x: Tensor | None = None) -> None:
         """Bring what is learned up to its parameter; a tensor gives it its initial value if it has none."""
-        if self.learned is not None:
-            learned = self.learned.detach()
-            call("follow_learned", learned[:0] if x is None else x, self.text, learned, self.memory)
+        if self.learned is None or self.held:
+            return
+        learned = self.learned.detach()
+        for one, part in zip(self.treatments, memories(self.treatments, self.memory), strict=True):
+            if one.learns:
+                one.follow(learned[:0] if x is None else x, float(learned), part)
+
+    def learn(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of an operand and of the parameter, from the gradient of the treated operand."""
+        parts = zip(self.treatments, memories(self.treatments, self.memory), strict=True)
+        (found,) = (one.learn(g, x, part) for one, part in parts if one.learns)
+        return found
 
     def set_numbers(self, numbers: list[Numbers]) -> None:
         """Write the numbers of each treatment."""
@@ -169,80 +470,109 @@ class Site:
         return found if self.learned is None else found | {"learned": self.learned.detach()}
 
 
-def _treat(
-    x: Tensor,
-    text: str,
-    contracted: list[int],
-    numbers: Tensor,
-    control: Tensor,
-    key: Tensor,
-    memory: Tensor,
-    counters: Tensor,
-    fold: Tensor | None = None,
-    signs: Tensor | None = None,
-    fold_dim: int = 1,
-) -> Tensor:
-    if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
-        count_passed_through(counters)
-        return dense(x).clone()
-    treatments = parsed(text)
-    results: list[Counted] = []
-    for one, setting in zip(  # as `coding.applied`, with one call less on the way
-        treatments, settings_of(treatments, numbers, key, memory, tuple(contracted), fold, signs, fold_dim), strict=True
-    ):
-        current = results[-1].result if results else x
-        found = one.apply(current, setting) if setting.fold is None else folded(one, current, setting)
-        results.append(checked_result(one, current, found))
-    result, total = settled(treatments, x, results)
-    count_treated(counters, key, total, x.numel())
-    return result
+class Fold(NamedTuple):
+    """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
+
+    factors: Floats
+    """The steps over `unit`; 0 for outputs whose weights are all zero, which are no part of dX."""
+    unit: float
+    """A power of two near the largest step, by which dX is multiplied: the bits are those of the steps themselves, but
+    the product with a small gradient does not underflow."""
 
 
-def _treat_channels(
-    x: Tensor, text: str, numbers: Tensor, control: Tensor, key: Tensor, memory: Tensor, counters: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return a treated weight and the step of each output: what a gradient is multiplied by before it is rounded."""
-    if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
-        count_passed_through(counters)
-        return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
-    coded, total = encoded(x, parsed(text), numbers, key, memory)
-    count_treated(counters, key, total, x.numel())
-    return coded.decode(), fold_by(coded.scale.reciprocal()).factors
+def fold_by(step: Floats) -> Fold:
+    """Return the factors for an operand with one step for each row; NaN, the step of one not finite, becomes 0."""
+    step = np.where(step > 0, step, np.float32(0))
+    largest = float(step.max()) if step.size else 0.0
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+    return Fold(step / np.float32(unit), unit)
 
 
-def _check(x: Tensor, text: str, contracted: list[int], numbers: Tensor, *rest: Any) -> None:
-    check_sentence(text, numbers, rest[2])
-    fold, fold_dim = rest[4], rest[6] if len(rest) > 6 else 1
-    if fold is not None and (x.dim() < 2 or fold_dim not in (0, 1) or fold.numel() != x.shape[fold_dim]):
-        raise InvalidValue(f"fold must have a factor for each channel of x, dimension {fold_dim}; got {fold.numel()}.")
-    if any(not 0 <= dim < x.dim() for dim in contracted):
-        raise InvalidValue(sentence("contracted", list(contracted), f"dimensions of a tensor of {x.dim()}"))
+class Operand:
+    """The activations, the weights or the gradient of one layer.
 
+    The two products that it enters have a site each, or share one where they say the same.  The histogram is of the
+    tensor itself, so that both sites have their statistics from it.
 
-SITE = {
-    "numbers": Takes((torch.float32,)),
-    "control": Takes((torch.int64,), 2, anywhere=True),
-    "memory": Takes((torch.float64,)),
-    "counters": Takes((torch.int64,), len(COUNTERS)),
-    "fold": Takes((torch.float32,)),
-    "signs": Takes((torch.int64,), 2),
-}
-"""The tensors of a site, as operators take them."""
-register(
-    "treat(Tensor x, str treatments, int[] contracted, Tensor numbers, Tensor control, Tensor(a!) key,"
-    " Tensor(b!) memory, Tensor(c!) counters, Tensor? fold, Tensor? signs, int fold_dim=1) -> Tensor",
-    _treat,
-    _treat,
-    lambda x, *rest: torch.empty_like(dense(x)),
-    _check,
-    {"x": Takes(), **SITE},
-)
-register(
-    "treat_channels(Tensor x, str treatments, Tensor numbers, Tensor control, Tensor(a!) key, Tensor(b!) memory,"
-    " Tensor(c!) counters) -> (Tensor, Tensor)",
-    _treat_channels,
-    _treat_channels,
-    lambda x, *rest: (torch.empty_like(dense(x)), x.new_empty(x.shape[0], dtype=torch.float32)),
-    lambda x, text, numbers, control, key, memory, counters: check_sentence(text, numbers, memory),
-    {"x": Takes(), **SITE},
-)
+    Args:
+        name: "activations", "weights" or "gradient".
+        sentences: by product.
+        shared: whether one treated copy serves both products.
+    """
+
+    def __init__(self, name: str, sentences: Mapping[str, Sentence], shared: bool, device: torch.device) -> None:
+        self.name = name
+        self.products = tuple(product for product in PRODUCTS if name in OPERANDS[product])
+        self.shared = shared and bool(sentences[self.products[0]])
+        """True if both products take one treated copy."""
+        made: dict[str, Site | None] = {
+            product: Site(sentences[product], device) if sentences[product] else None for product in self.products
+        }
+        if self.shared:
+            made = dict.fromkeys(self.products, made[self.products[0]])
+        self.at = made
+        """The site in each product; None where the operand is left as it is."""
+        self.control, self.seen = zeros(2, torch.int64, CPU), zeros(3, torch.int64, CPU)
+        self.ready = False
+        """True once the operand is treated; before, it passes through.  It is in `control`, too."""
+        self.has_statistics = any(site is not None and site.names for site in made.values())
+        """True if a treatment takes numbers from statistics."""
+        self.histogram = zeros(SLOTS if self.has_statistics or name == "gradient" else 0, torch.int64, device)
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        """The distinct sites: by the operand's name if it is shared, else by product and operand."""
+        if self.shared:
+            site = self.at[self.products[0]]
+            return {} if site is None else {self.name: site}
+        return {f"{product}.{self.name}": site for product, site in self.at.items() if site is not None}
+
+    def set_ready(self, ready: bool) -> None:
+        """Treat the operand from now on, or let it pass through."""
+        self.control[READY] = int(ready)
+        self.ready = ready
+
+    def begin(self) -> None:
+        """Treat what needs no statistics; the rest is treated once it has them."""
+        if not self.has_statistics:
+            self.set_ready(True)
+
+    def wait(self) -> None:
+        """Let everything pass until `begin`."""
+        self.set_ready(False)
+
+    def observe(self, x: Tensor) -> None:
+        """Count the tensor, and take its histogram if one is due."""
+        stride, spent, seen = int(self.control.numpy()[STRIDE]), 0, self.seen.numpy()
+        if stride and x.dtype in FLOAT_TYPES:
+            start = time.perf_counter_ns()
+            self.histogram += call("log_histogram", x, stride).to(self.histogram.device)
+            spent = time.perf_counter_ns() - start
+        seen[PASSES] += 1
+        seen[ELEMENTS] += x.numel()
+        seen[NANOSECONDS] += spent
+
+    def treated(self, x: Tensor, product: str, contracted: tuple[int, ...], signs: Tensor | None = None) -> Tensor:
+        """Return the operand as a product takes it; one that both take sums over no dimension in particular.
+
+        Args:
+            signs: a key that names random signs; see `Setting`.
+        """
+        site = self.at[product]
+        return x if site is None else site.treat(x, () if self.shared else contracted, self.control, None, signs)
+
+    def move_to(self, device: torch.device) -> None:
+        """Move all tensors but those that stay on the CPU."""
+        self.histogram = self.histogram.to(device)
+        for site in self.sites.values():
+            site.move_to(device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that changes as tensors pass, by name."""
+        named: dict[str, Any] = {}
+        if self.sites or self.name == "gradient":
+            own = {"control": self.control, "seen": self.seen, "histogram": self.histogram}
+            named = {f"{self.name}.{key}": tensor for key, tensor in own.items() if tensor.numel()}
+        for name, site in self.sites.items():
+            named |= {f"{name}.{key}": tensor for key, tensor in site.tensors().items()}
+        return named

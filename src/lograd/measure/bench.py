@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from ..attachment import Handle, attach
 from ..attachment.keys import set_keys
 from ..engine.layers import candidates
-from ..engine.operand import Operand
-from ..engine.site import Site
-from ..engine.slots import STRIDE
+from ..engine.site import STRIDE, Operand, Site
 from ..errors import InvalidValue, LogradWarning
 from ..plan import LayerPlan, Plan
 from . import variants

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..attachment import Handle
 from ..engine.layers import candidates, reason_not_supported
-from ..engine.slots import STRIDE
+from ..engine.site import STRIDE
 from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
 from ..errors import InvalidValue
 from ..ops.sparse_products import release_workspace

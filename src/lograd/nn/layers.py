@@ -6,7 +6,7 @@ gradient to 85 % zeros.  What changes between steps is kept outside of the state
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine import forms
-from ..engine.autograd import Form, Gradients
-from ..engine.coder import reason_not_coded
-from ..engine.forms import Convolution, cast_as_autocast_would
+from ..engine import autograd
+from ..engine.autograd import Call
+from ..engine.backends.integer import reason_not_coded
+from ..engine.forms import Convolution, Gradients, cast_as_autocast_would
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_dense, reason_not_integer
 from ..errors import InvalidValue
 from ..ops import log_histogram
-from ..ops.contracts import FLOATS, Takes
+from ..ops.contracts import FLOATS
 from ..ops.geometry import Geometry
-from ..ops.registry import call, register
 from ..plan import LayerPlan
 from ..treatments import BACKWARD, PRODUCTS, SYMBOLS, Backend, Prune, Statistics, recipe
 from ..treatments.products import check_backend
@@ -67,34 +66,23 @@ class _PruningEngine(LayerEngine):
         self.seen_gradients = torch.zeros((), dtype=torch.int64, device=device)
         self.gradient.set_ready(True)
 
-    def backward(self, form: Form, g: Tensor, *others: Any) -> Gradients:
+    def compute_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
         """Return dX, dW and dbias of the pruned gradient."""
         if g.dtype in FLOATS:
-            numbers, seen = self._site.numbers, self.seen_gradients
-            call("follow_gradient", g, self._pruning.sparsity, self._pruning.law, numbers, seen)
-        return super().backward(form, g, *others)
+            self._follow(g)
+        return super().compute_backward(call, g, saved)
 
-
-def _follow(g: Tensor, sparsity: float, law: Any, threshold: Tensor, seen: Tensor) -> None:
-    """Count a gradient and, where it is due, set the threshold that gives it its sparsity."""
-    seen += 1
-    count = int(seen)
-    if g.numel() == 0 or (count > EARLY and count % EVERY):
-        return
-    try:
-        found = log_histogram(g, min(1.0, SAMPLE / g.numel())).law()
-    except InvalidValue:  # nothing but zeros, or not all finite: the next gradient will do
-        return
-    threshold.fill_(Prune(sparsity, law).numbers(Statistics(found))["threshold"])
-
-
-register(
-    "follow_gradient(Tensor g, float sparsity, str law, Tensor(a!) threshold, Tensor(b!) seen) -> ()",
-    _follow,
-    None,
-    lambda g, *rest: None,
-    takes={"g": Takes(FLOATS), "seen": Takes((torch.int64,), 1)},
-)
+    def _follow(self, g: Tensor) -> None:
+        """Count a gradient and, where it is due, set the threshold that gives it its sparsity."""
+        self.seen_gradients += 1
+        count = int(self.seen_gradients)
+        if g.numel() == 0 or (count > EARLY and count % EVERY):
+            return
+        try:
+            found = log_histogram(g, min(1.0, SAMPLE / g.numel())).law()
+        except InvalidValue:  # nothing but zeros, or not all finite: the next gradient will do
+            return
+        self._site.numbers.fill_(self._pruning.numbers(Statistics(found))["threshold"])
 
 
 class _Layer(nn.Module):
@@ -159,7 +147,7 @@ class Linear(_Layer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of nn.Linear, from operands as the recipe treats them."""
-        return forms.linear(*cast_as_autocast_would(input, self.weight, self.bias), self._own_engine())
+        return autograd.linear(*cast_as_autocast_would(input, self.weight, self.bias), self._own_engine())
 
 
 class _Convolution(_Layer, nn.modules.conv._ConvNd):
@@ -171,7 +159,7 @@ class _Convolution(_Layer, nn.modules.conv._ConvNd):
             padding = (0,) * len(self.stride)
         assert not isinstance(padding, str)
         form = Convolution(Geometry(self.stride, padding, self.dilation, self.groups))
-        return forms.convolution(*cast_as_autocast_would(input, self.weight, self.bias), form, self._own_engine())
+        return autograd.convolution(*cast_as_autocast_would(input, self.weight, self.bias), form, self._own_engine())
 
 
 class Conv1d(_Convolution, nn.Conv1d):

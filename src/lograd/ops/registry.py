@@ -108,6 +108,18 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
 
+def direct(*tensors: Any) -> bool:
+    """True where PyTorch's dispatcher would find nothing but a kernel of the CPU for these tensors."""
+    if torch.compiler.is_compiling() or watched():
+        return False
+    return all(type(x) in _PLAIN_CLASSES and _dispatch_keys(x) == _PLAIN_KEYS for x in tensors)
+
+
+def kernel_of(name: str) -> Kernel:
+    """The kernel of an operator for plain tensors on the CPU, without contracts and dispatcher."""
+    return _direct.get(name) or operators[name].kernels["reference"]
+
+
 # PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.
 _C: Any = torch._C
 try:

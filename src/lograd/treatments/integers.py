@@ -15,7 +15,7 @@ from ..files.checks import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
-from ..ops.registry import call
+from ..ops.registry import kernel_of
 from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
@@ -151,25 +151,26 @@ class Integers(Treatment):
         return self.per != "column"
 
     def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
-        known = self.memory_size and float(setting.memory[SEEN])
-        limits, fold = setting.memory[:SEEN].float() if known else None, setting.fold
+        limits, fold = None, setting.fold
         columns, rows = self._has_columns(g), self._has_rows(g, fold)
         if columns:
             fold, limits = self._column_scales(g, setting.fold), self._column_limits(g, setting.fold)
         elif rows and not self.symmetric:
             limits = self._row_ranges(g)
-        # The operator itself: what the public function checks was checked when the site was made.
-        codes, parameters, range, counts = call(
-            "integer_codes", g, limits, fold, 1 if columns else setting.fold_dim, self.bits,
-            self.per == "channel" or rows, self.symmetric, self.rounding == "stochastic", setting.key,
-            self.power_of_two,
+        elif self.ranges == "hindsight" and setting.memory.numpy()[SEEN]:
+            limits = torch.from_numpy(setting.memory.numpy()[:SEEN].astype("float32"))
+        # The kernel itself: what the public function checks was checked when the site was made.
+        codes, parameters, range, counts = kernel_of("integer_codes")(
+            g, limits, fold, 1 if columns else setting.fold_dim, self.bits, self.per == "channel" or rows,
+            self.symmetric, self.rounding == "stochastic", setting.key, self.power_of_two,
         )  # fmt: skip
-        if self.memory_size:
+        if self.ranges == "hindsight":
             self._remember(range[:, 0], counts, setting)
-        scale, zero = parameters.unbind()
         if columns:
-            scale = fold if rows else scale * fold
-        return LevelCodes(codes, scale, zero, counts)
+            assert fold is not None
+            scale = fold if rows else parameters[0] * fold
+            parameters = torch.stack([scale, parameters[1, :1].expand(len(scale))])
+        return LevelCodes(codes, parameters, counts)
 
     @property
     def _middle(self) -> float:
@@ -268,7 +269,10 @@ class Integers(Treatment):
             return
         if seen:
             ends = [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in zip(before, ends, strict=True)]
-        setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
+        if setting.memory.is_cpu:
+            setting.memory.numpy()[:] = [*ends, seen + 1]
+        else:
+            setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """Return the outcomes per tensor; None where a channel, column or row decides."""

@@ -122,8 +122,7 @@ class Learned(PackedLevels, Treatment):
             "integer_codes", g, g.new_tensor(limits, dtype=torch.float32), setting.fold, setting.fold_dim, self.bits,
             False, limits[0] < 0, False, setting.key,
         )  # fmt: skip
-        scale, zero = parameters.unbind()
-        return LevelCodes(codes, scale, zero, counts)
+        return LevelCodes(codes, parameters, counts)
 
     def _limits(self, g: Tensor, memory: Tensor) -> tuple[float, float]:
         """Return the ends of the range, which a first tensor gives."""

@@ -62,8 +62,8 @@ class LevelCodes(NamedTuple):
     """A coded tensor of levels in plain tensors: an element is (code - zero) / scale."""
 
     codes: Tensor
-    scale: Tensor
-    zero: Tensor
+    parameters: Tensor
+    """float32, (2, rows): scales and zeros."""
     counts: Tensor
     """int64: zeros, NaN and saturated elements, and zeros before."""
 

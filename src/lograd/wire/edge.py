@@ -6,6 +6,7 @@ the schedule: all microbatches together give one histogram, and numbers change b
 
 from __future__ import annotations
 
+import json
 from typing import Any, final
 
 import numpy as np
@@ -15,15 +16,12 @@ from torch import Tensor
 
 from ..attachment.keys import mix
 from ..attachment.refresh import Cost, OperandStatistics, Refresh, sample_due
-from ..engine.coding import encoded
-from ..engine.operand import Operand
-from ..engine.site import Site
-from ..engine.slots import COUNTERS, CPU, READY, count_passed_through, count_treated
+from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_object, check_whole
 from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOAT_TYPES
-from ..treatments import OPERANDS, PRODUCTS, Sentence, describe
+from ..treatments import OPERANDS, PRODUCTS, Sentence, describe, to_json
 from ..treatments.tensors import is_finite
 from .packets import Packing, encode, prune_and_encode
 
@@ -73,13 +71,12 @@ class Edge:
             return x
         self._observe(x, held)
         if not self.operand.ready:
-            count_passed_through(site.changing[2])
+            site.count_passed_through()
             return x
         if not (self._coded and is_finite(x)):
             return site.treat(x, (), self.operand.control)
-        key, memory, counters = site.changing
-        coded, counts = encoded(x, site.treatments, site.numbers, key, memory)
-        count_treated(counters, key, counts, x.numel())
+        coded, counts = encoded(x, site.treatments, site.numbers, site.key, site.own_memory)
+        site.count(counts, x.numel())
         return coded
 
     def packet(self, x: Tensor, packing: Packing, held: bool = False) -> Tensor:
@@ -98,9 +95,8 @@ class Edge:
         ):
             return self.packed(self.treat(x, held), packing)
         self._observe(x, held)
-        key, _, counters = site.changing
-        packet, counts = prune_and_encode(x, site.threshold, key, packing)
-        count_treated(counters, key, counts, x.numel())
+        packet, counts = prune_and_encode(x, site.threshold, site.key, packing)
+        site.count(counts, x.numel())
         return packet
 
     def packed(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
@@ -152,7 +148,7 @@ class Edge:
     def state(self) -> dict[str, Any]:
         """Return all that changes, as tensors and plain values."""
         return {
-            "sentence": "[]" if self.site is None else self.site.text,
+            "sentence": json.dumps([] if self.site is None else to_json(self.site.treatments)),
             "seed": self._seed,
             "steps": self.steps,
             "last_collected": self._last_collected,

@@ -1,7 +1,7 @@
-"""One operator for a product of a linear layer whose operands are levels in blocks, as in MXFP4 and NVFP4.
+"""Products of a linear layer whose operands are levels in blocks, as in MXFP4 and NVFP4.
 
-Blocks lie along the dimension that the product sums over, so each product encodes its own two operands.  Operands under
-one Hadamard transform meet as they were transformed.  What changes is in small tensors, as in `coded`.
+Blocks lie along the dimension that a product sums over, so each product encodes its own two operands, and autograd
+saves the operands as they are.  Operands under one Hadamard transform meet as they were transformed.
 
 A block that is not finite has no codes.  The product is then a dense one of the decoded operands, where all that the
 block reaches is NaN, and counted.
@@ -10,73 +10,117 @@ block reaches is NaN, and counted.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops
-from ...errors import InvalidValue
 from ...ops import Counted
-from ...ops.coded import CodedTensor, Hadamard, Layout
-from ...ops.contracts import Takes
-from ...ops.integer_kernels import check_numbers
-from ...ops.registry import register
-from ..coding import NAN, applied, check_sentence, encoded, parsed
-from ..slots import COUNTERS, READY, count_fallen_back, count_passed_through, count_treated
-from . import multiply
-from .choice import DENSE, INTEGER, MODE, RAGGED, SLOTS, TOO_SMALL, UNDECIDED, ZEROS, decide, timed
-from .coded_shapes import owned
+from ...ops.coded import CodedTensor, Encoded, Hadamard, Layout
+from ...treatments import OPERANDS, PRODUCTS, SYMBOLS
+from ..autograd import BLOCKS, Call
+from ..forms import Gradients, laid_out
+from ..site import COUNTERS, NAN, Site, applied, encoded
+from .choice import DENSE, INTEGER, RAGGED, UNDECIDED, ZEROS, Choice, timed
+from .integer import owned, reason_not_served
+
+Layer = Any
+"""A `LayerEngine`, which imports this module."""
 
 
-def _product(
-    a: Tensor, b: Tensor, bias: Tensor | None, a_summed: int, b_summed: int, a_treatments: str, a_numbers: Tensor,
-    control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
-    b_key: Tensor, b_memory: Tensor, b_counters: Tensor, choice: Tensor, aligned: bool, need_sums: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the product of two treated matrices, plus a bias, and the sums of the first over its summed dimension.
+class BlockProducts:
+    """Computes a layer from levels in blocks, encoding the two operands of each product for it alone.
 
     Args:
-        a, b: float32; a is that operand which comes to the product last: activations, or the gradient.
-        a_summed, b_summed: the dimension of each that the product sums over.
-        a_treatments, ..., b_counters: their sites; until `control` is ready, a is taken as it is.
-        choice: the tensor of a `Choice`; it is timed and set here if it is undecided.
-        aligned: True if both are under a Hadamard transform, whose signs are named by the key of a.
-        need_sums: True if the sums are wanted; they have no elements otherwise.
+        layer: its engine; `reason_not_blocks` has none.
     """
-    first = Side(a, a_summed, a_treatments, a_numbers, a_key, a_memory, a_counters, None)
-    # The key moves on when a is counted, which leaves the seed and so the signs.
-    second = Side(b, b_summed, b_treatments, b_numbers, b_key, b_memory, b_counters, a_key if aligned else None)
-    ready, whole = bool(control.tolist()[READY]), not aligned or first.whole
-    if not whole or choice.tolist()[ZEROS] == RAGGED:
-        choice[ZEROS] = 0 if whole else RAGGED
-    mode = choice.tolist()[MODE] if ready and whole else DENSE
-    if mode == UNDECIDED:
-        mode = _choose(first, second, bias, choice)
-    if mode == INTEGER:
-        coded = [side.counted_codes() for side in (first, second)]
-        if all(finite for _, finite in coded):
-            result, values = _integer(coded[0][0], coded[1][0], first, second, bias), None
+
+    mode = BLOCKS
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.refused = ""
+        """The reason for which the last tensors were not coded; empty if they were."""
+
+    def serves(self, x: Tensor, weight: Tensor) -> bool:
+        """Return True if these tensors can be coded now."""
+        if not (self.layer.activations.ready and self.layer.weights.ready):
+            return False
+        if weight.dim() != 2:
+            self.refused = "convolutions of blocks have no integer kernel"
+            return False
+        self.refused = reason_not_served(x, weight)
+        return not self.refused and x.numel() > 0
+
+    def output(self, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        """Return Y; the backward encodes the operands anew."""
+        return (self._product("output", x, call.form.oriented(weight), bias, (1, 1))[0],)
+
+    def promise(self, call: Call) -> list[int]:
+        """Return nothing: the shape of Y follows from the tensors."""
+        return []
+
+    def backward(self, call: Call, g: Tensor, saved: tuple[Tensor, ...]) -> Gradients:
+        """Return dX, dW and dbias from the gradient of the output and the operands."""
+        (x, weight), form, need = saved, call.form, call.need
+        d_x = d_weight = d_bias = None
+        if need[0]:
+            found, _ = self._product("input_gradient", g, form.oriented(weight), None, (1, 0))
+            d_x = laid_out(found, call.x_turned)
+        if need[1]:
+            found, d_bias = self._product("weight_gradient", g, x, None, (0, 0), need[2])
+            d_weight = laid_out(form.as_stored(found), call.weight_turned)
+        elif need[2]:
+            d_bias = self.layer.gradient.treated(g, "weight_gradient", (0,)).sum(0)
+        return d_x, d_weight, d_bias
+
+    def _product(
+        self, product: str, a: Tensor, b: Tensor, bias: Tensor | None, summed: tuple[int, int], sums: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the product of two treated matrices, plus a bias, and the sums of the first over its summed dimension.
+
+        Args:
+            a, b: float32; a is that operand which comes to the product last: activations, or the gradient.
+            summed: the dimension of each that the product sums over.
+            sums: True if the sums are wanted.
+        """
+        layer = self.layer
+        operand, other = (layer.operands[name] for name in OPERANDS[product])
+        site, met, aligned = operand.at[product], other.at[product], layer.aligned[product]
+        assert site is not None
+        assert met is not None
+        first = _Side(a, summed[0], site, None)
+        # The key moves on when a is counted, which leaves the seed and so the signs.
+        second = _Side(b, summed[1], met, site.key if aligned else None)
+        choice = layer.choices[product if product == "output" else f"{product}.gradient"]
+        whole = not aligned or first.whole
+        if not site.held and (not whole or int(choice.slots[ZEROS]) == RAGGED):
+            choice.slots[ZEROS] = 0 if whole else RAGGED
+        mode = choice.mode_for(site.held) if operand.ready and whole else DENSE
+        if mode == UNDECIDED:
+            mode = _choose(first, second, bias, choice)
+        values: Tensor | None = None
+        if mode == INTEGER:
+            coded, others = first.counted_codes(), second.counted_codes()
+            if coded[1] and others[1]:
+                result = _integer(coded[0], others[0], first, second, bias)
+            else:
+                values = coded[0].decode()
+                result = _dense(values, others[0].decode(), first, second, bias)
         else:
-            values = coded[0][0].decode()
-            result = _dense(values, coded[1][0].decode(), first, second, bias)
-    else:
-        values = first.counted_values() if ready else first.passed_through()
-        result = _dense(values, second.counted_values(), first, second, bias)
-    sums = a.new_empty(0)
-    if need_sums:
-        sums = _sums(coded[0][0]) if values is None else values.sum(a_summed)
-    return owned(result), sums
+            values = first.counted_values() if operand.ready else first.passed_through()
+            result = _dense(values, second.counted_values(), first, second, bias)
+        if not sums:
+            return owned(result), None
+        return owned(result), _sums(coded[0]) if values is None else values.sum(summed[0])
 
 
-class Side:
-    """One operand of the product, and the ways to treat it."""
+class _Side:
+    """One operand of a product, and the ways to treat it."""
 
-    def __init__(
-        self, x: Tensor, summed: int, text: str, numbers: Tensor, key: Tensor, memory: Tensor, counters: Tensor,
-        signs: Tensor | None,
-    ) -> None:  # fmt: skip
-        self.x, self.summed, self.treatments, self.signs = x, summed, parsed(text), signs
-        self.numbers, self.key, self.memory, self.counters = numbers, key, memory, counters
+    def __init__(self, x: Tensor, summed: int, site: Site, signs: Tensor | None) -> None:
+        self.x, self.summed, self.site, self.signs = x, summed, site, signs
 
     @property
     def whole(self) -> bool:
@@ -84,63 +128,64 @@ class Side:
 
         Else it is filled up, and what rounding leaves where it was is cut off when it is transformed back.
         """
-        rotation = self.treatments[-1].rotation
+        rotation = self.site.rotation
         return rotation is None or self.x.shape[self.summed] % rotation[0] == 0
 
-    def codes(self, memory: Tensor) -> tuple[CodedTensor, Tensor]:
+    def codes(self, memory: Tensor) -> Encoded:
         """Return the operand as codes, with its counts."""
-        return encoded(self.x, self.treatments, self.numbers, self.key, memory, (self.summed,), None, self.signs)
+        site = self.site
+        return encoded(self.x, site.treatments, site.numbers, site.key, memory, (self.summed,), None, self.signs)
 
     def values(self, memory: Tensor) -> Counted:
         """Return the treated operand, with its counts."""
-        return applied(self.x, self.treatments, self.numbers, self.key, memory, (self.summed,), None, self.signs)
+        site = self.site
+        return applied(self.x, site.treatments, site.numbers, site.key, memory, (self.summed,), None, self.signs)
 
     def counted_codes(self) -> tuple[CodedTensor, bool]:
         """Return the operand as codes, and True if all are of finite elements; count it."""
-        coded, counts = self.codes(self.memory)
+        coded, counts = self.codes(self.site.own_memory)
         finite = not int(counts[NAN])
-        if not finite:
-            count_fallen_back(self.counters)
-        count_treated(self.counters, self.key, counts, self.x.numel())
+        if not finite and not self.site.held:
+            self.site.counters[COUNTERS.index("fell_back")] += 1
+        self.site.count(counts, self.x.numel())
         return coded, finite
 
     def counted_values(self) -> Tensor:
         """Return the treated operand, and count it."""
-        result, counts = self.values(self.memory)
-        count_treated(self.counters, self.key, counts, self.x.numel())
+        result, counts = self.values(self.site.own_memory)
+        self.site.count(counts, self.x.numel())
         return result
 
     def passed_through(self) -> Tensor:
         """Return the operand as it is, and count that."""
-        count_passed_through(self.counters)
+        self.site.count_passed_through()
         return self.x
 
 
-def _choose(first: Side, second: Side, bias: Tensor | None, choice: Tensor) -> int:
+def _choose(first: _Side, second: _Side, bias: Tensor | None, choice: Choice) -> int:
     """Time both backends on the operands at hand, and return the faster; treating them is part of each."""
-    if first.x.numel() * (second.x.numel() // second.x.shape[second.summed]) < multiply.LEAST_WORK:
-        choice[ZEROS] = TOO_SMALL
+    if choice.is_too_small(first.x.numel() * (second.x.numel() // second.x.shape[second.summed])):
         return INTEGER
     if not (bool(first.x.isfinite().all()) and bool(second.x.isfinite().all())):
         return DENSE  # and not decided
 
     def densely() -> None:
-        a, b = (side.values(side.memory.clone()).result for side in (first, second))
+        a, b = (side.values(side.site.memory.clone()).result for side in (first, second))
         _dense(a, b, first, second, bias)
 
     def by_codes() -> None:
-        a, b = (side.codes(side.memory.clone())[0] for side in (first, second))
+        a, b = (side.codes(side.site.memory.clone()).coded for side in (first, second))
         _integer(a, b, first, second, bias)
 
-    return decide(choice, timed(dense=densely, integer=by_codes))
+    return choice.decide(timed(dense=densely, integer=by_codes))
 
 
-def _dense(a: Tensor, b: Tensor, first: Side, second: Side, bias: Tensor | None) -> Tensor:
+def _dense(a: Tensor, b: Tensor, first: _Side, second: _Side, bias: Tensor | None) -> Tensor:
     rows, columns = a if first.summed else a.t(), b.t() if second.summed else b
     return rows.mm(columns) if bias is None else torch.addmm(bias, rows, columns)
 
 
-def _integer(a: CodedTensor, b: CodedTensor, first: Side, second: Side, bias: Tensor | None) -> Tensor:
+def _integer(a: CodedTensor, b: CodedTensor, first: _Side, second: _Side, bias: Tensor | None) -> Tensor:
     """Return the product of codes: Y where both sum over inputs, dX over outputs, dW over samples."""
     a, b = _as_transformed(a), _as_transformed(b)
     if second.summed:
@@ -171,55 +216,14 @@ def _as_transformed(coded: CodedTensor) -> CodedTensor:
     return replace(coded, transform=tuple(step for step in coded.transform if not isinstance(step, Hadamard)))
 
 
-def _check(
-    a: Tensor, b: Tensor, bias: Tensor | None, a_summed: int, b_summed: int, a_treatments: str, a_numbers: Tensor,
-    control: Tensor, a_key: Tensor, a_memory: Tensor, a_counters: Tensor, b_treatments: str, b_numbers: Tensor,
-    b_key: Tensor, b_memory: Tensor, *rest: object,
-) -> None:  # fmt: skip
-    if not (a_summed in (0, 1) and b_summed in (0, 1) and a_summed >= b_summed):
-        raise InvalidValue(
-            f"a product sums over dimensions 1 and 1, 1 and 0 or 0 and 0; got {a_summed} and {b_summed}."
-        )
-    if a.dim() != 2 or b.dim() != 2 or a.shape[a_summed] != b.shape[b_summed]:
-        raise InvalidValue(
-            f"a and b must be matrices of one length along what is summed; got {tuple(a.shape)} and {tuple(b.shape)}."
-        )
-    if bias is not None and not b_summed:
-        raise InvalidValue("only the output of a layer has a bias, which sums over dimensions 1 and 1.")
-    check_numbers("bias", bias, b.shape[1 - b_summed])
-    check_sentence(a_treatments, a_numbers, a_memory)
-    check_sentence(b_treatments, b_numbers, b_memory)
-    for text in (a_treatments, b_treatments):
-        if not (parsed(text) and parsed(text)[-1].block_levels):
-            raise InvalidValue(f"operands of this product end as levels in blocks; got {text}.")
-
-
-def _fake(
-    a: Tensor, b: Tensor, bias: Tensor | None, a_summed: int, b_summed: int, *rest: object
-) -> tuple[Tensor, Tensor]:
-    rows = a.shape[1 - a_summed]
-    return a.new_empty(rows, b.shape[1 - b_summed]), a.new_empty(rows if rest[-1] else 0)
-
-
-_SITE = {
-    "numbers": Takes((torch.float32,)),
-    "key": Takes((torch.int64,), 2),
-    "memory": Takes((torch.float64,)),
-    "counters": Takes((torch.int64,), len(COUNTERS)),
-}
-register(
-    "block_product(Tensor a, Tensor b, Tensor? bias, int a_summed, int b_summed, str a_treatments, Tensor a_numbers,"
-    " Tensor control, Tensor(a!) a_key, Tensor(b!) a_memory, Tensor(c!) a_counters, str b_treatments,"
-    " Tensor b_numbers, Tensor(d!) b_key, Tensor(e!) b_memory, Tensor(f!) b_counters, Tensor(g!) choice, bool aligned,"
-    " bool need_sums) -> (Tensor, Tensor)",
-    _product,
-    _product,
-    _fake,
-    _check,
-    {
-        **dict.fromkeys(("a", "b", "bias"), Takes((torch.float32,))),
-        "control": Takes((torch.int64,), 2, anywhere=True),
-        "choice": Takes((torch.int64,), SLOTS, anywhere=True),
-        **{f"{side}_{name}": takes for side in ("a", "b") for name, takes in _SITE.items()},
-    },
-)
+def reason_not_blocks(layer: Layer) -> str | None:
+    """Return why the operands of a layer do not meet as levels in blocks; None if they do."""
+    for product in PRODUCTS:
+        sites = {operand: layer.operands[operand].at[product] for operand in OPERANDS[product]}
+        for operand, site in sites.items():
+            if site is None or not site.block_levels:
+                return f"{operand} of {SYMBOLS[product]} are not rounded to blocks of levels"
+        first, second = (site.rotation for site in sites.values())
+        if first != second:
+            return f"one operand of {SYMBOLS[product]} is under a Hadamard transform that the other is not under"
+    return None

@@ -1,16 +1,21 @@
-"""The backend of a product: asked for, or timed once on the layer itself.  What was chosen is a small tensor."""
+"""The backend of a product: asked for, or timed once on the layer itself; and why a layer has but dense products.
+
+What was chosen is a small tensor: products sum in different orders, so a resumed run needs it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ... import native
 from ...treatments import Backend
-from ..slots import CPU, zeros
+from ..site import CPU, zeros
 
 UNDECIDED, DENSE, SPARSE, INTEGER = range(4)
 NAMES = {DENSE: "dense", SPARSE: "sparse", INTEGER: "integer"}
@@ -20,12 +25,15 @@ MODE, DENSE_TIME, SPARSE_TIME, ZEROS, INTEGER_TIME = range(5)
 
 A time of 0 was not taken: that backend does not serve the product.
 """
-SLOTS, FORMER_SLOTS = 5, 4
-"""Slots of a choice now, and in states from before there were integer products."""
+SLOTS = 5
 TOO_SMALL = -1
 """In the slot ZEROS: marks a layer that is too small to time."""
 RAGGED = -2
 """In the slot ZEROS: marks a product whose last sum was not of whole blocks of a Hadamard transform."""
+LEAST_WORK = 2**22
+"""Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
+FEWEST_CHANNELS = 8
+"""Input channels of a group, a vector of eight: with fewer the kernels compute mostly padding."""
 CHANGE = 0.1
 """Backends are timed again when the share of zeros differs by so much from the one at which they were timed."""
 MARGIN = 0.05
@@ -88,21 +96,34 @@ class Choice:
         """True if the backend was asked for, so that nothing is timed."""
         self.serving = serving
         self.tensor = zeros(SLOTS, torch.int64, CPU)
-        self.tensor[MODE] = {"auto": UNDECIDED, "dense": DENSE, "sparse": SPARSE, "integer": INTEGER}[backend]
+        self.slots: np.ndarray[tuple[int], np.dtype[np.int64]] = self.tensor.numpy()
+        """The same memory."""
+        self.slots[MODE] = {"auto": UNDECIDED, "dense": DENSE, "sparse": SPARSE, "integer": INTEGER}[backend]
 
-    def seen_by(self, held: bool) -> Tensor:
-        """Return the tensor for an operator; for an evaluation (`Site.held`) a copy with nothing left to time."""
-        if not held:
-            return self.tensor
-        found = self.tensor.clone()
-        if self.mode == UNDECIDED:
-            found[MODE] = INTEGER if INTEGER in self.serving else DENSE
-        return found
+    def mode_for(self, held: bool) -> int:
+        """Return the backend in force; for an evaluation, which times nothing, one that serves."""
+        mode = int(self.slots[MODE])
+        if held and mode == UNDECIDED:
+            return INTEGER if INTEGER in self.serving else DENSE
+        return mode
+
+    def is_too_small(self, work: int) -> bool:
+        """Return True for a product with too few multiply-adds to be timed, and mark it."""
+        if work >= LEAST_WORK:
+            return False
+        self.slots[ZEROS] = TOO_SMALL
+        return True
+
+    def decide(self, times: Times) -> int:
+        """Write measured times, and return the backend that won."""
+        values = [times.fastest, times.dense * 1e6, (times.sparse or 0.0) * 1e6, times.zeros * 1e6]
+        self.slots[:] = [int(value) for value in (*values, (times.integer or 0.0) * 1e6)]
+        return times.fastest
 
     @property
     def mode(self) -> int:
         """The backend in force."""
-        return int(self.tensor[MODE])
+        return int(self.slots[MODE])
 
     @property
     def in_force(self) -> int:
@@ -110,23 +131,23 @@ class Choice:
 
         Codes are there before their product is computed, so that small integer products save the decoding.
         """
-        if int(self.tensor[ZEROS]) == RAGGED:
+        if int(self.slots[ZEROS]) == RAGGED:
             return DENSE
-        if self.mode == UNDECIDED and int(self.tensor[ZEROS]) == TOO_SMALL:
+        if self.mode == UNDECIDED and int(self.slots[ZEROS]) == TOO_SMALL:
             return INTEGER if INTEGER in self.serving else DENSE
         return self.mode
 
     @property
     def times(self) -> Times | None:
         """The measured times; None before there are any."""
-        _, dense, sparse, share, integer = self.tensor.tolist()
+        _, dense, sparse, share, integer = self.slots.tolist()
         if not dense:
             return None
         return Times(dense / 1e6, sparse / 1e6 or None, integer / 1e6 or None, share / 1e6)
 
     def load(self, saved: Tensor) -> None:
         """Go on from a saved choice; a backend that does not serve here is timed again."""
-        self.tensor.copy_(whole(saved))
+        self.tensor.copy_(saved)
         if self.mode not in (UNDECIDED, DENSE, *self.serving):
             self.tensor.zero_()
 
@@ -136,29 +157,16 @@ class Choice:
             return
         more = self.times.zeros - share if self.mode == SPARSE else share - self.times.zeros
         if more > CHANGE:
-            self.tensor[MODE] = UNDECIDED
+            self.slots[MODE] = UNDECIDED
 
     def words(self) -> str:
         """Return the backend in force with the measured times, for people."""
-        if int(self.tensor[ZEROS]) == RAGGED:
+        if int(self.slots[ZEROS]) == RAGGED:
             return "dense products, as sums are not of whole blocks of the Hadamard transform"
-        if int(self.tensor[ZEROS]) == TOO_SMALL:
+        if int(self.slots[ZEROS]) == TOO_SMALL:
             return f"{NAMES[self.in_force]} products, too small to be timed"
         words = "products not timed yet" if self.mode == UNDECIDED else f"{NAMES[self.mode]} products"
         return words if self.times is None else f"{words} ({self.times.words()})"
-
-
-def whole(saved: Tensor) -> Tensor:
-    """Return a saved choice with all slots: one from before there were integer products has no time of them."""
-    missing = SLOTS - FORMER_SLOTS
-    return torch.nn.functional.pad(saved, (0, missing)) if saved.numel() == FORMER_SLOTS else saved
-
-
-def decide(choice: Tensor, times: Times) -> int:
-    """Write measured times into a choice, and return the backend that won."""
-    values = [times.fastest, times.dense * 1e6, (times.sparse or 0.0) * 1e6, times.zeros * 1e6]
-    choice.copy_(torch.tensor([*values, (times.integer or 0.0) * 1e6], device=CPU))
-    return times.fastest
 
 
 def timed(**ways: Callable[[], object]) -> Times:
@@ -181,3 +189,33 @@ def timed(**ways: Callable[[], object]) -> Times:
             seconds = time.perf_counter() - start
             spent, best[name] = spent + seconds, min(best[name], 1e3 * seconds)
     return Times(**best)
+
+
+def unserved(kind: str, depthwise: str, shape: Sequence[int], groups: int, transposed: bool) -> str | None:
+    """Return why a layer with a weight of this shape has no products of a kind on any machine; None where it may.
+
+    Args:
+        kind: "sparse" or "integer".
+        depthwise: why a depthwise convolution has none.
+        shape, groups, transposed: of the layer.
+    """
+    if len(shape) > 2 and groups > 1 and shape[1] == 1:
+        return f"depthwise: {depthwise}"
+    if transposed:
+        return f"transposed convolutions have no {kind} kernel"
+    if len(shape) > 4:
+        return f"convolutions over three dimensions have no {kind} kernel"
+    if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
+        channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
+        return f"{channels} in a group; {kind} products pay from {FEWEST_CHANNELS} on"
+    return None
+
+
+def unserved_here(kind: str, types: Collection[torch.dtype], x: Tensor) -> str | None:
+    """Return why tensors like this one have no products of a kind on this machine; None where they have."""
+    if x.device.type != "cpu":
+        return f"the tensors are on {x.device.type}; {kind} kernels are for the CPU"
+    if x.dtype not in types:
+        return f"{str(x.dtype).removeprefix('torch.')} has no {kind} kernel"
+    status = native.status()
+    return None if status.available else f"native kernels are not in use: {status.reason}"
