@@ -331,7 +331,6 @@ BLOCKS: dict[str, Maker] = {
     "costly-layers": costly_layers,
     "laws": laws,
     "explosion": drawn("explosion"),
-    "scale": drawn("scale"),
     **{f"bits-{model}": drawn(f"bits-{model}") for model in ("resnet8", "charlm", "bert-mini")},
     "sparsity": sparsity,
     "predictions": predictions,

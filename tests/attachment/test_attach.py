@@ -279,6 +279,7 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, of jvp
 def test_transforms_of_torch_func_are_refused():
     model, x = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True)
     with lograd.attach(model, IDENTITY):
@@ -291,6 +292,15 @@ def test_transforms_of_torch_func_are_refused():
             with pytest.raises(NotTransformed, match=r"torch\.func"):
                 transform()
     assert torch.func.vmap(model)(x.detach()).shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore:a copy or pickle of an attached")
+def test_traced_and_exported_models_are_plain():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    plain = model(x)
+    with lograd.attach(model, Plan.uniform("int8-full")):
+        assert torch.equal(torch.jit.trace(model, (x,), check_trace=False)(x), plain)
+        assert torch.equal(torch.export.export(model, (x,)).module()(x), plain)
 
 
 def test_what_cannot_work_is_refused_in_one_sentence():

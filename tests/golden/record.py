@@ -221,5 +221,6 @@ if __name__ == "__main__":
 
     import lograd
 
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # for experiments.models
     torch.set_num_threads(1)
     json.dump({"torch": torch.__version__, "hashes": record()}, sys.stdout, indent=0)

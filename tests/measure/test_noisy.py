@@ -158,7 +158,7 @@ def test_the_file_keeps_them_and_old_files_have_none(profile, tmp_path):
     assert loaded == profile
     assert [layer.noisy for layer in loaded.layers.values()] == [layer.noisy for layer in profile.layers.values()]
     plan = lograd.Plan.uniform("prune85")
-    assert loaded.evidence.expected(plan) == profile.expected(plan)
+    assert loaded.expected(plan) == profile.expected(plan)
 
 
 def test_several_ranks_are_averaged(profile):

@@ -1,6 +1,6 @@
 """A module of a user's, as text: tests write it into a folder and call commands from there."""
 
-MINE = '''
+MINE = """
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -28,4 +28,4 @@ def three():
 
 def five():
     return network(), loader(), cross_entropy, torch.optim.SGD, None
-'''
+"""

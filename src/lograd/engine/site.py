@@ -149,7 +149,7 @@ class Levels(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if every element was finite."""
-        return not math.isnan(self.scale.sum())
+        return not bool(np.isnan(self.scale).any())
 
     def decode(self) -> Tensor:
         """Return an operand without `low` as float32, in the layout of its codes."""

@@ -25,9 +25,9 @@ Unit = Literal["row", "sample"]
 class Rows(Treatment):
     """Keep a row of the gradient if its norm reaches a threshold, else keep it, scaled up, with a probability.
 
-    With n the norm of a row and a the threshold, a smaller row becomes row * a / n with probability n / a, else zero, so
-    that the expected row is the row itself.  Probabilities in proportion to norms keep the fewest rows for the energy
-    that is added [wang2024].  Rows are tokens or samples of a linear layer and output pixels of a convolution.
+    With n the norm of a row and a the threshold, a smaller row becomes row * a / n with probability n / a, else zero,
+    so that the expected row is the row itself.  Probabilities in proportion to norms keep the fewest rows for the
+    energy that is added [wang2024].  Rows are tokens or samples of a linear layer and output pixels of a convolution.
 
     First in its sentence, in linear layers and convolutions of 1 x 1, it makes the products smaller: rows that are
     dropped are never multiplied.  Elsewhere rows are zeros in the tensor, which sparse products skip.
