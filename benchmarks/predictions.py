@@ -39,7 +39,7 @@ from lograd.measure.methods import DENSE, method
 from lograd.measure.profiler import restored
 from lograd.measure.timing import TIMED as STEPS
 from lograd.measure.timing import WARM_UP, Timer
-from lograd.report.environment import machine
+from lograd.report.instructions import conditions
 from lograd.report.markdown import markdown
 from lograd.theory import Choice
 
@@ -396,7 +396,7 @@ def main(
         "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
-        content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}
+        content = {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": list(results.values())}
         write("predictions", content, what, text)
 
 

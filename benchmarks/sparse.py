@@ -21,7 +21,7 @@ from torch import Tensor
 from lograd import ops, theory
 from lograd.ops.geometry import Geometry
 from lograd.report import Chart, Line, Points, Rule
-from lograd.report.environment import machine
+from lograd.report.instructions import conditions
 from lograd.report.markdown import markdown
 
 from .timing import RESULTS, progress, turns, versions, write
@@ -271,7 +271,7 @@ def main(
     text = table(rows)
     print(text)
     if save and not quick and not only:
-        result = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
+        result = {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": rows}
         write("sparse", result, what, text + "\n\n![speed-up over sparsity](sparse.svg)")
         (RESULTS / "sparse.svg").write_text(drawing(rows))
 

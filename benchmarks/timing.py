@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import typer
 from rich.progress import track
 
 import lograd
@@ -18,6 +20,19 @@ from lograd.report.environment import version_of
 
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
+AVX2 = {
+    "LOGRAD_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+}  # fmt: skip
+"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
+
+
+def restart(isa: str, module: str) -> None:
+    """Begin again in this process with what an instruction set allows; an empty one allows all that the CPU has."""
+    if isa not in ("", "avx2"):
+        raise typer.BadParameter(f"--isa is avx2; got {isa!r}")
+    if isa and any(os.environ.get(name) != value for name, value in AVX2.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | AVX2)
 
 
 def medians(cases: Mapping[str, Callable[[], object]], repeats: int, shortest: float = 0.0) -> dict[str, float]:

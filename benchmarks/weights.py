@@ -26,7 +26,7 @@ import typer
 from torch import Tensor
 
 import lograd
-from lograd.report.environment import machine
+from lograd.report.instructions import conditions
 from lograd.report.markdown import markdown
 from lograd.weights import LowPrecisionTensor
 
@@ -204,7 +204,9 @@ def main(
     text = table(rows)
     print(text)
     if save:
-        write("weights", {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}, what, text)
+        write(
+            "weights", {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": rows}, what, text
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import typer
 
 from lograd.report import Chart, Line
-from lograd.report.environment import machine
+from lograd.report.instructions import conditions
 from lograd.report.markdown import markdown
 
 from .timing import RESULTS, progress, versions, write
@@ -237,7 +237,7 @@ def main(
     print(text)
     if keep:
         result = {
-            "machine": machine(),
+            "machine": conditions(),
             "versions": versions("torch"),
             "sizes": sizes,
             "schedule": schedule,
