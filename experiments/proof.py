@@ -747,9 +747,9 @@ def caption(members: list[dict[str, Any]]) -> str:
     sets = "; ".join(sorted({instructions(one) for one in members}))
     return (
         f"**{first['task']}**, {first['steps']} steps of batch {first['batch']}, learning rate {first['lr']:g}. "
-        f"{sets}; threads: {threads}. Accuracies are mean ± half the range of the seeds, evaluated every {first['every']} "
-        "steps; steps are those to the lowest final accuracy of an FP32 seed, by seed; CPU seconds are those of the "
-        "process on a shared machine, without evaluations."
+        f"{sets}; threads: {threads}. Accuracies are mean ± half the range of the seeds, evaluated every "
+        f"{first['every']} steps; steps are those to the lowest final accuracy of an FP32 seed, by seed; CPU seconds "
+        "are those of the process on a shared machine, without evaluations."
     )
 
 

@@ -67,7 +67,6 @@ TASKS = {
     "resnet101": Task("images", partial(cifar_model, "resnet101"), 64, epochs=200),
     "vgg": Task("images", Vgg, 64, lr=0.05),
     "charlm": Task("text", CharTransformer, 128, "adamw", 1e-3, 32, 5),
-    "charlm6": Task("text", partial(CharTransformer, depth=6), 384, "adamw", 1e-3, 32, 5),
     "bert-mini": Task("sentences", SentenceClassifier, 256, "adamw", 3e-4, 32, 3),
 }
 DECAY = {"sgd": 1e-4, "adamw": 0.01}
@@ -86,7 +85,6 @@ class Config:
         epochs, steps: how long; one of them.
         schedule: of the learning rate: "cosine" to zero, "step" (a tenth at half and at three quarters of the run) or
             "constant"; warmup: first steps over which it rises.
-        pixels: sides that images are averaged down to.
         threads: of torch; None leaves its own number.
         start: the first step that is treated.
         evaluate_every: steps between evaluations; None evaluates after each epoch.
@@ -108,8 +106,6 @@ class Config:
     warmup: int = 0
     width: int | None = None
     augment: bool | None = None
-    pixels: int | None = None
-    channels_last: bool = False
     threads: int | None = None
     backend: Backend = "dense"
     start: int = 0
