@@ -45,6 +45,8 @@ from benchmarks.timing import AVX2
 from lograd import native
 from lograd.report.instructions import conditions
 
+from .models import CharTransformer, ResNet18
+
 RESULTS = Path(__file__).parent / "results" / "proof"
 TIMES = RESULTS / "times"
 PLAIN = ("fp32", "bf16")
@@ -214,67 +216,6 @@ def keep(file: Path, found: dict[str, Any]) -> None:
 # -- the tasks --
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions with BatchNorm beside a shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the block, shortcut included."""
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x))
-
-
-def resnet18(width: int, classes: int = 100) -> nn.Module:
-    """Return the ResNet-18 of He et al. (2016) with a 3x3 stem for small images."""
-    stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    sizes = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
-    blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(sizes)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
-
-
-class Layer(nn.Module):
-    """Causal attention and a two-layer perceptron, each beside a shortcut and behind a LayerNorm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the layer."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return result
-
-
-class CharTransformer(nn.Module):
-    """Logits of the next character at each position."""
-
-    def __init__(self, tokens: int, width: int, depth: int, heads: int) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(CHARACTERS, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits, classes second."""
-        x = self.layers(self.token(tokens) + self.position.weight)
-        result: Tensor = self.head(self.norm(x)).transpose(1, 2)
-        return result
-
-
 class Batch(NamedTuple):
     """Inputs and the numbers that they should give."""
 
@@ -305,7 +246,7 @@ class Images:
     def model(self, seed: int) -> nn.Module:
         """Return a new ResNet18."""
         torch.manual_seed(seed)
-        return resnet18(self.width)
+        return ResNet18(width=self.width)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Return the usual one for image networks."""
@@ -356,7 +297,7 @@ class Characters:
     def model(self, seed: int) -> nn.Module:
         """Return a new transformer of six layers of width 384."""
         torch.manual_seed(seed)
-        return CharTransformer(len(self.letters), 384, 6, 6)
+        return CharTransformer(len(self.letters), 384, 6, 6, CHARACTERS)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Return the usual one for transformers."""
@@ -371,12 +312,12 @@ class Characters:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of a batch."""
-        return F.cross_entropy(model(batch.x), batch.y)
+        return F.cross_entropy(model(batch.x).transpose(1, 2), batch.y)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return accuracy and loss on 192 pieces of the test text."""
         places = torch.linspace(0, len(self.test) - CHARACTERS - 2, 192).long()[:, None] + torch.arange(CHARACTERS)
-        logits = torch.cat([model(self.test[part]) for part in torch.split(places, 32)])
+        logits = torch.cat([model(self.test[part]).transpose(1, 2) for part in torch.split(places, 32)])
         right = (logits.argmax(1) == self.test[places + 1]).float().mean()
         return {"accuracy": round(float(right), 5), "loss": float(F.cross_entropy(logits, self.test[places + 1]))}
 
