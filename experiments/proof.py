@@ -188,7 +188,7 @@ def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str,
     found = {
         **{key: value for key, value in asdict(run).items() if key not in ("data", "work")},
         "cpu_seconds": round(clock.spent, 2),
-        "step_median": round(median(clock.each[DECIDED:]), 5),
+        "step_median": round(median(clock.each[DECIDED:] or clock.each), 5),
         "first_steps": [round(one, 4) for one in clock.each[:DECIDED]],
         "points": journal.points,
         "final": journal.points[-1],
@@ -227,9 +227,6 @@ class Batch(NamedTuple):
 
 class Images:
     """CIFAR-100 at half its size: mean of 2x2 pixels, random crops and flips."""
-
-    size = 64
-    """Images of a batch."""
 
     def __init__(self, data: str, width: int = 32) -> None:
         self.width = width
@@ -285,9 +282,6 @@ class Images:
 class Characters:
     """Tiny Shakespeare by character; the last tenth is the test."""
 
-    size = 16
-    """Pieces of a batch."""
-
     def __init__(self, data: str) -> None:
         text = (Path(data) / "tinyshakespeare.txt").read_text(encoding="utf-8")
         self.letters = sorted(set(text))
@@ -326,9 +320,6 @@ class Characters:
 
 class Sentences:
     """SST-2, and all-MiniLM-L6-v2 with a new head for two classes."""
-
-    size = 32
-    """Sentences of a batch."""
 
     def __init__(self, data: str) -> None:
         import transformers
@@ -375,6 +366,21 @@ TASKS: dict[str, Callable[[str], Any]] = {
     "resnet": Images, "resnet64": functools.partial(Images, width=64), "chars": Characters, "minilm": Sentences,
 }  # fmt: skip
 """Makers of tasks from the folder of data."""
+
+
+class Usual(NamedTuple):
+    """What a task is trained with unless something else is given."""
+
+    steps: int
+    batch: int
+    lr: float
+    every: int
+
+
+USUAL = {
+    "resnet": Usual(1560, 64, 0.1, 312), "resnet64": Usual(1560, 64, 0.1, 312), "chars": Usual(150, 8, 1e-3, 15),
+    "minilm": Usual(300, 32, 1e-4, 60),
+}  # fmt: skip
 
 
 class Session:
@@ -536,43 +542,26 @@ def fine_tune(run: Run) -> None:
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 DATA = typer.Option("data", help="Folder with cifar100_20k.npz, sst2/ and tinyshakespeare.txt.")
 WORK = typer.Option("runs/proof", help="Folder of journals and checkpoints.")
-SEEDS = "Runs of each way, with seeds 0, 1, ..."
-WAYS = typer.Option(["fp32", "accelerate"], help="fp32, bf16, accelerate, avx2, or a recipe.")
 
 
-def _all(runs: list[Run]) -> None:
+@app.command("train")
+def train_command(
+    tasks: list[str] = typer.Argument(help="resnet, resnet64, chars, minilm."),
+    seeds: int = typer.Option(3, help="Runs of each way, with seeds 0, 1, ..."),
+    ways: list[str] = typer.Option(["fp32", "accelerate"], help="fp32, bf16, accelerate, avx2, or a recipe."),
+    steps: int = typer.Option(0, help="Length; 0 takes the usual one of the task, as below."),
+    batch: int = 0, lr: float = 0.0,
+    every: int = typer.Option(0, help="Steps between two evaluations."), data: str = DATA, work: str = WORK,
+) -> None:  # fmt: skip
+    """Train networks, each way with each seed; finished runs are left out, and others go on where they stopped."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for run in runs:
-        if not (RESULTS / f"{run.name}.json").exists():
-            (fine_tune if run.task == "minilm" else train)(run)
-
-
-@app.command("minilm")
-def minilm_command(
-    seeds: int = typer.Option(3, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 32,
-    lr: float = 1e-4, every: int = 100, data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Fine-tune MiniLM on SST-2 through Trainer."""
-    _all([Run("minilm", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
-
-
-@app.command("resnet")
-def resnet_command(
-    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, epochs: int = 10, batch: int = 64,
-    lr: float = 0.1, wide: bool = typer.Option(False, help="Of width 64."), data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Train a ResNet18 of width 32 on CIFAR-100 at 16x16."""
-    every, task = 20_000 // batch, "resnet64" if wide else "resnet"
-    _all([Run(task, way, seed, epochs * every, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
-
-
-@app.command("chars")
-def chars_command(
-    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 16,
-    lr: float = 1e-3, every: int = 50, data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Train a character transformer of six layers and width 384."""
-    _all([Run("chars", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
+    for task in tasks:
+        usual = USUAL[task]
+        for seed, way in itertools.product(range(seeds), ways):
+            given = (steps or usual.steps, batch or usual.batch, lr or usual.lr, every or usual.every)
+            run = Run(task, way, seed, *given, data, work)
+            if not (RESULTS / f"{run.name}.json").exists():
+                (fine_tune if task == "minilm" else train)(run)
 
 
 @app.command()
@@ -580,7 +569,7 @@ def decide(task: str, file: Path, data: str = DATA) -> None:
     """Write the plan that `accelerate` chooses for a task with this process's instruction set."""
     torch.set_num_threads(1)
     source = TASKS[task](data)
-    run = timing_run(source, task, "accelerate", data, ".")
+    run = timing_run(task, "accelerate", data, ".")
     session = Session(source, run)
     for step in range(DECIDED + 2):
         session.step(source.batch(run, step))
@@ -588,9 +577,9 @@ def decide(task: str, file: Path, data: str = DATA) -> None:
     session.handle.plan.save(file)
 
 
-def timing_run(source: Any, task: str, way: str, data: str, work: str) -> Run:
+def timing_run(task: str, way: str, data: str, work: str) -> Run:
     """Return a run that only lends its settings to a session."""
-    return Run(task, way, 0, 1, source.size, 1e-4, 1, data, work)
+    return Run(task, way, 0, 1, USUAL[task].batch, 1e-4, 1, data, work)
 
 
 @app.command()
@@ -614,7 +603,7 @@ def time_command(task: str, turns: int = 9, data: str = DATA, work: str = WORK) 
     source, isa = TASKS[task](data), native.status().isa
     # Without VNNI, what counts is the plan that the runs called "avx2" were trained with.
     ways = [*PLAIN, "accelerate", *["avx2"] * (isa == "avx2")]
-    runs = {way: timing_run(source, task, way, data, work) for way in ways}
+    runs = {way: timing_run(task, way, data, work) for way in ways}
     sessions = {way: Session(source, run) for way, run in runs.items()}
     batches = [source.batch(runs["fp32"], step) for step in range(DECIDED + 2)]
     first = [seconds(sessions["accelerate"], batch) for batch in batches]
@@ -627,7 +616,7 @@ def time_command(task: str, turns: int = 9, data: str = DATA, work: str = WORK) 
     medians = {way: round(median(taken), 5) for way, taken in each.items()}
     extra = sum(first[:DECIDED]) - DECIDED * medians["accelerate"]
     found = {
-        "task": task, "isa": isa, "turns": turns, "batch": source.size, "seconds": medians,
+        "task": task, "isa": isa, "turns": turns, "batch": USUAL[task].batch, "seconds": medians,
         "fastest": {way: round(min(taken), 5) for way, taken in each.items()}, "measuring": round(max(extra, 0.0), 3),
         "attached": words(sessions["accelerate"].handle, runs["accelerate"]), **where(),
     }  # fmt: skip
@@ -636,10 +625,11 @@ def time_command(task: str, turns: int = 9, data: str = DATA, work: str = WORK) 
 
 
 def seconds(session: Session, batch: Any) -> float:
-    """Return the seconds of a step."""
-    begun = time.perf_counter()
+    """Return the seconds of a step: of CPU time on one thread, which other processes hardly disturb."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
     session.step(batch)
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 @app.command()
