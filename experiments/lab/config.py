@@ -85,6 +85,7 @@ class Config:
         epochs, steps: how long; one of them.
         schedule: of the learning rate: "cosine" to zero, "step" (a tenth at half and at three quarters of the run) or
             "constant"; warmup: first steps over which it rises.
+        pixels: sides that images are averaged down to.
         threads: of torch; None leaves its own number.
         start: the first step that is treated.
         evaluate_every: steps between evaluations; None evaluates after each epoch.
@@ -106,6 +107,8 @@ class Config:
     warmup: int = 0
     width: int | None = None
     augment: bool | None = None
+    pixels: int | None = None
+    channels_last: bool = False
     threads: int | None = None
     backend: Backend = "dense"
     start: int = 0

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from lograd import InvalidValue
 
@@ -77,11 +78,19 @@ class Dataset(ABC):
 
 
 class Images(Dataset):
-    """Images from an .npz file; channels are normalised by mean and standard deviation of the training part."""
+    """Images from an .npz file; channels are normalised by mean and standard deviation of the training part.
 
-    def __init__(self, path: Path, batch: int, seed: int, augment: bool) -> None:
+    Args:
+        pixels: sides that images are averaged down to after augmentation; None leaves their size.
+    """
+
+    def __init__(self, path: Path, batch: int, seed: int, augment: bool, pixels: int | None = None) -> None:
         super().__init__(batch, seed)
         self.train, train_labels, self.test, test_labels = (array for array in read_images(path).values())
+        height, width = self.train.shape[1:3]
+        if pixels is not None and (height != width or height % pixels):
+            raise InvalidValue(f"pixels must divide the sides of square images; got {pixels} for {height} x {width}.")
+        self.block = 1 if pixels is None else height // pixels
         self.train_labels, self.test_labels = train_labels.astype(np.int64), test_labels.astype(np.int64)
         self.train_size, self.augment = len(self.train), augment
         self.sizes = {"classes": int(max(self.train_labels.max(), self.test_labels.max())) + 1}
@@ -107,7 +116,8 @@ class Images(Dataset):
 
     def _normalised(self, images: NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
-        return pixels.sub_(self.mean).div_(self.spread).contiguous()
+        pixels = pixels.sub_(self.mean).div_(self.spread).contiguous()
+        return pixels if self.block == 1 else avg_pool2d(pixels, self.block)
 
 
 def augmented(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
@@ -217,7 +227,7 @@ def load_data(config: Config) -> Dataset:
     path, batch = Path(config.data), config.batch or 1
     data: Dataset
     if config.task.kind == "images":
-        data = Images(path, batch, config.seed, bool(config.augment))
+        data = Images(path, batch, config.seed, bool(config.augment), config.pixels)
     else:
         data = (Text if config.task.kind == "text" else Sentences)(path, batch, config.seed)
     if not data.steps_per_epoch:

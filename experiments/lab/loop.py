@@ -29,7 +29,9 @@ CHECKPOINT_SECONDS = 60.0
 def build_model(config: Config, data: Dataset) -> nn.Module:
     """Return the model with its initial weights, which follow from the seed."""
     torch.manual_seed(config.seed)
-    model: nn.Module = config.task.build(**data.sizes, width=config.width).train()
+    model = config.task.build(**data.sizes, width=config.width).train()
+    if config.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 

@@ -34,6 +34,11 @@ def uniform(profile: Profile, sparsity: float) -> Plan:
     return profile.plan(sparsity=sparsity, allocation="uniform", everywhere=True)
 
 
+def everything(profile: Profile, sparsity: float) -> Plan:
+    """One sparsity for all layers, the last one too."""
+    return profile.plan(sparsity=sparsity, allocation="uniform", keep=(), everywhere=True)
+
+
 def ends_kept(profile: Profile, sparsity: float) -> Plan:
     """One sparsity for all layers but the first and the last."""
     return profile.plan(sparsity=sparsity, allocation="uniform", keep=("first", "last"), everywhere=True)

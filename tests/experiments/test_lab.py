@@ -71,11 +71,13 @@ def test_a_batch_follows_from_seed_epoch_and_index(data: Path, model: str, name:
         load_data(replace(config, batch=10**6))
 
 
-def test_images_are_normalised_and_moved(data: Path, tmp_path: Path) -> None:
+def test_images_are_normalised_moved_and_averaged(data: Path, tmp_path: Path) -> None:
     plain = load_data(small(data, augment=False, batch=320))
     images, _ = plain.batch(0, 0)
     assert images.mean().abs() < 1e-4
     assert images.std(dim=(0, 2, 3)) == pytest.approx(torch.ones(3), abs=1e-2)
+    smaller = load_data(small(data, augment=False, batch=320, pixels=4)).batch(0, 0)[0]
+    torch.testing.assert_close(smaller, F.avg_pool2d(images, 2))
     pixels = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
     moved = augmented(pixels, np.random.default_rng(0))
     assert moved.shape == pixels.shape
@@ -84,6 +86,8 @@ def test_images_are_normalised_and_moved(data: Path, tmp_path: Path) -> None:
     for bad in ("x.npz", "nowhere.npz"):
         with pytest.raises(InvalidValue, match=r"must be an \.npz file with train_images"):
             load_data(Config("resnet8", str(tmp_path / bad)))
+    with pytest.raises(InvalidValue, match="pixels must divide"):
+        load_data(small(data, pixels=3))
 
 
 @pytest.mark.parametrize("recipe", [None, "prune85", "fp5-dynamic", "int4wa-clips"])
