@@ -29,7 +29,6 @@ from .timing import progress, restart, turns, versions, write
 
 SHAPES = ((2048, 768, 3072), (2048, 3072, 768), (1536, 384, 1536), (512, 512, 512))
 """Rows, inputs and outputs of each layer."""
-TORCH = "PyTorch's instruction set"
 ALMOST = 1e-5
 """A relative error below which products cannot have had 8 bits."""
 
@@ -168,8 +167,7 @@ def main(
     used, here, what = native.status().isa, conditions(), versions("torch", "torchao", "sdnq", "openvino")
     introduction = (
         f"Forward and backward of one linear layer, times faster than FP32 by medians of {repeats} turns "
-        f"(`./dev bench against{' --isa avx2' if isa else ''}`), on {here['cpu']}; lograd's kernels: {used}, "
-        f"PyTorch's: {here[TORCH]}."
+        f"(`./dev bench against{' --isa avx2' if isa else ''}`)."
     )
     text = "\n\n".join(part for part in (table(rows), accuracy(rows), reasons(rows)) if part)
     print(text)

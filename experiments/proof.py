@@ -41,7 +41,7 @@ import typer
 from torch import Tensor, nn
 
 import lograd
-from benchmarks.timing import AVX2
+from benchmarks.timing import AVX2, in_words
 from lograd import native
 from lograd.report.instructions import conditions
 
@@ -649,7 +649,6 @@ WORDS = {"fp32": "FP32", "bf16": "bf16 autocast", "accelerate": "accelerate", "a
 """Ways as tables call them; others are recipes."""
 TOLERANCE = 0.005
 """Half a point of accuracy: less than seeds differ by, and than the standard error of any of the test sets."""
-TORCH = "PyTorch's instruction set"
 
 
 def tables(runs: list[dict[str, Any]]) -> str:
@@ -678,27 +677,13 @@ def caption(members: list[dict[str, Any]]) -> str:
     """Return what a reader must know of the runs of one table."""
     first = members[0]
     threads = ", ".join(sorted({str(one["machine"]["threads"]) for one in members}))
-    sets = "; ".join(sorted({instructions(one) for one in members}))
+    sets = "; ".join(sorted({in_words({"instruction set": one["isa"], **one["machine"]}) for one in members}))
     return (
         f"**{first['task']}**, {first['steps']} steps of batch {first['batch']}, learning rate {first['lr']:g}. "
         f"{sets}; threads: {threads}. Accuracies are mean ± half the range of the seeds, evaluated every "
         f"{first['every']} steps; steps are those until half a point below FP32's mean final accuracy, by seed; CPU "
         "seconds are those of the process on a shared machine, without evaluations."
     )
-
-
-def instructions(one: dict[str, Any]) -> str:
-    """Return the CPU of a result, and the instruction sets that were on."""
-    machine = one["machine"]
-    words = f"{machine['cpu']}, lograd's kernels {one['isa']}"
-    if TORCH not in machine:
-        words += ", PyTorch's not noted"
-    else:
-        own = [flag for flag in machine["cpu flags"] if flag.startswith(("avx512_", "amx_", "avx_"))]
-        limits = " ".join(f"{name}={value}" for name, value in machine["environment"].items())
-        allowed = f"held by {limits}" if limits else "not held back"
-        words += f", PyTorch {machine[TORCH]} and {allowed} (the CPU has {' '.join(own) or 'no VNNI'})"
-    return words
 
 
 def row(members: list[dict[str, Any]], dense: list[dict[str, Any]]) -> list[str]:

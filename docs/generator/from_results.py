@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from experiments import proof
+from benchmarks.timing import in_words
 
 from .blocks import Maker, table
 
@@ -93,19 +93,8 @@ def stays_plain(row: Row) -> bool:
 
 def machine_of(found: Row) -> str:
     """The machine of a benchmark, in words."""
-    machine, torch = found["machine"], found["versions"].get("torch")
-    return f"{machine['cpu']}, {machine['cores']} cores, {sets_of(machine)}" + (f", torch {torch}" if torch else "")
-
-
-def sets_of(machine: Row) -> str:
-    """The instruction sets that were on, lograd's and PyTorch's."""
-    ours = f"lograd's kernels {machine['instruction set'].upper()}"
-    if proof.TORCH not in machine:
-        return f"{ours}, PyTorch's not noted"
-    limits = ", ".join(f"{name}={value}" for name, value in machine["environment"].items())
-    own = [flag for flag in machine["cpu flags"] if flag in ("avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16")]
-    held = f" held to {limits}" if limits else ", nothing held back"
-    return f"{ours}, PyTorch's {machine[proof.TORCH]}{held} (the CPU has {', '.join(own) or 'no VNNI'})"
+    torch = found["versions"].get("torch")
+    return in_words(found["machine"]) + (f", torch {torch}" if torch else "")
 
 
 def where(name: str) -> str:
@@ -295,13 +284,12 @@ def files() -> str:
         found = json.loads(path.read_text())
         place = f"../benchmarks/results/{path.stem}"
         versions = ", ".join(f"{name} {one}" for name, one in found["versions"].items() if name != "lograd")
-        machine = found["machine"]
         command = f"`{found.get('command', f'./dev bench {path.stem}')}`"
         lines.append([
-            f"{command}: [table]({place}.md), [numbers]({place}.json)", machine["cpu"], sets_of(machine),
-            machine["date"], versions,
+            f"{command}: [table]({place}.md), [numbers]({place}.json)", in_words(found["machine"]),
+            found["machine"]["date"], versions,
         ])  # fmt: skip
-    return table(["benchmark", "CPU", "instruction sets", "date", "versions"], lines, words=5)
+    return table(["benchmark", "machine", "date", "versions"], lines, words=4)
 
 
 BLOCKS: dict[str, Maker] = {
