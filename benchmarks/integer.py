@@ -1,8 +1,8 @@
 """Products, layers and training steps in 4- to 8-bit integers against FP32 and peers: `./dev bench integer`.
 
-All ways of a case take turns in one process.  FP32 counts in its better layout.  Peers are torch._int_mm, bfloat16, and
-the int8 linear layers and convolutions of torch for inference.  `--isa avx2` keeps lograd and PyTorch to the
-instructions of an older CPU.  Writes benchmarks/results/integer.json and integer.md, or integer-avx2.*.
+All ways of a case take turns in one process.  FP32 counts in its better layout.  Peers are torch._int_mm and
+bfloat16; `./dev bench against` has those of other libraries.  `--isa avx2` keeps lograd and PyTorch to the instructions
+of an older CPU.  Writes benchmarks/results/integer.json and integer.md, or integer-avx2.*.
 """
 
 from __future__ import annotations
