@@ -141,9 +141,8 @@ class Acceleration:
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
         root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
-        if isinstance(model, torch._dynamo.OptimizedModule):  # compiled code would not call hooks
-            torch.compiler.set_stance("force_eager")
-            self._undo.callback(torch.compiler.set_stance, "default")
+        # Compiled code would not call hooks, be the model compiled already or before its first step.
+        self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
         next(self._trial)
 
     # -- training --
