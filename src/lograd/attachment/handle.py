@@ -293,6 +293,10 @@ class Handle:
         """Return exact counts of all that was treated since `attach`."""
         return read_counters(self.layers)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what was counted as one flat dictionary, for any logger: `wandb.log(handle.metrics())`."""
+        return {"lograd/steps": self.steps, **self.counters().metrics()}
+
     def intervals(self, alpha: float | None = None) -> Intervals:
         """Return the errors of clipped levels on each gradient, as it was counted last, and on its large elements.
 
