@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attachment.explain import Explanation
-from ..attachment.keys import mix
+from ..attachment.refresh import mix
 from ..errors import InvalidType, InvalidValue, plural, sentence
 from ..formats import Format
 from . import saving
