@@ -162,12 +162,16 @@ class WeightsHandle:
     def counters(self) -> Counters:
         """Return exact counts since the weights were stored, and the bytes that they have."""
         stored = self._stored().values()
-        total = [sum(column) for column in zip(*(weight.counts for weight in stored), strict=True)] or [0] * 5
+        columns = zip(*(weight.counts for weight in stored), strict=True)
+        _, clipped, grown, shrunk, lost = [sum(column) for column in columns] or [0] * 5
         return Counters(
             self.steps,
             sum(weight.numel() for weight in stored),
             sum(weight.rounded for weight in stored),
-            *total[1:],
+            clipped,
+            grown,
+            shrunk,
+            lost,
             sum(weight.bytes for weight in stored),
             self._float_bytes,
         )
