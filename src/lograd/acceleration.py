@@ -358,6 +358,10 @@ class Acceleration:
         """Return exact counts of all that was treated since the decision; see `Handle.counters`."""
         return read_counters({}) if self._handle is None else self._handle.counters()
 
+    def metrics(self) -> dict[str, float]:
+        """Return the same as one flat dictionary, for any logger."""
+        return {"lograd/steps": self.steps, **self.counters().metrics()}
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs beside model and optimizer: the decision, and the state of its handle."""
         return {

@@ -84,6 +84,12 @@ class Counters:
         treated = f"{plural(self.total.treated, 'gradient')} treated, {self.total.sparsity:.1%} zeros"
         return f"Counters({plural(len(self.layers), 'layer')}, {treated})"
 
+    def metrics(self) -> dict[str, float]:
+        """Return the totals as one flat dictionary."""
+        total = self.total
+        counted = {name: getattr(total, name) for name in ("treated", "passed_through", "clipped", "nan", "fell_back")}
+        return {f"lograd/{name}": value for name, value in (counted | {"sparsity": total.sparsity}).items()}
+
     def gradients(self, layer: str) -> dict[str, Count]:
         """Return the counts of a layer's sites of the gradient."""
         return {name: count for name, count in self.sites[layer].items() if name.endswith("gradient")}

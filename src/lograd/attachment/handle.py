@@ -317,6 +317,10 @@ class Handle:
         """Return exact counts of all that was treated since `attach`."""
         return read_counters(self.layers)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what was counted as one flat dictionary, for any logger: `wandb.log(handle.metrics())`."""
+        return {"lograd/steps": self.steps, **self.counters().metrics()}
+
     def explain(self) -> Explanation:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
