@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attachment.explain import Explanation
-from ..attachment.keys import mix
+from ..attachment.refresh import mix
 from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence, shown
 from ..formats import Format
 from ..ops.contracts import FLOATS, type_name

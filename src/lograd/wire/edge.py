@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.keys import mix
-from ..attachment.refresh import Cost, Drift, OperandStatistics, Refresh, check_refresh, sample_due
+from ..attachment.refresh import Cost, Drift, OperandStatistics, Refresh, check_refresh, mix, sample_due
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
 from ..files import check_flag, check_object, check_one_of, check_whole
