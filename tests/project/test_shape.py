@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "lograd", ROOT / "tests"
-NOT_MIRRORS = {"experiments", "golden", "project", "saved", "support"}
-"""Folders of tests that belong to no package: the laboratory, golden results, the repository, old files, helpers."""
+NOT_MIRRORS = {"experiments", "golden", "project", "support"}
+"""Folders of tests that belong to no package: the laboratory, golden results, the repository, helpers."""
 OUTSIDE = re.compile(r"\bMETHODS\b|\b(KERNELS|DESIGN|STYLE|PRODUCT)\.md\b|\bshared/|/work/")
 """References to notes that are not in the repository."""
 
