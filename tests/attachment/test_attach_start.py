@@ -27,7 +27,7 @@ def test_nothing_is_treated_before_the_first_step_that_was_asked_for(name, start
         same = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
         assert same == (step < begins), step
         if name == "prune80":
-            assert handle._gradients["0"].collecting == (step >= begins - 1)
+            assert handle.gradients["0"].collecting == (step >= begins - 1)
         handle.step()
     handle.remove()
 

@@ -101,7 +101,7 @@ def test_a_short_batch_is_passed_over_once():
     def step(batch):
         model(torch.randn(batch, 8)).square().mean().backward()
         handle.step()
-        return {name: statistics.step for name, statistics in handle._gradients.items()}
+        return {name: statistics.step for name, statistics in handle.gradients.items()}
 
     assert step(64) == {"0": 0, "1": 0}
     assert step(8) == {"0": 0, "1": 0}, "waits for another"

@@ -89,7 +89,7 @@ def test_computed_weights_are_left_alone_with_the_reason() -> None:
     assert handle.export().left_alone == {"0": "its weight is computed from other parameters"}
 
 
-@pytest.mark.parametrize("recipe", ["int2-full", "int4wa-clips"])
+@pytest.mark.parametrize("recipe", ["int4-full", "int4wa-clips"])
 def test_both_forms_in_one_call(recipe: str) -> None:
     handle, model = trained(recipe)
     x = torch.randn(2, 8, 4, 4)
@@ -105,7 +105,7 @@ def test_both_forms_in_one_call(recipe: str) -> None:
 
 
 def test_an_error_leaves_the_forward_as_it_was() -> None:
-    handle, model = trained("int2-full")
+    handle, model = trained("int4-full")
     x = torch.randn(2, 8, 4, 4)
     calls = []
 

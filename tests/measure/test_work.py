@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import lograd
-from lograd.attachment.untreated import FUNCTION, PARAMETER
+from lograd.attachment.selection import FUNCTION, PARAMETER
 from lograd.measure.work import OUTSIDE
 from lograd.plan import Untreated
 

@@ -211,7 +211,7 @@ def test_an_explosion_is_predicted_and_then_measured(chain):
         for _ in range(20):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-        grown = max(one.energy / one.first_energy for one in handle._gradients.values())
+        grown = max(one.energy / one.first_energy for one in handle.gradients.values())
     # Noise changes the laws that it was predicted from, so the orders of magnitude agree, and no digits.
     assert np.log10(grown) == pytest.approx(np.log10(plan.evidence.growth.factor), rel=0.35)
 
@@ -225,7 +225,7 @@ def test_little_noise_is_predicted_to_the_digit(chain):
         for _ in range(12):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-            grown.append(max(one.energy / one.first_energy for one in handle._gradients.values()))
+            grown.append(max(one.energy / one.first_energy for one in handle.gradients.values()))
     assert 1.0 < plan.evidence.growth.factor < evidence.LIMIT
     assert np.mean(grown[4:]) == pytest.approx(plan.evidence.growth.factor, rel=0.15)
 

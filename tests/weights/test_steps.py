@@ -95,9 +95,8 @@ def test_the_mean_over_seeds_is_the_exact_step() -> None:
 
 
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("state_bits", [None, 8])
-def test_foreach_slices_and_order_change_no_bit(make: Any, state_bits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer, _ = stored("int8", make, state_bits=state_bits)
+def test_foreach_slices_and_order_change_no_bit(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _ = stored("int8", make)
     train(model, optimizer, 4)
 
     def foreach(parameters: Any) -> torch.optim.Optimizer:
@@ -106,7 +105,7 @@ def test_foreach_slices_and_order_change_no_bit(make: Any, state_bits: Any, monk
             group["foreach"] = True
         return made
 
-    other, beside, _ = stored("int8", foreach, state_bits=state_bits)
+    other, beside, _ = stored("int8", foreach)
     monkeypatch.setattr(stepping, "AT_ONCE", 1)
     train(other, beside, 4)
     assert same(model, other)
@@ -172,7 +171,7 @@ def test_hooks_of_the_user_and_schedules_see_one_step() -> None:
 @pytest.mark.parametrize("own", [False, True], ids=["torch.optim", "one's own"])
 def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Counting if own else sgd
-    model, optimizer, _ = stored("int8", make, state_bits=None if own else 8)
+    model, optimizer, _ = stored("int8", make)
     train(model, optimizer, 1)
     before, groups = numbers(model), [list(group["params"]) for group in optimizer.param_groups]
     gradients(model, 9)
@@ -237,13 +236,14 @@ def test_at_most_a_few_weights_are_decoded_at_a_time(monkeypatch: pytest.MonkeyP
     own = stepping._own_step(optimizer)
 
     def watched(optimizer: Any) -> None:
-        seen.append(sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+        given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(sum(p.numel() for p in given))
         own(optimizer)
 
     monkeypatch.setattr(stepping, "_own_step", lambda optimizer: watched)
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
-    assert seen == [2048] * 4
+    assert seen == [2048] * 4 + [0]  # at last the parameters that are not in low precision: none
 
 
 def test_gradients_may_accumulate_and_be_clipped() -> None:

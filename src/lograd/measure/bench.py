@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..attachment import Handle, attach
-from ..attachment.keys import set_keys
+from ..attachment.refresh import set_keys
 from ..engine.layers import candidates
 from ..engine.site import STRIDE, Operand, Site
 from ..errors import InvalidValue, LogradWarning

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attachment.untreated import FUNCTION, PARAMETER, known_parts, reason_of
+from ..attachment.selection import FUNCTION, PARAMETER, known_parts, reason_of
 from ..engine.layers import kind_of, plain_name, unwrapped
 from ..plan import StepWork, Untreated
 from .layers import named_modules

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.keys import mix
-from ..attachment.refresh import Cost, OperandStatistics, Refresh, sample_due
+from ..attachment.refresh import Cost, OperandStatistics, Refresh, mix, sample_due
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_object, check_whole
