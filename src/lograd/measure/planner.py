@@ -17,9 +17,9 @@ from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
 from ..plan import Evidence, LayerPlan, Plan, check_bits, predicted
 from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
-from ..treatments.fields import checked_sparsity
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
+from ..treatments.treatment import checked_sparsity
 from .contributions import Contributions, forecast
 from .noisy import statistics_of
 from .nonfinite import NonFiniteLoss, nonfinite_layers, refuse_nonfinite
