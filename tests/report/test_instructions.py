@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lograd import native
-from lograd.report import instructions
-from lograd.report.instructions import LIMIT, Amx, instruction_sets, probe_amx
+from lograd.report import environment
+from lograd.report.environment import LIMIT, Amx, instruction_sets, probe_amx
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 DIES_UNLIMITED = f"import os, signal; '{LIMIT}' in os.environ or os.kill(os.getpid(), signal.SIGILL)"

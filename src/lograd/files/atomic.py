@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
+from .. import files
 from . import CannotRead as CannotRead
 from . import CannotWrite as CannotWrite
 from . import check_folder as check_folder
 from . import recorded as recorded
 from . import replace_file as replace_file
-from .. import files
 
 
 def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
