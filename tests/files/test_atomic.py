@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lograd.errors import InvalidType, InvalidValue
-from lograd.files.atomic import CannotRead, CannotWrite, check_folder, read_file, recorded, replace_file
+from lograd.files import CannotRead, CannotWrite, check_folder, read_file, recorded, replace_file
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lograd.measure.bounds import bound_of
+from lograd.measure.estimates import bound_of
 from lograd.theory.variance import per_sample_variance_bound
 from lograd.treatments import Hadamard, Luq, StatQuant, apply
 

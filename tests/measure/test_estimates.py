@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from everyday import daily
 
-from lograd.measure.estimates import Draws, bias_of, noise_of
-from lograd.measure.measured import SIGMAS, Measured, mean_of
+from lograd.measure.estimates import Draws, bias_of, mean_noise
+from lograd.measure.values import SIGMAS, Measured, mean_of
 
 REPEATS = 12
 
@@ -85,7 +85,7 @@ def test_a_bias_is_outside_the_band_and_several_batches_see_a_smaller_one():
     assert np.mean(together.squared > together.band) > np.mean(alone.squared > alone.band)
     assert np.mean(together.squared > together.band) > 0.95
     assert together.squared.mean() == pytest.approx(bias @ bias, rel=0.05)
-    noise, error = noise_of(draws)
+    noise, error = mean_noise(draws)
     assert np.mean(np.abs(noise - 42.5) <= SIGMAS * error) > 0.99
 
 

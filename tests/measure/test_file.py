@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd.errors import InvalidValue
-from lograd.files.atomic import CannotRead
+from lograd.files import CannotRead
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import lograd
 from lograd import InvalidType, InvalidValue, Plan
 from lograd.cli import main
 from lograd.errors import LogradWarning
-from lograd.measure.methods import method
-from lograd.measure.noisy import rise_of
+from lograd.measure.prediction import rise_of
+from lograd.measure.timing import method
 from lograd.plan import Evidence
 from lograd.theory import risen
 from lograd.treatments import BACKWARD

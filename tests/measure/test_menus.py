@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Profile
-from lograd.measure.menus import Candidate, Menus
+from lograd.measure.timing import Candidate, Menus
 
 MENUS = Menus(
     {

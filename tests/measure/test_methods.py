@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lograd.errors import InvalidType, InvalidValue
-from lograd.measure.methods import DEFAULT_METHODS, check_methods, method, name_of
+from lograd.measure.timing import DEFAULT_METHODS, check_methods, method, name_of
 from lograd.plan import LayerPlan
 from lograd.treatments import PRODUCTS, SYMBOLS, recipe
 

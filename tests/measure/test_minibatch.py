@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import InvalidType, InvalidValue, Plan, Profile
 from lograd.errors import LogradWarning
-from lograd.measure.measured import Measured
-from lograd.measure.minibatch import VECTORS, GradientVariance, Minibatch
+from lograd.measure.values import VECTORS, GradientVariance, Measured, Minibatch
 from lograd.plan import Expected, LayerPlan
 from lograd.theory import noise_to_signal, threshold
 from lograd.theory.simulate import Estimate

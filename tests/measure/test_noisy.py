@@ -14,7 +14,7 @@ import lograd
 from lograd import ops
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.measure.noisy import (
+from lograd.measure.prediction import (
     packed_noisy,
     ratio_of,
     ratio_over,

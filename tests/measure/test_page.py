@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.files.atomic import CannotWrite
-from lograd.measure import precision
+from lograd.files import CannotWrite
+from lograd.measure import prediction as precision
 
 
 class Outline(HTMLParser):

@@ -7,7 +7,7 @@ from networks import conv_net, image_batches
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.measure import precision
+from lograd.measure import prediction as precision
 from lograd.treatments.verdicts import GOOD_COSINE
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.measure.sparsity import SPARSITIES, USUAL, joint_outlook, pruning_outlook, pruning_outlooks
+from lograd.measure.prediction import SPARSITIES, USUAL, joint_outlook, pruning_outlook, pruning_outlooks
 from lograd.ops import stochastic_prune
 from lograd.theory import threshold
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of

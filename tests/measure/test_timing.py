@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 import lograd
 from lograd import Plan
 from lograd.errors import InvalidType, InvalidValue, LogradWarning
-from lograd.measure import penalties, timing
-from lograd.measure.methods import method
+from lograd.measure import timing
+from lograd.measure.timing import method
 from lograd.treatments import Prune, Statistics, predict
 from lograd.treatments.verdicts import noise_of
 
@@ -85,22 +85,6 @@ def test_penalties_are_those_of_one_rounded_layer(profile, batch):
         assert menus.penalty[f"int{bits}"] == pytest.approx(penalty, rel=1e-3)
         assert menus.loss[f"int{bits}"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
     assert all(menu["prune80"].penalty == menu["dense"].penalty == 0 for menu in menus.layers.values())
-
-
-def test_a_penalty_between_two_precisions_lies_on_the_line_of_logarithms():
-    ends = {4: {"a": 16.0, "b": 0.0}, 8: {"a": 1.0, "b": 0.0}}
-    assert penalties._between(ends, "a", 6) == pytest.approx(4.0)
-    assert penalties._between(ends, "a", 8) == pytest.approx(1.0)
-    assert penalties._between(ends, "b", 6) == 0
-    assert penalties._between({4: {"a": 16.0}, 8: {"a": 0.0}}, "a", 6) == 16
-
-
-def test_many_layers_share_what_their_group_brings(batch, monkeypatch):
-    monkeypatch.setattr(penalties, "MOST_GROUPS", 1)
-    menus = lograd.profile(conv_net(), [batch], cross_entropy, times=True, methods=["int4-forward"]).menus
-    found = [menu["int4-forward"].penalty for menu in menus.layers.values()]
-    assert sum(found) == pytest.approx(menus.penalty["int4-forward"])
-    assert min(found) > 0
 
 
 def test_all_passes_drop_the_same_elements():

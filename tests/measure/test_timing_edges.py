@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, relu
 
 import lograd
-from lograd.measure.penalties import NOT_FINITE
+from lograd.measure.timing import NOT_FINITE
 
 
 class Named(nn.Module):

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from lograd.measure.variants import SAVED, exact, forward_only, layer_plans, one_at_a_time, treats_forward, whole
 from networks import mlp
 from torch import nn
 
 from lograd import LayerPlan, Plan
-from lograd.measure.variants import SAVED, exact, forward_only, layer_plans, one_at_a_time, treats_forward, whole
 from lograd.treatments import recipe
 
 BACKWARD_ONLY = ["int5-bhq", "prune85", "saw80", "hfp8", "mxfp4-rht"]

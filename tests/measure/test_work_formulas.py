@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lograd
-from lograd.measure.work_formulas import operations
+from lograd.measure.work import operations
 
 aten = torch.ops.aten
 

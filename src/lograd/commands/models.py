@@ -184,10 +184,18 @@ def plan(
     source = profile / "profile.npz" if profile.is_dir() else profile
     target = check_folder(output if output is not None else source.parent / "plan.json")
     given = {
-        "noise": noise, "objective": objective, "methods": method or None, "bits": None if bits is None else _bits(bits),
-        "sparsity": sparsity, "allocation": allocation, "law": law, "keep": [] if keep == ["none"] else keep or None,
-        "products": products or None, "split": split or None, "everywhere": everywhere or None,
-    }  # fmt: skip
+        "noise": noise,
+        "objective": objective,
+        "methods": method or None,
+        "bits": None if bits is None else _bits(bits),
+        "sparsity": sparsity,
+        "allocation": allocation,
+        "law": law,
+        "keep": [] if keep == ["none"] else keep or None,
+        "products": products or None,
+        "split": split or None,
+        "everywhere": everywhere or None,
+    }
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with warnings_as_sentences():
         other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced

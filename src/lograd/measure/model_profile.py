@@ -8,7 +8,7 @@ The file is one .npz of plain arrays, whose archive has a checksum of each:
 - masked: float64, a number for each record; NaN where there is no BatchNorm
 - counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
-- noise: float64, only where it was measured: `NoiseFactors.table` of the layers that "noise" in the header names
+- noise: float64, `NoiseFactors.table` of the layers that "noise" in the header names; empty if it was not measured
 """
 
 from __future__ import annotations
@@ -228,9 +228,9 @@ class Profile:
         """Return a table for the terminal with one row for each layer."""
         return pages.profile_table(self)
 
-    def plot(self) -> Figure:
-        """Return a figure of all layers: spread, distance from each law, zeros, and the cosine of pruning."""
-        return pages.overview(self)
+    def plot(self, layer: str | None = None) -> Figure:
+        """Return a figure: how far all layers are from the fitted laws, or the magnitudes of one layer."""
+        return pages.distances(list(self.layers.values())) if layer is None else pages.magnitudes(self[layer])
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
@@ -280,7 +280,7 @@ class Profile:
             masked=np.array(masked, dtype=np.float64),
             counts=np.concatenate(counts),
             samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in self.layers.values())]),
-            **({} if self.noise is None else {"noise": self.noise.table()}),
+            noise=np.zeros((0, 0)) if self.noise is None else self.noise.table(),
         )
         return replace_file(path, file.getvalue())
 

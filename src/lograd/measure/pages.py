@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import plural
+from ..errors import InvalidValue, plural
 from ..laws import HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
 from ..plan import LIMIT, percent
@@ -131,18 +131,17 @@ def _number(value: float, form: str) -> str:
 # -- figures --
 
 
-def overview(profile: Profile) -> Figure:
-    """Return the spread of ln|g| and the distance from the laws, layer by layer."""
-    layers = list(profile.layers.values())
-    series = {"σ of ln|g|": [layer.sigma for layer in layers]}
-    series |= {f"10 × KS distance, {name}": [10 * layer.ks(law) for layer in layers] for law, name in LAWS.items()}
-    return figures.bars([layer.name for layer in layers], series, "Gradients layer by layer", "", x_label=ORDER)
+def distances(layers: Sequence[LayerProfile]) -> Figure:
+    """Return the distance of each layer's gradient from the fitted laws."""
+    series = {name: [layer.ks(family) for layer in layers] for family, name in LAWS.items()}
+    names = [layer.name for layer in layers]
+    return figures.bars(names, series, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER)
 
 
-def layer_figure(layer: LayerProfile) -> Figure | None:
-    """Return the magnitudes of one layer with the fitted laws; None for a gradient of zeros."""
+def magnitudes(layer: LayerProfile) -> Figure:
+    """Return the histogram of one layer's last gradient with the fitted laws; refuse a gradient of zeros."""
     if layer.law is None:
-        return None
+        raise InvalidValue(f"the gradient of layer {layer.name!r} was zero, so there is nothing to draw.")
     laws = {name: law for family, name in LAWS.items() if (law := try_binned(family, layer.law).law) is not None}
     return figures.histogram(layer.law, laws, f"{layer.name}, step {layer.last.step}")
 
@@ -157,10 +156,9 @@ def _over_depth(layers: Sequence[LayerProfile]) -> list[Figure]:
     masked = [np.nan if (share := layer.masked) is None else share for layer in layers]
     if np.isfinite(masked).any():
         zeros["behind the BatchNorm that follows"] = masked
-    distances = {name: [layer.ks(family) for layer in layers] for family, name in LAWS.items()}
     found = [
         figures.bars(names, spread, "Spread over depth", "standard deviation of ln|g|", x_label=ORDER),
-        figures.bars(names, distances, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER),
+        distances(layers),
         figures.bars(names, zeros, "Exact zeros over depth", "share of elements", x_label=ORDER, percent=True),
     ]
     if max(len(layer.records) for layer in layers) > 1:
@@ -383,7 +381,6 @@ def _by_layer(
     outlook = {one.name: one for one in zeros}
     sections = []
     for place, layer in enumerate(layers):
-        figure = layer_figure(layer) if place in places else None
         shape = f", weight {'×'.join(map(str, layer.weight_shape))}" if layer.weight_shape else ""
         heading = f"{place + 1}. {layer.name}, {layer.kind}{shape}"
         if layer.law is None:
@@ -397,7 +394,9 @@ def _by_layer(
             gain = "they may save time" if one.no_gain is None else one.no_gain
             text += f" Zeros: the cosine is good up to {one.good:.0%} and fair up to {one.fair:.0%}; {gain}."
         tables = [_trial_table(layer, trials[layer.name])]
-        sections.append(Section(heading, text, figures=[figure] if figure else (), tables=tables, folded=True))
+        sections.append(
+            Section(heading, text, figures=[magnitudes(layer)] if place in places else (), tables=tables, folded=True)
+        )
     return sections
 
 

@@ -553,13 +553,20 @@ def _origins(found: Variance, matrix: Contributions) -> Section:
     units = np.array([one.minibatch.mean for one in found.tensors])
     values = matrix.noise[:, :-1] / np.where(units > 0, units, np.inf)
     names = [one.name for one in found.tensors]
-    labels = {"x_label": "weight gradient", "y_label": "treated layer"}
     arrived = {"measured": matrix.arrived}
     if np.isfinite(matrix.predicted).any():
         arrived["predicted by propagation"] = matrix.predicted
     title = "What each layer adds to all weight gradients"
     drawn = [
-        figures.heat_map(values, matrix.layers, names, "Contributions", unit="W / V", **labels),
+        figures.heat_map(
+            values,
+            matrix.layers,
+            names,
+            "Contributions",
+            unit="W / V",
+            x_label="weight gradient",
+            y_label="treated layer",
+        ),
         figures.bars(matrix.layers, arrived, title, "sum over layers of W / |dW|²", x_label="treated layer"),
     ]
     rows = []

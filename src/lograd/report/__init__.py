@@ -1,4 +1,4 @@
-"""Output for people: tables for the terminal by rich, figures by matplotlib, HTML pages by one Jinja2 template, progress.
+"""Output for people: terminal tables by rich, figures by matplotlib, HTML pages by one Jinja2 template, progress.
 
 Figures and pages need the extra `plot`; pages need no script and no network.
 """
