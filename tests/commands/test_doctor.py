@@ -15,6 +15,7 @@ from lograd import native
 from lograd.commands import layer_times
 from lograd.commands.doctor import HOW, as_values, missing_ways, speed_table, verdict
 from lograd.commands.layer_times import BF16, CHANNELS_LAST, CONTIGUOUS, FP32, SPARSE, WAYS, Layer, LayerTimes
+from lograd.report import environment
 from lograd.report.environment import Amx
 
 BROKEN = str(Amx(True, "SIGILL", deadly=True))

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from lograd import native
+from lograd.report import environment
 from lograd.report.environment import LIMIT, Amx, instruction_sets, probe_amx
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"

@@ -203,7 +203,7 @@ class Profile:
                 "The minibatch's own variance, the unit of noise, was not estimated: it takes "
                 f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
             )
-        return "The minibatch's own variance, the unit of noise, was not estimated: some gradients were not finite."
+        return "The minibatch's own variance, the unit of noise, was not estimated: not all gradients of parameters were finite."
 
     # -- for people and for programs --
 
