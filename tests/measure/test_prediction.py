@@ -1,4 +1,4 @@
-"""Predictions from histograms: zeros, few bits, and gradients with noise in them: what treatments add to such a gradient, and how it is measured."""
+"""Predictions from histograms: zeros, few bits, and what treatments add to gradients with noise in them."""
 
 from __future__ import annotations
 

@@ -38,5 +38,4 @@ def test_one_layer_at_a_time():
     assert found["0"].saved is None
     assert found[SAVED].saved == 6
     assert found[SAVED].layers == _forward_only(plan, layers).layers
-    assert all(one.attention == 8 for one in (*found.values()))
-    assert whole(plan, layers).saved == 6
+    assert all(one.attention == 8 for one in found.values())

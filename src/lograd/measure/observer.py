@@ -220,6 +220,8 @@ class Observer:
         if not self._active:
             return
         self._delivered = True
+        if self._counter is not None:
+            self._counter.differentiable = torch.is_grad_enabled()
         gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)

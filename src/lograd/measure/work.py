@@ -52,6 +52,8 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.problem = ""
         """The reason why the step could not be counted."""
+        self.differentiable = False
+        """True if the backward records a graph as well (create_graph=True); the observer sets it."""
         self._model = model
         self._modules = dict(named_modules(model))
         named = unwrapped(model).named_parameters()
@@ -114,7 +116,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owner = self._owner(args)
             self._owners[torch._C._autograd._get_sequence_nr() - 1] = owner
             self._forward[owner] = self._forward.get(owner, 0) + count
-        elif self._inside or torch.is_grad_enabled():  # a checkpoint repeats its forward inside the backward
+        elif self._inside or (torch.is_grad_enabled() and not self.differentiable):  # what a checkpoint repeats
             self._owners[torch._C._autograd._get_sequence_nr() - 1] = self._owner(args)
             self._recomputed += count
         else:
