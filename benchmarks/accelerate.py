@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import lograd
 from experiments.models import CharTransformer, CifarResNet, ResNet18
 from lograd import native
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 
 from .models import Encoder
 from .timing import progress, restart, versions, write

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import native
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 
 from .timing import progress, restart, turns, versions, write
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import lograd
 from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 
 from .timing import versions, write
 

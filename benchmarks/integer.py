@@ -12,7 +12,7 @@ import sys
 import torch
 import typer
 
-from lograd.report.instructions import conditions
+from lograd.report.environment import conditions
 
 from .low_bit import layers, products, steps
 from .low_bit.cases import Case, measure

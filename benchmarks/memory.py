@@ -27,8 +27,8 @@ import lograd
 from experiments.lab import Session
 from experiments.models import CifarResNet, ResNet18
 from lograd.ops.sparse_products import release_workspace
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 from lograd.treatments import Backend
 
 from .low_bit.steps import in_integers

@@ -25,8 +25,8 @@ from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 from lograd.treatments import Backend
 
 from .timing import progress, versions, write

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat
-from lograd.report.instructions import conditions
-from lograd.report.markdown import markdown
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
 
 from .timing import medians, progress, versions, write
 

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 import lograd
 from benchmarks.timing import AVX2, in_words
 from lograd import native
-from lograd.report.instructions import conditions
+from lograd.report.environment import conditions
 
 from .models import CharTransformer, ResNet18
 
