@@ -23,7 +23,7 @@ from torch import Tensor
 import lograd
 from lograd import laws, ops, theory, wire
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 from .ops import parse_sizes, size_name, three_digits
 from .timing import medians, progress, versions, write
