@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import InvalidValue
-from ..files.checks import check_flag
+from ..files import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
