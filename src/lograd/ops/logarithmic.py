@@ -16,10 +16,9 @@ from torch import Tensor
 from ..errors import InvalidValue, sentence
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
-from .arguments import Scalar, check_floats, key_of, scalar
+from .arguments import Scalar, Seed, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
-from .codes import pack_codes, quantize_codes
-from .codings import text_of
+from .codes import pack_codes, quantize_codes, text_of
 from .elementwise import quantize
 from .registry import call
 
@@ -73,8 +72,8 @@ def format_of_mean(bits: int, samples: int) -> FloatFormat:
 def luq(
     x: Tensor,
     bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     rounding: Rounding = "stochastic",
     samples: int = 1,
@@ -121,8 +120,8 @@ def luq(
 def pack_luq(
     x: Tensor,
     bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     rounding: Rounding = "stochastic",
     samples: int = 1,

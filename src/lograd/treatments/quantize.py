@@ -16,7 +16,8 @@ from ..laws import LogNormal
 from ..laws.law import Values
 from ..ops.arguments import scalar
 from ..ops.coded import Encoded
-from ..ops.codings import arguments_of, grid_of, levels_of, reason_without_levels
+from ..ops.codes import levels_of, reason_without_levels
+from ..ops.elementwise import arguments_of, grid_of
 from ..ops.registry import call
 from ..theory.clipping import CRITERIA
 from .statistics import Statistics
