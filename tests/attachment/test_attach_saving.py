@@ -115,18 +115,6 @@ def test_what_a_state_lacks_costs_a_warm_up(lost):
         assert all(after.layers[name].treated == before.layers[name].treated + 1 for name in after.layers)
 
 
-def test_a_layer_that_a_state_lacks_passes_through_until_it_has_statistics():
-    model, x, state = saved("fp4")
-    del state["layers"]["1"], state["statistics"]["1"]
-    with lograd.attach(model, Plan.uniform("fp4", keep=())) as handle:
-        handle.load_state_dict(state)
-        before = handle.counters()
-        gradients_of(model, x)
-        after = handle.counters()
-        assert after.layers["0"].treated == before.layers["0"].treated + 1
-        assert after.layers["1"].passed_through == 1
-
-
 def test_remove_gives_the_model_back():
     torch.manual_seed(0)
     model, x = Block(), torch.randn(4, 3, 8, 8)

@@ -62,11 +62,6 @@ def test_an_exported_model_multiplies_the_weights_that_training_did(recipe: str)
         layer.activations.set_ready(True)
 
 
-def test_ranges_of_activations_are_told() -> None:
-    assert trained("int4-full")[0].export().activations["fc"].keys() == {"low", "high"}
-    assert trained("int4wa-clips")[0].export().activations["conv"].keys() == {"clip"}
-
-
 def test_a_plan_of_the_backward_exports_the_model_as_it_is() -> None:
     handle, model = trained("prune85+fp6")
     found = handle.export()
