@@ -44,14 +44,13 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
-from .arguments import Counted, Seed, check_floats, check_tensor, describe, key_of
+from .arguments import Counted, Rounding, Seed, check_floats, check_tensor, describe, key_of
 from .coded import CodedTensor, Encoded, Folded, Layout, Transform
 from .contracts import COUNTS, FLOAT_TYPES, Takes, type_name
 from .layouts import dense, empty_for, flat, in_layout_of, in_type, narrowed
-from .random import uniform
+from .random import rounded_up_or_down
 from .registry import Kernel, call, register, when_native
 
-Rounding = Literal["nearest", "stochastic"]
 Per = Literal["tensor", "channel"]
 
 NAN_CODE = 255
@@ -519,14 +518,6 @@ def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- definitions
 
 
-def rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
-    """Return steps to nearest, ties to even; or up if the fraction, which float32 holds exactly, plus U reaches 1."""
-    if not stochastic:
-        return steps.round()
-    whole = steps.floor()
-    return whole + (uniform(steps.numel(), key).view_as(steps) >= 1 - (steps - whole).double()).float()
-
-
 def affine_codes(
     z: Tensor, scale: Tensor, low: Tensor | float, zero: Tensor, last: int, stochastic: bool, key: Tensor
 ) -> Tensor:
@@ -534,7 +525,9 @@ def affine_codes(
     steps = (z - low) * scale
     steps = torch.where(steps > -zero, steps, -zero)
     steps = torch.where(steps < last - zero, steps, last - zero)
-    return torch.copysign(rounded(steps.abs(), stochastic, key), steps) + zero
+    size = steps.abs()
+    whole = rounded_up_or_down(size, key) if stochastic else size.round()
+    return torch.copysign(whole, steps) + zero
 
 
 def affine_values(codes: Tensor, scale: Tensor, low: Tensor | float, zero: Tensor) -> Tensor:

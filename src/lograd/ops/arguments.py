@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ..errors import InvalidType, InvalidValue, sentence
 from .contracts import FLOAT_TYPES, type_name
 from .registry import watched
 
+Rounding = Literal["nearest", "stochastic"]
 Scalar = float | Tensor
 Seed = int | Tensor
 """A seed or an offset; as a seed also the int64 pair of both."""

@@ -25,9 +25,9 @@ from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, Seed, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout, ThreeQuarters
-from .codes import Coding, Rounding, check_dtype, text_of
+from .codes import Coding, check_dtype, text_of
 from .contracts import COUNTS, FLOAT_TYPES
 from .elementwise import Grid, grid_of, round_to_grid
 from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns

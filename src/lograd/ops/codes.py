@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,12 @@ from .. import native
 from ..errors import InvalidType, InvalidValue
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, Seed, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
 from .contracts import COUNTS, FLOAT_TYPES, type_name
 from .elementwise import Grid, constant, grid_of, round_to_grid
 from .layouts import dense, empty_for, flat, is_dense, narrowed, rows_and_columns
 from .registry import call, operators, register, when_native
-
-Rounding = Literal["nearest", "stochastic"]
 
 
 def quantize_codes(

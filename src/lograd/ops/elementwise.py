@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from .. import native
 from ..errors import InvalidType, InvalidValue, shown
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, Seed, check_floats, in_type_of, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_floats, in_type_of, key_of, scalar
 from .contracts import COUNTS, FLOAT_TYPES, TENSORS
 from .layouts import dense, empty_for, flat, in_type
-from .random import lower32, uniform, upper16
+from .random import lower32, rounded_up_or_down, upper16
 from .registry import Kernel, call, register, when_native
 
 Result = tuple[Tensor, Tensor | int]
@@ -54,7 +54,7 @@ def quantize(
     x: Tensor,
     format: Format,
     scale: Scalar = 1.0,
-    rounding: Literal["nearest", "stochastic"] = "nearest",
+    rounding: Rounding = "nearest",
     seed: Seed = 0,
     offset: Seed = 0,
     *,
@@ -188,7 +188,7 @@ def _dither(x: Tensor, step: Tensor, key: Tensor) -> Result:
     """x rounded stochastically to multiples of `step`: non-subtractive dither."""
     d = step.float()
     steps = x.abs() / d
-    rounded = torch.where(steps < 2.0**23, _stochastically(steps, key), steps)
+    rounded = torch.where(steps < 2.0**23, rounded_up_or_down(steps, key), steps)
     return torch.copysign(rounded * d, x), 0
 
 
@@ -203,7 +203,7 @@ def round_to_grid(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: T
         exponent = exponent.clamp(min=grid.smallest_exponent) - grid.mantissa
     steps = torch.ldexp(m, -exponent)
     if stochastic:
-        rounded = _stochastically(steps, key)
+        rounded = rounded_up_or_down(steps, key)
     else:
         rounded = steps.round()
         if not grid.integer and grid.mantissa == 0:
@@ -212,12 +212,6 @@ def round_to_grid(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: T
     limit = torch.where(y.signbit(), grid.largest_negative, grid.largest)
     value = torch.minimum(torch.ldexp(rounded, exponent), limit.to(m.dtype))
     return torch.where(x.isnan(), x, torch.copysign(value, y) / s), (y.abs() > limit).sum()
-
-
-def _stochastically(steps: Tensor, key: Tensor) -> Tensor:
-    """Up if the fraction plus U reaches 1; float32 holds the fraction, float64 the comparison, exactly."""
-    whole = steps.floor()
-    return whole + (uniform(steps.numel(), key) >= 1 - (steps - whole).double()).float()
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels

@@ -17,7 +17,6 @@ from ..errors import InvalidValue
 from .affine import (
     QUANTIZER,
     WIDENING,
-    Rounding,
     as_matrix,
     check_parameters,
     check_samples,
@@ -34,7 +33,7 @@ from .affine import (
     row_ranges,
     row_ranges_native,
 )
-from .arguments import Seed
+from .arguments import Rounding, Seed
 from .coded import Householder
 from .contracts import COUNTS, FLOAT_TYPES, type_name
 from .layouts import empty_for, in_layout_of, in_type

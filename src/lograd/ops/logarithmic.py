@@ -8,7 +8,7 @@ linear, and all draws of an element have its sign.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from torch import Tensor
 from ..errors import InvalidValue, sentence
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
-from .arguments import Scalar, Seed, check_floats, key_of, scalar
+from .arguments import Rounding, Scalar, Seed, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
 from .codes import pack_codes, quantize_codes, text_of
 from .elementwise import quantize
 from .registry import call
-
-Rounding = Literal["nearest", "stochastic"]
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of draws whose mean has a code: powers of two."""

@@ -16,10 +16,10 @@ from ..files.checks import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.affine import coded_levels
-from ..ops.arguments import check_floats
+from ..ops.arguments import Rounding, check_floats
 from ..ops.coded import Encoded
 from ..ops.registry import call, kernel_of
-from .quantize import Rounding, stepped
+from .quantize import stepped
 from .statistics import Statistics
 from .treatment import RARE, Coded, LevelCodes, Numbers, Outcomes, Scales, Setting, check_choice
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..formats import BlockFormat, FloatFormat, IntFormat, parse_format
+from ..ops.arguments import Rounding
 from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
@@ -21,7 +22,7 @@ from .learned import Learned
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
-from .quantize import Quantize, Rounding
+from .quantize import Quantize
 from .s2fp8 import S2fp8
 from .sawb import Sawb
 from .sentence import Sentence
