@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.refresh import Cost, OperandStatistics, Refresh, mix, sample_due
+from ..attachment.refresh import Cost, OperandStatistics, Refresh, is_due, mix
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidValue, sentence
 from ..files.checks import check_object, check_whole
@@ -37,7 +37,7 @@ class Edge:
         treatments: the sentence; empty changes nothing.
         operand: "gradient" or "activations".
         number: tells the random numbers of this edge from those of others.
-        refresh: a number of steps, or a `Drift`.
+        refresh: a number of steps.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Edge:
         if not self._passed or self.site is None:
             return
         self._passed = 0
-        self._statistics.deliver(self.steps, 1.0, 1.0, self._refresh, Cost())
+        self._statistics.deliver(self.steps, 1.0, 1.0, Cost())
         self.steps += 1
-        if self.operand.has_statistics and (sample := sample_due(self._refresh, self.steps, self._last_collected)):
+        if self.operand.has_statistics and is_due(self._refresh, self.steps, self._last_collected):
             self._last_collected = self.steps
             if not self._statistics.collecting and self._statistics.wanted(self.steps):
-                self._statistics.collect(sample)
+                self._statistics.collect()
         self._set_key()
 
     def _set_key(self) -> None:

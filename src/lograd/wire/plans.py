@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..attachment.refresh import Drift, Refresh, check_refresh
+from ..attachment.refresh import Refresh, check_refresh
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
 from ..plan import LayerPlan, Plan
 from ..treatments import Sentence, Treated, Treatment, describe, recipe, to_json
@@ -77,10 +77,10 @@ def _sentence(plan: Any, direction: str) -> Sentence | None:
 
 
 def check_edge_refresh(refresh: Refresh) -> Refresh:
-    """Return the policy of refreshing statistics: a number of steps or a `Drift`; edges know no epochs."""
+    """Return the policy of refreshing statistics: a number of steps; edges know no epochs."""
     found = check_refresh(refresh)
-    if not isinstance(found, int | Drift):
-        raise InvalidValue(sentence("refresh", refresh, "a number of steps, 'drift' or a Drift"))
+    if not isinstance(found, int):
+        raise InvalidValue(sentence("refresh", refresh, "a number of steps"))
     return found
 
 
