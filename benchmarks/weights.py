@@ -27,7 +27,7 @@ from torch import Tensor
 
 import lograd
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.weights import LowPrecisionTensor
 
 from .memory import LIVE_BYTES_ONLY, MEGABYTE

@@ -41,9 +41,8 @@ from .engine.layers import (
 )
 from .engine.stopwatch import Stopwatch, seconds
 from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
-from .measure.loss import LossFunction, loss_of
+from .measure.passes import LossFunction, check_kinds, loss_of, restored
 from .measure.planner import keep_patterns, matching_layers
-from .measure.profiler import check_kinds, restored
 from .plan import LayerPlan, Plan
 from .treatments import apply, recipe
 

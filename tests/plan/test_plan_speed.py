@@ -19,9 +19,8 @@ from lograd import Plan, Profile, theory
 from lograd.engine.backends import LEAST_WORK
 from lograd.engine.layers import reason_dense as why_dense
 from lograd.errors import InvalidValue, LogradWarning
-from lograd.measure import precision
-from lograd.measure.contributions import noise_by_layer
-from lograd.measure.sparsity import why_no_gain
+from lograd.measure import prediction as precision
+from lograd.measure.prediction import noise_by_layer, why_no_gain
 from lograd.plan import evidence
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise

@@ -19,7 +19,7 @@ from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import direct, register
 from ..plan import LayerPlan
-from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, describe
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, Learned, describe
 from .autograd import CODES, PLAIN, VALUES, Call
 from .backends import integer, sparse
 from .backends.blocks import BlockProducts, reason_not_blocks
@@ -114,7 +114,7 @@ class LayerEngine:
                         f"{describe(site.treatments)}: ranges are learned for activations and weights of the output, "
                         f"not for {operand.name} of {SYMBOLS[product]} alone; take Integers there."
                     )
-                if not site.treatments[0].learns:
+                if not isinstance(site.treatments[0], Learned):
                     raise InvalidValue(f"{describe(site.treatments)}: what learns must come first in its sentence.")
 
     @property

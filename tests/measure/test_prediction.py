@@ -1,31 +1,37 @@
-"""Gradients with noise in them: what treatments add to such a gradient, how it is measured, and its file."""
+"""Predictions from histograms: zeros, few bits, and what treatments add to gradients with noise in them."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
 import torch
 from networks import conv_net, image_batches
+from profiled import wide_net
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import ops
-from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.measure.noisy import (
-    packed_noisy,
+from lograd.measure.prediction import (
+    SPARSITIES,
+    USUAL,
+    format_trials,
+    joint_outlook,
+    pruning_outlook,
+    pruning_outlooks,
     ratio_of,
     ratio_over,
+    recommended,
     rise_of,
     statistics_of,
     steps_over_last,
-    unpacked_noisy,
-    unpacked_range,
 )
-from lograd.measure.records import LayerProfile, NoisyGradient, Record, by_level
+from lograd.measure.records import LayerProfile, NoisyGradient, Record
+from lograd.ops import stochastic_prune
+from lograd.theory import threshold
 from lograd.treatments import Integers, Prune, Statistics, StatQuant
+from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of
 
 ELEMENTS = 200_000
 LEVELS = (0.03, 0.3, 3.0)
@@ -153,35 +159,12 @@ def test_profiles_count_gradients_while_all_layers_are_pruned(profile):
         assert max(-low, high) == pytest.approx(profile[name].last.largest, rel=1 / 15)
 
 
-def test_the_file_keeps_them_and_old_files_have_none(profile, tmp_path):
+def test_the_file_keeps_them_too(profile, tmp_path):
     loaded = lograd.Profile.load(profile.save(tmp_path / "profile.npz"))
     assert loaded == profile
     assert [layer.noisy for layer in loaded.layers.values()] == [layer.noisy for layer in profile.layers.values()]
     plan = lograd.Plan.uniform("prune85")
     assert loaded.expected(plan) == profile.expected(plan)
-
-
-def test_several_ranks_are_averaged(profile):
-    both = lograd.Profile.merge([profile, profile])
-    for name in profile.noise.layers:
-        assert [one.level for one in both[name].noisy] == [one.level for one in profile[name].noisy]
-    assert by_level([]) == ()
-
-
-def test_a_changed_file_is_refused(layer):
-    good = json.loads(json.dumps(packed_noisy(layer.noisy)))
-    assert unpacked_noisy(good) == layer.noisy
-    for changes in (
-        {"level": -1.0}, {"range": [1.0]}, {"range": [2.0, 1.0]}, {"first": 10**6}, {"counts": []}, {"counts": [0]},
-        {"counts": [-1, 2]}, {"counts": [1.5]}, {"zeros": -1}, {"extra": 1},
-    ):  # fmt: skip
-        with pytest.raises(InvalidValue):
-            unpacked_noisy([good[0] | changes])
-    for data in (good[::-1], {}, [None]):
-        with pytest.raises(InvalidValue):
-            unpacked_noisy(data)
-    with pytest.raises(InvalidValue):
-        unpacked_range(None)
 
 
 def test_noise_of_pruning_is_predicted_higher_where_noise_arrives(profile):
@@ -198,3 +181,81 @@ def test_noise_of_pruning_is_predicted_higher_where_noise_arrives(profile):
             layer.noisy = before[name]
     assert np.isfinite(with_rises)
     assert with_rises != without
+
+
+# -- zeros --
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return lograd.profile(wide_net(), image_batches(2), cross_entropy, noise=2)
+
+
+def test_cosines_are_those_of_pruned_samples(wide):
+    layer = wide["2"]
+    found = pruning_outlook(layer)
+    x = torch.from_numpy(layer.sample).double()
+    for place, sparsity in enumerate(SPARSITIES):
+        pruned = stochastic_prune(x.float(), float(threshold(layer.law, sparsity)), seed=place).double()
+        cosine = float(x @ pruned / (x.norm() * pruned.norm()))
+        assert found.cosines[place] == pytest.approx(cosine, rel=0.05)
+    assert np.all(np.diff(found.cosines) <= 0)
+
+
+def test_good_and_fair_sparsities_have_such_cosines(wide):
+    for sparsity, cosine in (("good", GOOD_COSINE), ("fair", FAIR_COSINE)):
+        found = pruning_outlook(wide["2"])
+        plan = wide.plan(sparsity=getattr(found, sparsity), allocation="uniform", keep=(), everywhere=True)
+        assert plan.layers["2"].predicted_input_gradient.cosine == pytest.approx(cosine, abs=2e-3)
+
+
+def test_zeros_that_are_there_cost_nothing():
+    wide = lograd.profile(nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3)), _vectors(), cross_entropy)
+    layer = wide["0"]
+    assert layer.zero_share > 0.3
+    found = pruning_outlook(layer)
+    assert found.good > layer.zero_share
+    assert pruning_outlook(wide["2"]).cosine(0.5) < found.cosine(0.5)
+
+
+def _vectors():
+    torch.manual_seed(0)
+    return [(torch.randn(64, 6), torch.randint(0, 3, (64,)))]
+
+
+def test_noise_of_a_layer_is_what_it_was_measured_to_bring(wide):
+    found = pruning_outlook(wide["2"], wide.noise)
+    place = wide.noise.layers.index("2")
+    factors = wide.noise.factors
+    ratios = np.zeros(len(wide.noise.layers))
+    ratios[place] = noise_of(found.cosine(USUAL))
+    assert found.noise(USUAL) == pytest.approx(factors.total(ratios, ratios), rel=1e-9)
+    assert pruning_outlook(wide["2"]).noise(USUAL) is None
+
+
+def test_layers_together_are_what_a_uniform_plan_predicts(wide):
+    found = pruning_outlooks(wide.layers, wide.noise)
+    sums = joint_outlook(found, wide.noise)
+    plan = wide.plan(sparsity=USUAL, allocation="uniform")
+    assert list(plan.layers) == ["2"]
+    assert sums.growth[SPARSITIES.index(USUAL)] == pytest.approx(plan.evidence.growth.factor, rel=0.01)
+    assert sums.noise == sorted(sums.noise)
+    assert joint_outlook(found, None) is None
+
+
+# -- few bits --
+
+
+def test_predicted_and_measured_errors_stand_side_by_side():
+    profile = lograd.profile(conv_net(), image_batches(1, size=64), cross_entropy, sample=2**20)
+    errors = format_trials(profile["0"])
+    assert [error.name for error in errors] == [f"{kind}{bits}" for kind in ("FP", "INT") for bits in (4, 5, 6, 7, 8)]
+    for error in errors:
+        assert error.format.bits == int(error.name[-1])
+        assert error.measured.relative_error == pytest.approx(error.predicted.relative_error, rel=0.05)
+        assert error.measured.cosine == pytest.approx(error.predicted.cosine, rel=0.02)
+        assert error.measured.sparsity == pytest.approx(error.predicted.sparsity, abs=0.01)
+    best = recommended(errors)
+    assert best.predicted.cosine >= GOOD_COSINE
+    floats = [error for error in errors if error.name.startswith("FP")]
+    assert all(error.predicted.cosine < GOOD_COSINE for error in floats if error.format.bits < best.format.bits)

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.files.atomic import CannotWrite
-from lograd.measure import precision
+from lograd.errors import InvalidValue
+from lograd.files import CannotWrite
+from lograd.measure.prediction import format_trials
 
 
 class Outline(HTMLParser):
@@ -58,35 +59,29 @@ def test_the_page_shows_every_layer_with_its_fits_formats_and_reasons(tmp_path):
     assert "unused<b>" in outline.text
     assert "its forward did not run" in outline.text
     assert "unused<b>" not in html
-    # Four charts of magnitudes and two over time for each layer; nine in the overview, those twice for phones.
-    assert html.count('class="lg"') == 3 * 6 + 2 * 9
-    for title in (
-        "Magnitudes, log axis", "Magnitudes, linear axis", "Q-Q against the lognormal law",
-        "Q-Q against the normal law", "Spread over time", "Distance from each law over time",
-    ):  # fmt: skip
-        assert outline.text.count(title) >= 3
-    for title in ("Spread over depth", "Distance from each law over depth", "Relative error over bits"):
+    for title in ("Spread over depth", "Distance from each law", "Spread over time", "Relative error over bits"):
         assert title in outline.text
+    assert html.count("<svg") >= 6 + len(profile.layers)
     for name, layer in profile.layers.items():
-        errors = precision.format_trials(layer)
-        assert f"{name} {layer.kind}" in outline.text
+        errors = format_trials(layer)
+        assert f"{name}, {layer.kind}" in outline.text
         for error in errors:
             row = (
                 f"{error.name} {error.format} {error.predicted.relative_error:.4f} {error.measured.relative_error:.4f}"
             )
             assert row in outline.text
-    assert "http" not in html.replace("http://www.w3.org/2000/svg", ""), "the page must need no network"
-    assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
+    assert not re.search(r'(src|href)="http', html), "the page must need no network"
+    assert "nan" not in outline.text.lower().split()
 
 
 def test_a_gradient_without_values_or_of_zeros_has_a_page(tmp_path):
     still = lograd.profile(mlp(), [torch.zeros(4, 6)], lambda model, x: model(x).sum() * 0)
-    assert precision.format_trials(still["0"]) == []
+    assert format_trials(still["0"]) == []
     text = Outline(still.to_html(tmp_path / "page.html").read_text()).text
     assert "Every element of this gradient was zero" in text
 
     bare = lograd.profile(mlp(), vector_batches(1), cross_entropy, sample=0)
-    assert all(error.measured is None for error in precision.format_trials(bare["0"]))
+    assert all(error.measured is None for error in format_trials(bare["0"]))
     Outline(bare.to_html(tmp_path / "page.html").read_text())
 
     single = lograd.profile(mlp(), vector_batches(1), lambda output, target: output.sum())  # all elements equal
@@ -101,7 +96,7 @@ def test_many_layers_make_a_page_of_bearable_size(tmp_path):
     profile = lograd.profile(model, vector_batches(2), cross_entropy, sample=64)
     html = profile.to_html(tmp_path / "page.html").read_text()
     assert Outline(html).seen.count("details") == 25
-    assert len(html) < 25 * 60_000
+    assert len(html) < 3_000_000
 
 
 def test_a_page_is_not_computed_for_a_folder_that_is_not_there(tmp_path):
@@ -110,3 +105,15 @@ def test_a_page_is_not_computed_for_a_folder_that_is_not_there(tmp_path):
         profile.to_html(tmp_path / "none" / "page.html")
     profile.to_html(tmp_path / "page.html", title="Mine & <yours>")
     assert "<h1>Mine &amp; &lt;yours&gt;</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_figures_can_be_put_into_a_paper(tmp_path):
+    profile = lograd.profile(mlp(), vector_batches(1), cross_entropy)
+    for figure in (profile.plot(), profile.plot("0")):
+        figure.savefig(tmp_path / "figure.png")
+        assert figure.axes[0].get_title(loc="left")
+    with pytest.raises(InvalidValue, match="9"):
+        profile.plot("9")
+    still = lograd.profile(mlp(), [torch.zeros(4, 6)], lambda model, x: model(x).sum() * 0)
+    with pytest.raises(InvalidValue, match="zero"):
+        still.plot("0")
