@@ -116,6 +116,9 @@ class Acceleration:
     def __init__(self, model: nn.Module, seed: int, keep: str | Iterable[str], quiet: bool) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+        root = unwrapped(model)
+        if any(isinstance(getattr(hook, "__self__", None), Acceleration) for hook in root._forward_pre_hooks.values()):
+            raise InvalidValue("the model is being accelerated already; call remove() of that handle first.")
         self.model, self.seed, self.quiet = model, seed, quiet
         self.plan = Plan()
         """The plan that is attached; it has no layers where nothing is attached, or not yet."""
@@ -138,7 +141,6 @@ class Acceleration:
         self._first_work = 0.0
         for name, module in self._candidates.items():
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
-        root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
         # Compiled code would not call hooks, be the model compiled already or before its first step.
         self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]

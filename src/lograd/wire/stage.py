@@ -109,7 +109,7 @@ class CompressedStage(PipelineStage):
             that names edges ("1->0" is the gradient from stage 1 to stage 0); "identity" changes nothing and encodes.
         forward: the same for activations; a recipe's activations of the output, or else its treatment of gradients.
         seed: of the random numbers; they also depend on edge, step, microbatch, element and rank.
-        refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps or "drift".
+        refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps.
         values, entropy: as in `lograd.encode`, for tensors that are not sent as codes of a format.
     """
 
