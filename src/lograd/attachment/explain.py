@@ -11,7 +11,7 @@ from torch import nn
 from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import ON_META, plain_name, unwrapped
-from ..engine.site import NANOSECONDS, Site
+from ..engine.site import COUNTERS, NANOSECONDS, Site
 from ..errors import plural
 from ..plan import Plan
 from ..treatments import SYMBOLS, Numbers, Prediction, Treatment
@@ -225,8 +225,19 @@ def _label(site: str) -> str:
 
 def _site(site: Site, ready: bool, choice: Choice | None) -> str:
     numbers = site.numbers_and_memory() if ready else site.remembered()
-    text = ", then ".join(_treatment(one, values) for one, values in zip(site.treatments, numbers, strict=True))
+    parts = [_treatment(one, values) for one, values in zip(site.treatments, numbers, strict=True)]
+    text = ", then ".join([*_rows(site), *parts])
     return text if choice is None else f"{text}, {choice.words()}"
+
+
+def _rows(site: Site) -> list[str]:
+    """Return what becomes of the rows of a gradient; nothing where all are multiplied."""
+    if site.rows is None:
+        return []
+    rows, zero, kept = (int(site.counters[COUNTERS.index(name)]) for name in ("rows", "rows_zero", "rows_kept"))
+    if not rows:
+        return [str(site.rows)]
+    return [f"{site.rows}: {kept / rows:.0%} of the rows are multiplied, which is real ({zero / rows:.0%} were zero)"]
 
 
 def _treatment(treatment: Treatment, numbers: Numbers) -> str:

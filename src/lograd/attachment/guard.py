@@ -438,4 +438,4 @@ def exploded(layers: Mapping[str, OperandStatistics], step: int, first: int) -> 
 def _hands_noise_on(layer: OperandStatistics) -> bool:
     """Return True if the gradient is pruned without bias in the product for dX, which goes on to other layers."""
     site = layer.operand.at["input_gradient"]
-    return site is not None and any(one.makes_zeros and one.unbiased for one in site.treatments)
+    return site is not None and any(one.makes_zeros and one.unbiased for one in site.sentence)
