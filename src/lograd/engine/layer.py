@@ -346,8 +346,13 @@ class LayerEngine:
         count = len(saved) - sum(call.learns)
         operands, learning = tuple(saved[:count]), list(saved[count:])
         # Here the gradient and what was saved of the operands meet, before any of it is rounded or multiplied.
-        drops = self.drops_rows and self.gradient.ready and g.dtype in FLOAT_TYPES and g.numel() > 0
-        d_x, d_weight, d_bias = (backward_of_rows if drops else LayerEngine.by_mode)(self, call, g, operands)
+        if self.drops_rows and self.gradient.ready and g.dtype in FLOAT_TYPES and g.numel() > 0:
+            d_x, d_weight, d_bias = backward_of_rows(self, call, g, operands)
+        elif call.mode >= CODES:
+            assert self._coder is not None
+            d_x, d_weight, d_bias = self._coder.backward(call, g, operands)
+        else:
+            d_x, d_weight, d_bias = self.products_of_values(call, g, *operands)
         d_ranges: list[Tensor | None] = [None, None]
         if learning:
             if call.learns[0]:

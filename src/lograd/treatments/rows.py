@@ -35,9 +35,10 @@ class Rows(Treatment):
     Args:
         sparsity: the expected share of rows of zeros, those that were there included.
         noise: in its place, the energy that is added, over that of the gradient; 0 drops the rows that are zero alone.
-        weigh: the weight of a row for dW.  "norm x input" multiplies its norm with that of the input row that it meets,
-            to which its part in dW is proportional; it is drawn from the rows that were kept for dX.  "norm" takes the
-            rows of dX.
+        weigh: the weight of a row for dW.  "norm" takes the rows of dX for dW as well.  "norm x input" multiplies the
+            norm with that of the input row that it meets, to which its part in dW is proportional, and draws once more
+            from the rows that were kept for dX.  Behind a LayerNorm input rows are alike: in MiniLM it kept 11.6 % of
+            the rows instead of 11.9 % and took longer.
         of: "row", or "sample" to keep or drop all rows of a sample together: attention mixes tokens, and not samples.
         most: the largest share of rows that may be expected to be kept; where more would be, products are hardly
             smaller, and none is dropped.
@@ -52,7 +53,7 @@ class Rows(Treatment):
 
     sparsity: float | None = None
     noise: float | None = None
-    weigh: Weigh = field(default="norm x input", metadata=RARE)
+    weigh: Weigh = field(default="norm", metadata=RARE)
     of: Unit = field(default="row", metadata=RARE)
     most: float = field(default=1.0, metadata=RARE)
     kind: ClassVar[str] = "rows"
@@ -104,6 +105,6 @@ class Rows(Treatment):
         amount = f"{self.sparsity:g}" if self.sparsity is not None else f"noise {self.noise:g}"
         if self.noise == 0:
             amount = "that are zero"
-        words: list[str] = [word for word, usual in ((self.weigh, "norm x input"), (self.of, "row")) if word != usual]
+        words: list[str] = [word for word, usual in ((self.weigh, "norm"), (self.of, "row")) if word != usual]
         words += [f"unless more than {self.most:g} are kept"] if self.most < 1 else []
         return f"rows {amount}" + (f" ({', '.join(words)})" if words else "")
