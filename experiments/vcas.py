@@ -1,4 +1,4 @@
-"""Whole rows in fine-tuning, against VCAS [wang2024]: `python -m experiments.vcas --help`, tables by `./dev reproduce vcas`.
+"""Whole rows in fine-tuning, after VCAS [wang2024]: `python -m experiments.vcas --help`, `./dev reproduce vcas`.
 
 MiniLM on SST-2, CoLA and MRPC through Hugging Face's Trainer, as in `experiments.proof`, whose runs these are: in
 float32, with rows dropped at two budgets of noise, with integers, and with both.  "Work of the backward" is the share
