@@ -73,6 +73,8 @@ def nothing(call: Call, g: Tensor) -> Gradients:
 
 def scattered(d_x: Tensor, index: Tensor, rows: int) -> Tensor:
     """Return dX of all rows from that of some; the others are zero."""
+    if len(index) == rows:
+        return d_x
     last = d_x.dim() == 4 and d_x.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
     whole = torch.empty((rows, *d_x.shape[1:]), dtype=d_x.dtype, device=d_x.device, memory_format=layout)
@@ -128,7 +130,7 @@ def backward_of_rows(layer: Any, call: Call, g: Tensor, operands: tuple[Any, ...
     if need[2]:
         found[2] = g.sum((0, *range(2, g.dim())))
     index = nonzero_rows(g)
-    rows = g.index_select(0, index)
+    rows = g if len(index) == total else g.index_select(0, index)
     norms = row_norms(rows.flatten(1))
     nonzero = Kept(index, rows, norms, norms.new_ones(len(norms), dtype=torch.float32))
 
@@ -164,7 +166,8 @@ def backward_of_rows(layer: Any, call: Call, g: Tensor, operands: tuple[Any, ...
             weights = weights * row_norms(layer.activations_of(call, own).flatten(1))
         for_weight = _drawn(rules[1], base, weights, sites[1], call, total)
         places = torch.searchsorted(base.places, for_weight.places)
-        multiply(for_weight, _operands_of_rows(call, own, places), (False, True, False))
+        smaller = call._replace(x_shape=torch.Size((len(base.places), *call.x_shape[1:])))
+        multiply(for_weight, _operands_of_rows(smaller, own, places), (False, True, False))
     if need[0] and rules[0] is not None:
         multiply(for_input, met, (True, False, False))
     return tuple(found)
@@ -221,6 +224,8 @@ def _drawn(rule: Any, base: Kept, weights: Tensor, site: Site, call: Call, total
 
 def _operands_of_rows(call: Call, operands: tuple[Any, ...], index: Tensor) -> tuple[Any, ...]:
     """Return what a layer has saved, for some rows of the activations."""
+    if len(index) == call.x_shape[0]:
+        return operands
     x, *others = operands
     if call.mode == CODES:
         return *x_of_rows(Levels(x, others[0]), index)[:2], *others[1:]
