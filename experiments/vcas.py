@@ -58,9 +58,17 @@ def main(
 ) -> None:  # fmt: skip
     """Train what is not trained yet; a run that was stopped goes on."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for run in (run for task in tasks for run in runs(task, seeds, ways, data, work)):
-        if not run.result.exists():
-            proof.fine_tune(run)
+    for task in tasks:
+        for run in runs(task, seeds, ways, data, work):
+            trained(run)
+
+
+def trained(run: proof.Run) -> dict[str, Any]:
+    """Return what a finished run has written; train it, or go on, if it is not finished."""
+    if not run.result.exists():
+        proof.fine_tune(run)
+    found: dict[str, Any] = json.loads(run.result.read_text())
+    return found
 
 
 def finished() -> list[dict[str, Any]]:
@@ -87,7 +95,7 @@ def _row(way: str, members: list[dict[str, Any]], dense: dict[int, dict[str, Any
     return [
         way,
         ", ".join(str(one["seed"]) for one in members),
-        f"{100 * proof.mean(one['backward_work'] for one in members):.0f} %",
+        f"{100 * proof.mean(one.get('backward_work', 1.0) for one in members):.0f} %",
         f"{1e3 * step:.0f}",
         f"{proof.mean(one['cpu_seconds'] for one in members):.0f}",
         f"{proof.mean(faster):.2f}" if faster else "–",
