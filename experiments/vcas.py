@@ -37,13 +37,14 @@ HEADER = (
 )
 
 
-def runs(task: str, seeds: int, ways: list[str], data: str, work: str) -> list[proof.Run]:
+def runs(task: str, seeds: int, ways: list[str], data: str, work: str, steps: int = 0) -> list[proof.Run]:
     """Return the runs of a task, seed by seed."""
     if task not in STEPS:
         raise InvalidValue(f"{task!r} is not a task; there are {', '.join(STEPS)}.")
-    name, steps = "minilm" if task == "sst2" else f"minilm-{task}", STEPS[task]
+    name, length = "minilm" if task == "sst2" else f"minilm-{task}", steps or STEPS[task]
+    results = str(Path(work) / "results") if steps else str(RESULTS)
     return [
-        proof.Run(name, way, seed, steps, 32, 1e-4, 60, data, work, str(RESULTS))
+        proof.Run(name, way, seed, length, 32, 1e-4, min(60, length), data, work, results)
         for seed in range(seeds)
         for way in ways
     ]
@@ -71,9 +72,9 @@ def trained(run: proof.Run) -> dict[str, Any]:
     return found
 
 
-def finished() -> list[dict[str, Any]]:
-    """Return all finished runs."""
-    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+def finished(results: Path) -> list[dict[str, Any]]:
+    """Return all finished runs of a folder."""
+    return [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
 
 
 def rows(members: list[dict[str, Any]]) -> list[list[str]]:

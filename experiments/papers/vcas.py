@@ -28,9 +28,11 @@ class Vcas(Experiment):
         "accuracy of exact training; it samples samples and tokens, within 0.025 of the minibatch's variance for each."
     )
     core_hours: ClassVar[float | None] = 3.0
-    presets: ClassVar = {"cpu": {}}
+    presets: ClassVar = {"smoke": {"seeds": 1, "steps": 2, "only": "sst2"}, "cpu": {}}
 
     seeds: int = 3
+    steps: int = 0
+    """Of each run; 0 for the usual ones."""
 
     @property
     def data_kind(self) -> None:
@@ -39,8 +41,9 @@ class Vcas(Experiment):
     def cells(self, folder: CellFolder) -> Iterator[Cell]:
         from .. import vcas
 
-        for task in vcas.STEPS:
-            for run in vcas.runs(task, self.seeds, list(vcas.WAYS), str(self.data or "data"), str(folder.path)):
+        for task in self.only.split(",") if self.only else vcas.STEPS:
+            data, work = str(self.data or "data"), str(folder.path)
+            for run in vcas.runs(task, self.seeds, list(vcas.WAYS), data, work, self.steps):
                 settings = {
                     name: value for name, value in asdict(run).items() if name not in ("data", "work", "results")
                 }
@@ -49,9 +52,10 @@ class Vcas(Experiment):
     def draw(self, folder: CellFolder) -> list[Result]:
         from .. import proof, vcas
 
+        runs = vcas.finished(folder.path / "results" if self.steps else vcas.RESULTS)
         results = []
         for task, title in NAMES.items():
-            members = [one for one in vcas.finished() if one["task"] == task]
+            members = [one for one in runs if one["task"] == task]
             if members:
                 caption = f"{self.claim} {proof.caption(title, members[0]['steps'], members)}"
                 results.append(
