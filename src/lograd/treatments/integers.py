@@ -15,7 +15,7 @@ from ..files.checks import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
-from ..ops.registry import kernel_of
+from ..ops.registry import call, kernel_of
 from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
@@ -25,7 +25,6 @@ Per = Literal["tensor", "channel", "column", "row"]
 Ranges = Literal["current", "hindsight"]
 
 MOMENTUM = 0.9
-CHUNK = 1 << 16
 LOW, HIGH, SEEN = range(3)
 LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
@@ -187,16 +186,9 @@ class Integers(Treatment):
         Args:
             rows: factors of the rows; None for none.
         """
-        if rows is not None:
-            # Some rows at a time: their products stay in the cache, and a tensor as large as g is never written.
-            factors, count = _above_zero(rows).unsqueeze(1), max(CHUNK // g.shape[1], 1)
-            parts = (slice(first, first + count) for first in range(0, len(g), count))
-            largest = torch.stack([(g[part] * factors[part]).abs_().amax(0) for part in parts]).amax(0)
-            return (self._middle * (1 - 2.0**-20) / largest).clamp(max=MOST)
-        summed = [dim for dim in range(g.dim()) if dim != 1]
-        largest = torch.maximum(g.amax(summed), -g.amin(summed)).float().abs()  # -0.0 would have a scale below 0
         # Not a hair more: a number above the last code would count as saturated.
-        return (self._middle * (1 - 2.0**-22) / largest).clamp(max=MOST)
+        largest = call("column_largest", g, None if rows is None else _above_zero(rows))
+        return (self._middle * (1 - 2.0 ** (-22 if rows is None else -20)) / largest).clamp(max=MOST)
 
     def _column_limits(self, g: Tensor, rows: Tensor | None) -> Tensor:
         """Return the range of a tensor whose columns were multiplied by their scales.
