@@ -26,7 +26,7 @@ import lograd
 from experiments.models import CharTransformer, CifarResNet, ResNet18
 from lograd import native
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 from .models import Encoder
 from .timing import progress, versions, write

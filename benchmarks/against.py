@@ -185,7 +185,7 @@ def main(
         raise typer.BadParameter(f"the Python of another checkout is needed; there is no file {python!r}")
     from benchmarks.timing import versions, write
     from lograd.report.environment import machine
-    from lograd.report.markdown import markdown
+    from lograd.report.text import markdown
 
     groups = GROUPS if only is None else {only: GROUPS[only]}
     rows = [row for group in groups for row in compare(python, sys.executable, group, repeats, starts)]

@@ -22,7 +22,7 @@ import lograd
 from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 from .timing import versions, write
 

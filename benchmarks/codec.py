@@ -23,7 +23,7 @@ from torch import Tensor
 import lograd
 from lograd import laws, ops, theory, wire
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 from .ops import parse_sizes, size_name, three_digits
 from .timing import medians, progress, versions, write
@@ -114,9 +114,9 @@ def measure(x: Tensor, sigma: float, sparsity: float, repeats: int) -> dict[str,
         "prune": lambda: ops.stochastic_prune(x, threshold),
         "lograd: prune + encode": lambda: wire.prune_and_encode(x, threshold),
         "lograd: encode": lambda: lograd.encode(pruned, alpha=threshold),
-        "lograd: decode": lambda: lograd.decode(packets["lograd"], out=out),
+        "lograd: decode": lambda: lograd.decode(packets["lograd"]),
         "lograd, entropy: prune + encode": lambda: wire.prune_and_encode(x, threshold, entropy=True),
-        "lograd, entropy: decode": lambda: lograd.decode(packets["lograd, entropy"], out=out),
+        "lograd, entropy: decode": lambda: lograd.decode(packets["lograd, entropy"]),
     }
     content = pruned.numpy().tobytes()
     for name, peer in peers().items():

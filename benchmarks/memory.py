@@ -28,7 +28,7 @@ from experiments.lab import Session
 from experiments.models import CifarResNet, ResNet18
 from lograd.ops.sparse_products import release_workspace
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.treatments import Backend
 
 from .low_bit.steps import in_integers

@@ -26,7 +26,7 @@ from experiments.models import CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.treatments import Backend
 
 from .timing import progress, versions, write

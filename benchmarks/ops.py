@@ -21,7 +21,7 @@ from torch import Tensor
 from lograd import ops, theory
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 from .timing import medians, progress, versions, write
 

@@ -33,14 +33,12 @@ from experiments.models import CharTransformer, CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd import Plan
 from lograd.measure import Profile
-from lograd.measure.goals import Measurements, PlanProblem, Restriction, option_of, problem_of
-from lograd.measure.loss import loss_of
-from lograd.measure.methods import DENSE, method
-from lograd.measure.profiler import restored
+from lograd.measure.passes import loss_of, restored
+from lograd.measure.planner import GoalProblem, goal_problem, option_of
+from lograd.measure.timing import DENSE, WARM_UP, Timer, method
 from lograd.measure.timing import TIMED as STEPS
-from lograd.measure.timing import WARM_UP, Timer
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.theory import Choice
 
 from .timing import versions, write
@@ -173,10 +171,10 @@ class Network:
             self.model, self.batches, loss_fn, steps=BATCHES, noise=2, times=True, methods=TIMED
         )
         found = self.profile
-        measured = Measurements.of(found.layers, found.noise, found.minibatch, found.menus)
-        self.task: PlanProblem = problem_of(measured, (), Restriction())
+        assert found.menus is not None
+        self.task: GoalProblem = goal_problem(found)
         options = [
-            [option_of(one, found.layers.get(name)) for one in measured.menus.layers[name].values()]
+            [option_of(one, found.layers.get(name)) for one in found.menus.layers[name].values()]
             for name in self.task.names
         ]
         self.timed = replace(self.task.problem, menus=options)  # all methods, also those that are slower than dense
@@ -186,7 +184,7 @@ class Network:
         menus = [[option.name for option in menu] for menu in self.timed.menus]
         places = [menu.index(methods[name]) for name, menu in zip(self.task.names, menus, strict=True)]
         layers = {name: method(one).plan for name, one in methods.items() if one != DENSE}
-        return Plan(layers, normalization=self.task.normalization > 0), self.timed.choice(places)
+        return Plan(layers), self.timed.choice(places)
 
     def random(self, seed: int) -> tuple[Plan, Choice]:
         """Return a plan with random methods."""
@@ -218,8 +216,7 @@ class Network:
         return found
 
     def _everywhere(self, name: str) -> Plan:
-        switch = self.task.normalization > 0
-        return Plan(dict.fromkeys(self.task.names, method(name).plan), normalization=switch)
+        return Plan(dict.fromkeys(self.task.names, method(name).plan))
 
     def noise(self, plan: Plan, firsts: int = 1) -> dict[str, float]:
         """Measure the variance of a plan in units of the minibatch's, and the forward's squared change.

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.ops.geometry import Geometry
-from lograd.report import Chart, Line, Points, Rule
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.figures import lines
+from lograd.report.page import svg
+from lograd.report.text import markdown
 
 from .timing import RESULTS, progress, turns, versions, write
 
@@ -231,18 +232,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def drawing(rows: list[dict[str, Any]]) -> str:
-    """The chart of speed-ups over sparsity."""
+    """Return the figure of speed-ups over sparsity, as SVG."""
     one = [row for row in rows if row["threads"] == 1 and "NCHW" not in row["case"]]
     chosen = [row for row in one if row["case"] in {case.name for case in (CASES[0], CASES[3], CASES[5], CASES[8])}]
-    lines = [Line(*curve(row), label=row["case"], color=slot, markers=True) for slot, row in enumerate(chosen)]
-    evens = [(slot, even) for slot, row in enumerate(chosen) if (even := break_even(row)) is not None]
-    marks = [Points([even], [1.0], color=slot) for slot, even in evens]
-    csr = [Line(*curve(row, "CSR"), label="torch CSR, " + row["case"], color=7, dashed=True) for row in chosen[:1]]
-    return Chart(
-        "Backward with a pruned gradient, one thread", "zeros in the gradient", "speed-up over dense PyTorch",
-        [Rule(1.0, "dense"), *lines, *csr, *marks], x_percent=True, y_scale="log2", width=720, height=420,
-        note="Pruning, compression, dX and dW against dense dX and dW; dots on the line are the break-even.",
-    ).svg()  # fmt: skip
+    series = {row["case"]: curve(row) for row in chosen}
+    sparse = [row for row in chosen[:1] if len(curve(row, "CSR")[0])]
+    series |= {f"torch CSR, {row['case']}": curve(row, "CSR") for row in sparse}
+    series["dense"] = ([0.5, 1.0], [1.0, 1.0])
+    style = {name: "--" if name == "dense" or name.startswith("torch") else "o-" for name in series}
+    title = "Backward with a pruned gradient, one thread"
+    return svg(lines(series, title, "zeros in the gradient", "speed-up over dense PyTorch", log="y", style=style))
 
 
 def main(

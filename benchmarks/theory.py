@@ -14,7 +14,7 @@ from scipy.special import erf, log_ndtr, ndtr
 
 from lograd.laws import Empirical, LogNormal
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.theory import allocate, best_format, sparsity, threshold
 
 from .timing import medians, versions, write

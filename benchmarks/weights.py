@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import Tensor
 
 import lograd
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 from lograd.weights import LowPrecisionTensor
 
 from .memory import LIVE_BYTES_ONLY, MEGABYTE
@@ -40,12 +40,11 @@ OPTIMIZERS = ("SGD, momentum", "AdamW")
 
 @dataclass(frozen=True)
 class Way:
-    """How weights and optimizer state are stored."""
+    """How weights are stored."""
 
     name: str
     format: str = ""
     """The format in which weights are stored; empty for weights as they are."""
-    state_bits: Literal[8] | None = None
     dtype: torch.dtype = torch.float32
 
 
@@ -55,10 +54,6 @@ WAYS = (
     Way("bfloat16", "bfloat16"),
     Way("int8", "int8"),
     Way("FP8 (e4m3fn)", "e4m3fn"),
-    Way("bfloat16, 8-bit state", "bfloat16", 8),
-    Way("int8, 8-bit state", "int8", 8),
-    Way("FP8 (e4m3fn), 8-bit state", "e4m3fn", 8),
-    Way("int8, 8-bit state, bfloat16 model", "int8", 8, torch.bfloat16),
 )
 
 
@@ -76,7 +71,7 @@ class Training:
             else torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
         )
         if way.format:
-            lograd.low_precision_weights(self.model, way.format, optimizer=self.optimizer, state_bits=way.state_bits)
+            lograd.low_precision_weights(self.model, way.format, optimizer=self.optimizer)
 
     def step(self) -> None:
         """Forward, backward and the optimizer's step."""

@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 import typer
 
-from lograd.report import Chart, Line
 from lograd.report.environment import machine
-from lograd.report.markdown import markdown
+from lograd.report.figures import lines
+from lograd.report.page import svg
+from lograd.report.text import markdown
 
 from .timing import RESULTS, progress, versions, write
 
@@ -198,11 +199,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(cells, list(cells[0]))
 
 
-def curves(rows: list[dict[str, Any]]) -> Chart:
-    """The losses of all cases at the first rate, over steps."""
+def curves(rows: list[dict[str, Any]]) -> str:
+    """Return the losses of all cases at the first rate, over steps, as SVG."""
     first = [row for row in rows if (row["rate"], row["width"]) == (rows[0]["rate"], rows[0]["width"])]
-    lines = [Line(range(len(row["losses"])), row["losses"], row["case"]) for row in first]
-    return Chart("Loss over a wire", "step", "loss", lines, x_whole=True)
+    series = {row["case"]: (range(len(row["losses"])), row["losses"]) for row in first}
+    return svg(lines(series, "Loss over a wire", "step", "loss"))
 
 
 def main(
@@ -244,7 +245,7 @@ def main(
             "rows": rows,
         }
         write("wire", result, _introduction(sizes, schedule), text)
-        (RESULTS / "wire.svg").write_text(curves(rows).svg())
+        (RESULTS / "wire.svg").write_text(curves(rows))
 
 
 def _introduction(sizes: dict[str, int], schedule: str) -> str:

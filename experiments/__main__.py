@@ -6,8 +6,7 @@ import sys
 
 import typer
 
-from lograd.commands.console import out
-from lograd.commands.stopping import StoppableGroup
+from lograd.commands.console import StoppableGroup, out
 from lograd.errors import LogradError
 
 from .demo.command import demo

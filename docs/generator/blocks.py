@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lograd.report.markdown import line
+from lograd.report.text import markdown_row as line
 
 Maker = Callable[[], str]
 

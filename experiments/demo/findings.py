@@ -13,7 +13,7 @@ import torch
 from lograd.formats import FloatFormat
 from lograd.laws import Exponential, HalfNormal, Law, LogNormal
 from lograd.measure import LayerProfile, Profile
-from lograd.measure.precision import measure
+from lograd.measure.prediction import measured_prediction
 from lograd.plan import Plan
 from lograd.report.progress import Advance
 from lograd.treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
@@ -298,7 +298,7 @@ def _errors(treatment: Quantize, profile: LayerProfile) -> tuple[Prediction, Pre
     """Predicted from the histogram, and measured on the captured gradient."""
     statistics = _statistics(profile)
     numbers = numbers_of((treatment,), statistics)
-    measured = measure(treatment, numbers[0]["scale"], profile.sample)
+    measured = measured_prediction(treatment, numbers[0]["scale"], profile.sample)
     predicted = predict((treatment,), statistics, numbers)
     assert predicted is not None
     assert measured is not None

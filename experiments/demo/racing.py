@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lograd.acceleration import Acceleration, accelerate
-from lograd.attachment.counters import Count
+from lograd.attachment.explain import Count
 from lograd.measure import Profile, observe
 from lograd.plan import Plan
 from lograd.report.progress import Advance

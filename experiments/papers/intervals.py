@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from lograd import InvalidValue, LayerPlan, Plan, theory
+from lograd import Handle, InvalidValue, LayerPlan, Plan, theory
 from lograd.formats import IntFormat
 from lograd.laws import Empirical
 from lograd.ops import log_histogram
@@ -48,6 +48,32 @@ RATE = 0.05
 KEEP = ("first", "last")
 """Layers that are trained in full precision, as in the paper.  The few large gradients of the last one are the labels:
 an interval that clips them leaves nothing to learn from, whatever it does elsewhere."""
+
+
+def intervals_of(handle: Handle, bits: int) -> dict[str, dict[str, float]]:
+    """Return the interval in force on each gradient with its errors, by the histogram that was taken last.
+
+    Errors are in units of the largest magnitude; gradients without statistics so far are left out.
+    """
+    found = {}
+    for layer, statistics in handle.gradients.items():
+        (site,) = statistics.operand.sites.values()
+        if statistics.table is None:
+            continue
+        law = statistics.statistics(1.0).law
+        (one,), (numbers,) = site.treatments, site.numbers_and_memory()
+        gamma = numbers.get("gamma") or IntFormat(bits).max / numbers["scale"] / float(law.maximum)
+        errors = theory.interval_errors(law, bits, gamma, ALPHA, one.rounding)
+        found[layer] = {
+            "step": statistics.step,
+            "gamma": float(gamma),
+            "gamma_by_law": float(theory.optimal_interval(law, bits, ALPHA)),
+            "error_all": float(errors.all),
+            "error_large": float(errors.large),
+            "bound": float(errors.bound),
+            "clipped": float(errors.clipped),
+        }
+    return found
 
 
 class Choice(NamedTuple):
@@ -182,12 +208,12 @@ class Intervals(Experiment):
                 losses.append(session.step())
         except Diverged:
             return {"loss": None, "steps": len(losses), "intervals": {}}
-        intervals = {} if session.handle is None else session.handle.intervals(ALPHA)
+        intervals = {} if session.handle is None else intervals_of(session.handle, self.bits)
         session.close()
         return {
             "loss": mean(losses[-max(self.steps // 4, 1) :]),
             "steps": len(losses),
-            "intervals": {layer: one.to_json() for layer, one in intervals.items()},
+            "intervals": intervals,
         }
 
     def _plan(self, name: str, share: float) -> Plan | None:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lograd.measure.layers import is_layer, on_gradient
+from lograd.engine.layers import kind_of
+from lograd.measure.passes import on_gradient
 
 from ..lab import Session
 from ..models import CifarResNet
@@ -38,7 +39,7 @@ def gradients_of(
     def ran(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
         on_gradient(output, partial(found.__setitem__, name))
 
-    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
+    layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     hooks = [module.register_forward_hook(partial(ran, name)) for name, module in layers.items()]
     value: Any = loss(model(batch[0]), batch[1])
     value.backward()

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lograd import Plan, Profile, profile
-from lograd.measure.layers import on_gradient
+from lograd.measure.passes import on_gradient
 from lograd.ops import log_histogram
 from lograd.theory import threshold
 from lograd.treatments import Prediction

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from lograd.report import Section, text_table
-from lograd.report.markdown import markdown
+from lograd.report.text import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -81,7 +81,7 @@ _ON_FIRST_USE = {
 
 def __getattr__(name: str) -> _typing.Any:
     """`lograd.ops`, `lograd.Plan` and so on, on first use."""
-    if name in ("nn", "ops", "treatments", "wire"):
+    if name in ("integrations", "nn", "ops", "treatments", "wire"):
         return _importlib.import_module(f"lograd.{name}")
     if name in _ON_FIRST_USE:
         return getattr(_importlib.import_module(_ON_FIRST_USE[name]), name)

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 from . import native
 from .attachment import Handle, attach
-from .attachment.choosing import fitting_modules
-from .attachment.counters import Counters, read_counters
+from .attachment.explain import Counters, read_counters
+from .attachment.selection import fitting_modules
 from .engine.backends import LEAST_WORK
 from .engine.layers import (
     reason_not_channels_last,
@@ -41,9 +41,8 @@ from .engine.layers import (
 )
 from .engine.stopwatch import Stopwatch, seconds
 from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
-from .measure.loss import LossFunction, loss_of
+from .measure.passes import LossFunction, check_kinds, loss_of, restored
 from .measure.planner import keep_patterns, matching_layers
-from .measure.profiler import check_kinds, restored
 from .plan import LayerPlan, Plan
 from .treatments import apply, recipe
 
@@ -141,9 +140,8 @@ class Acceleration:
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
         root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
-        if isinstance(model, torch._dynamo.OptimizedModule):  # compiled code would not call hooks
-            torch.compiler.set_stance("force_eager")
-            self._undo.callback(torch.compiler.set_stance, "default")
+        # Compiled code would not call hooks, be the model compiled already or before its first step.
+        self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
         next(self._trial)
 
     # -- training --
@@ -320,6 +318,8 @@ class Acceleration:
             self._handle = None
         if plan.layers:
             self._handle = attach(self.model, plan, self.seed, backend="integer")
+            for layer in self._handle.layers.values():
+                layer.output_error = 0.0  # known to be small, and not to be measured again
 
     def _stay(self, reason: str) -> None:
         """Leave the model as it is, for a reason."""
@@ -356,6 +356,10 @@ class Acceleration:
     def counters(self) -> Counters:
         """Return exact counts of all that was treated since the decision; see `Handle.counters`."""
         return read_counters({}) if self._handle is None else self._handle.counters()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the same as one flat dictionary, for any logger."""
+        return {"lograd/steps": self.steps, **self.counters().metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs beside model and optimizer: the decision, and the state of its handle."""

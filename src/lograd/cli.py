@@ -12,8 +12,7 @@ import typer
 
 from . import __version__
 from .commands import COMMANDS
-from .commands.console import out
-from .commands.stopping import StoppableGroup
+from .commands.console import StoppableGroup, out
 from .errors import LogradError
 
 app = typer.Typer(

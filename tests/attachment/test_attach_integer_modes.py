@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from everyday import daily
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 import lograd
 from lograd import InvalidValue, LayerPlan, Plan
 from lograd.engine.backends import choice as choosing
-from lograd.engine.backends.choice import DENSE, SPARSE
+from lograd.engine.backends.choice import DENSE
 from lograd.treatments import recipe
 
 pytestmark = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
@@ -45,37 +43,6 @@ def train(model, handle, steps, call=None, start=0):
     return [value.clone() for value in model.state_dict().values()]
 
 
-def state_sites(state):
-    return [name.removesuffix(".key") for name in state["layers"]["0"] if name.endswith(".key")]
-
-
-@pytest.mark.parametrize("name", ["int4-full", "int6-full-rows", "luq4", "fqt5-bhq", "nvfp4-full"])
-def test_a_resumed_run_goes_on_to_the_same_bits(name):
-    model = network()
-    with lograd.attach(model, plan(name), seed=2, backend="auto") as handle:
-        train(model, handle, 3)
-        state, weights = handle.state_dict(), {name: one.clone() for name, one in model.state_dict().items()}
-        expected = train(model, handle, 3, start=3)
-    choices = {f"{site}.choice" for site in state_sites(state) if site.endswith("gradient")}
-    assert {"output.choice", *choices} <= state["layers"]["0"].keys()
-    again = network()
-    again.load_state_dict(weights)
-    with lograd.attach(again, plan(name), backend="auto") as handle:
-        handle.load_state_dict(state)
-        found = train(again, handle, 3, start=3)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
-def test_a_choice_that_does_not_serve_here_is_timed_again():
-    model = network()
-    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
-        state = handle.state_dict()
-    state["layers"]["0"]["weight_gradient.gradient.choice"] = torch.tensor([SPARSE, 5, 4, 0, 0])
-    with lograd.attach(model, plan("int4-full"), backend="auto") as handle:
-        handle.load_state_dict(state)
-        assert handle.layers["0"].choices["weight_gradient.gradient"].mode == choosing.UNDECIDED
-
-
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
 @pytest.mark.parametrize(
     ("name", "start"),
@@ -101,19 +68,6 @@ def test_compiled_gives_the_bits_of_eager_and_a_new_choice_compiles_nothing(name
     assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
 
 
-def test_remove_gives_the_model_back():
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    classes = [type(one) for one in model.modules()]
-    handle = lograd.attach(model, plan("int4-full"), backend="integer")
-    model.eval()
-    model(torch.randn(4, 16, 8, 8))
-    handle.remove()
-    assert [type(one) for one in model.modules()] == classes
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert not any("lograd" in name for one in model.modules() for name in vars(one))
-
-
 @pytest.mark.parametrize("name", ["int8-full", "fqt8-psq"])
 def test_other_types_are_simulated(name):
     torch.manual_seed(0)
@@ -128,36 +82,6 @@ def test_other_types_are_simulated(name):
         needed = x.clone().requires_grad_()
         with pytest.raises(lograd.LogradError, match="cannot be differentiated again"):
             torch.autograd.grad(layer(needed).square().sum(), needed, create_graph=True)
-
-
-@pytest.mark.parametrize("name", ["int8-full", "luq4", "fqt5-bhq"])
-def test_gradient_checkpointing_and_empty_batches(name):
-    torch.manual_seed(0)
-    layer, x = nn.Linear(96, 40), torch.randn(30, 96, requires_grad=True)
-    with lograd.attach(layer, plan(name), backend="integer") as handle:
-        torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).square().sum().backward()
-        assert x.grad.isfinite().all()
-        assert handle.counters().sites[""]["activations"].treated == 2
-        layer(torch.randn(0, 96)).sum().backward()
-
-
-def _rank(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    model = nn.parallel.DistributedDataParallel(network())
-    with lograd.attach(model, plan("int6-full"), seed=3, backend="integer") as handle:
-        train(model, handle, 2, start=10 * rank)
-        key = handle.layers["0"].sites["weight_gradient.gradient"].key.clone()
-    torch.save({"weight": model.module[0].weight.detach(), "key": key}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow  # processes that wait for each other; test_attach_training.py starts some every day
-def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first["weight"], second["weight"])
-    assert first["key"][0] != second["key"][0]
 
 
 class Recorder(TorchDispatchMode):
@@ -209,12 +133,6 @@ def test_full_recipes_keep_the_first_convolution_and_the_last_linear_layer(tmp_p
     assert Plan.uniform("fp6").keep == ()
     with pytest.raises(InvalidValue, match="keep of a plan must be 'first', 'last' or both"):
         Plan.uniform("int4-full", keep="head")
-
-
-def test_a_plan_says_whether_its_bits_are_real():
-    assert "Bits are real in Y and dX and dW of layers that integer products serve" in str(Plan.uniform("int4-full"))
-    assert "Bits are simulated: rounding saves neither time nor memory" in str(Plan.uniform("fp6"))
-    assert "Bits are" not in str(Plan.uniform("prune85"))
 
 
 @pytest.mark.parametrize("steps", [0, 2])

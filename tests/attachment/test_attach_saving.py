@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attached import IDENTITY, Block, assert_same, gradients_of, ready
+from refusals import same
 from torch import nn
 
 import lograd
@@ -50,29 +51,68 @@ def test_a_killed_run_resumes_with_the_same_bits(refresh, tmp_path):
     resumed.remove()
 
 
-def test_states_that_do_not_fit():
+def saved(plan="prune85-cosine+fp6/atp85"):
+    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5)), torch.randn(64, 6)
-    handle = ready(model, Plan.uniform("fp4"), x)
+    handle = ready(model, Plan.uniform(plan, keep=()), x)
     state = handle.state_dict()
     handle.remove()
-    with lograd.attach(model, Plan.uniform("fp5")) as other:
-        with pytest.raises(InvalidValue, match="belongs to another plan"):
-            other.load_state_dict(state)
-        with pytest.raises(InvalidValue, match="got version None"):
-            other.load_state_dict({})
-    with lograd.attach(model[0], Plan.uniform("fp4")) as other, pytest.raises(InvalidValue, match="has a layer '0'"):
-        other.load_state_dict(state)
-    del state["layers"]["1"], state["statistics"]["1"]
-    with lograd.attach(model, Plan.uniform("fp4")) as partial:  # a missing layer costs a warm-up
-        partial.load_state_dict(state)
-        before = partial.counters()
+    return model, x, state
+
+
+WRONG = {
+    "version": (("version",), 3),
+    "plan": (("plan",), "another"),
+    "steps": (("steps",), "5"),
+    "layers": (("layers",), []),
+    "layer 'more'": (("layers", "more"), {}),
+    "layer": (("layers", "0"), []),
+    "gradient.control": (("layers", "0", "gradient.control"), [0, 0]),
+    "gradient.histogram": (("layers", "0", "gradient.histogram"), torch.zeros(9, dtype=torch.int64)),
+    "gradient.seen": (("layers", "0", "gradient.seen"), torch.zeros(3)),
+    "numbers": (("layers", "0", "input_gradient.gradient.numbers"), torch.tensor([float("nan"), 1.0])),
+    "table": (("statistics", "0", "gradient", "table"), torch.zeros(7, dtype=torch.int64)),
+    "allotted": (("statistics", "0", "gradient", "allotted"), [1.0, 2.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name):
+    model, _, state = saved()
+    (*way, last), value = WRONG[name]
+    place = state
+    for part in way:
+        place = place[part]
+    place[last] = value
+    with lograd.attach(model, Plan.uniform("prune85-cosine+fp6/atp85", keep=())) as handle:
+        before = handle.state_dict()
+        with pytest.raises(InvalidValue, match=name):
+            handle.load_state_dict(state)
+        assert same(before, handle.state_dict())
+
+
+@pytest.mark.parametrize(
+    "lost", ["layers", "statistics", "cost", "last_collected", "a layer", "a tensor", "a histogram"]
+)
+def test_what_a_state_lacks_costs_a_warm_up(lost):
+    model, x, state = saved("fp4")
+    if lost == "a layer":
+        del state["layers"]["1"], state["statistics"]["1"]
+    elif lost == "a tensor":
+        del state["layers"]["1"]["gradient.control"]
+    elif lost == "a histogram":
+        del state["statistics"]["1"]["gradient"]["table"]
+    else:
+        del state[lost]
+    with lograd.attach(model, Plan.uniform("fp4", keep=())) as handle:
+        handle.load_state_dict(state)
+        for _ in range(2):
+            gradients_of(model, x)
+            handle.step()
+        before = handle.counters()
         gradients_of(model, x)
-        after = partial.counters()
-        assert after.layers["0"].treated == before.layers["0"].treated + 1
-        assert after.layers["1"].passed_through == 1
-        partial.step()
-        gradients_of(model, x)
-        assert partial.counters().layers["1"].treated == 1
+        after = handle.counters()
+        assert all(after.layers[name].treated == before.layers[name].treated + 1 for name in after.layers)
 
 
 def test_remove_gives_the_model_back():

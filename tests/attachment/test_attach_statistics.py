@@ -1,5 +1,6 @@
-"""When an attached plan takes statistics, and that the numbers of its treatments follow them."""
+"""When an attached plan takes statistics and begins to treat, the numbers that follow, and what is counted."""
 
+import contextlib
 import math
 import re
 from itertools import pairwise
@@ -7,12 +8,15 @@ from itertools import pairwise
 import pytest
 import torch
 from attached import Block, assert_same, gradients_of, ready
+from networks import mlp, vector_batches
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import lograd
 from lograd import InvalidValue, Plan
 from lograd.attachment.refresh import Drift
 from lograd.errors import LogradWarning
+from lograd.treatments import apply, mixes, recipe
 
 
 def test_gradients_pass_through_until_there_are_statistics():
@@ -29,15 +33,6 @@ def test_gradients_pass_through_until_there_are_statistics():
     assert not torch.equal(gradients_of(model, x)[2], plain[2])
     assert handle.counters().total.treated == 1
     handle.remove()
-
-
-def test_nobody_calls_step_and_is_told():
-    model, x = nn.Linear(6, 5), torch.randn(64, 6)
-    with (
-        pytest.warns(LogradWarning, match="no gradient was treated: 1 passed through"),
-        lograd.attach(model, Plan.uniform("fp4")),
-    ):
-        gradients_of(model, x)
 
 
 def thresholds(handle):
@@ -79,19 +74,6 @@ def test_statistics_are_taken_every_so_many_steps():
     handle.remove()
 
 
-def test_statistics_are_taken_at_epochs():
-    model, x = nn.Linear(6, 5), torch.randn(256, 6)
-    handle = ready(model, Plan.uniform("prune80"), x, steps=21, refresh="epoch")
-    first = thresholds(handle)
-    for epoch in range(2):
-        for _ in range(3):
-            gradients_of(model, 8 * x)
-            handle.step()
-        assert (thresholds(handle) == first) == (epoch == 0)
-        handle.epoch()
-    handle.remove()
-
-
 def test_a_short_batch_is_passed_over_once():
     """The last batch of an epoch: its gradients are larger, and thresholds from them would be wrong for all others."""
     torch.manual_seed(0)
@@ -101,7 +83,7 @@ def test_a_short_batch_is_passed_over_once():
     def step(batch):
         model(torch.randn(batch, 8)).square().mean().backward()
         handle.step()
-        return {name: statistics.step for name, statistics in handle._gradients.items()}
+        return {name: statistics.step for name, statistics in handle.gradients.items()}
 
     assert step(64) == {"0": 0, "1": 0}
     assert step(8) == {"0": 0, "1": 0}, "waits for another"
@@ -183,3 +165,111 @@ def test_sparsity_asked_is_sparsity_got(sparsity):
         band = 4 * math.sqrt(sparsity * (1 - sparsity) / elements)
         assert abs(got - sparsity) < 0.01 + band, name
     handle.remove()
+
+
+# -- the first step that is treated --
+
+
+@pytest.mark.parametrize("name", ["prune80", "topk80", "saw80"], ids=["numbers", "no numbers", "operands"])
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_nothing_is_treated_before_the_first_step_that_was_asked_for(name, start):
+    plain, model = mlp(), mlp()
+    handle = lograd.attach(model, Plan.uniform(name), start=start)
+    begins = max(start, 1) if name == "prune80" else start
+    for step, (x, y) in enumerate(vector_batches(6, size=64)):
+        gradients = []
+        for network in (plain, model):
+            network.zero_grad()
+            cross_entropy(network(x), y).backward()
+            gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+        same = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+        assert same == (step < begins), step
+        if name == "prune80":
+            assert handle.gradients["0"].collecting == (step >= begins - 1)
+        handle.step()
+    handle.remove()
+
+
+def test_a_run_that_was_saved_before_its_start_begins_at_the_same_step():
+    model = mlp()
+    handle = lograd.attach(model, Plan.uniform("prune80"), start=4)
+    batches = vector_batches(8, size=64)
+
+    def run(network, handle, batches):
+        found = []
+        for x, y in batches:
+            network.zero_grad()
+            cross_entropy(network(x), y).backward()
+            found.append([parameter.grad.clone() for parameter in network.parameters()])
+            handle.step()
+        return found
+
+    run(model, handle, batches[:2])
+    other = mlp()
+    resumed = lograd.attach(other, Plan.uniform("prune80"), start=4)
+    resumed.load_state_dict(handle.state_dict())
+    for one, again in zip(run(model, handle, batches[2:]), run(other, resumed, batches[2:]), strict=True):
+        assert all(map(torch.equal, one, again))
+    assert handle.counters().total.passed_through == 2 * 4
+    with pytest.raises(InvalidValue, match="start"):
+        lograd.attach(mlp(), Plan.uniform("prune80"), start=-1)
+
+
+def test_a_run_that_ends_before_its_start_is_not_scolded_and_a_forgotten_step_is():
+    batches = vector_batches(6, size=64)
+    for start, backwards, forgotten in ((6, 1, False), (2, 1, True), (6, 3, False)):
+        model = mlp()
+        handle = lograd.attach(model, Plan.uniform("prune80"), start=start)
+        assert handle.explain().layers["0"].endswith(f"treated from step {start} on")
+        for x, y in batches:
+            for _ in range(backwards):  # gradients are accumulated
+                cross_entropy(model(x), y).backward()
+            if not forgotten:
+                handle.step()
+        with pytest.warns(LogradWarning, match="no gradient was treated") if forgotten else contextlib.nullcontext():
+            handle.remove()
+
+
+# -- counters --
+
+
+def _attached(name: str, steps: int = 4) -> lograd.Handle:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    handle = lograd.attach(model, lograd.Plan.uniform(name), backend="dense")
+    for _ in range(steps):
+        model(torch.randn(64, 16)).square().mean().backward()
+        handle.step()
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("name", "prunes", "rounds"),
+    [
+        ("prune85", True, False),
+        ("topk85", True, False),
+        ("atp85", True, False),
+        ("fp4", False, True),
+        ("fp4-luq", False, True),
+        ("prune50+fp4", True, True),
+        ("identity", False, False),
+    ],
+)
+def test_zeros_are_counted_by_what_made_them(name: str, prunes: bool, rounds: bool) -> None:
+    with _attached(name) as handle:
+        total = handle.counters().total
+    assert (total.pruned > 0) == prunes
+    assert (total.underflowed > 0) == rounds
+    assert total.zeros_before + total.pruned + total.underflowed == total.zeros_after
+
+
+def test_of_a_mixed_sentence_the_pruned_elements_are_those_that_pruning_alone_makes_zero() -> None:
+    g = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).mul(4).exp()
+    g[:100] = 0
+    sentence = recipe("topk20+fp4").input_gradient.gradient
+    assert mixes(sentence)
+    counts = apply(sentence, g).counts.tolist()
+    alone = apply(sentence[:1], g).result
+    assert counts[3] == 100
+    assert counts[4] == int((alone == 0).sum()) - 100
+    assert counts[0] > counts[3] + counts[4]  # and the format has flushed some more

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from everyday import daily
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -145,8 +144,9 @@ def small():
 inductor = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it uses what torch deprecates
 
 
+@pytest.mark.slow  # the code generator of inductor takes its time; docs/compatibility.md runs it every day
 @inductor
-@pytest.mark.parametrize("when", daily(["before", "after"], ["after"]))
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_models(when):
     """fullgraph, inductor: the same counters and nearly the same weights as eagerly, and no second compilation."""
     torch._dynamo.reset()
@@ -175,19 +175,6 @@ def test_compiled_models(when):
         assert torch.allclose(a, b, atol=1e-3)
 
 
-@pytest.mark.slow
-@inductor
-def test_compiled_identity_is_compiled_plain():
-    torch._dynamo.reset()
-    plain = small()
-    expected = train(plain, forward=torch.compile(plain, fullgraph=True))
-    torch._dynamo.reset()
-    model, handle = attached("identity", small)
-    assert_same(train(model, handle, forward=torch.compile(model, fullgraph=True)), expected)
-    assert handle.counters().total.passes == 2 * STEPS
-    handle.remove()
-
-
 # -- copies --
 
 
@@ -206,23 +193,6 @@ def test_a_deep_copy_is_plain_and_says_so_once():
     train(model, handle)
     assert handle.counters().total.treated > 0
     handle.remove()
-
-
-class Copies(nn.Linear):
-    """A layer with its own way to be copied."""
-
-    def __deepcopy__(self, memo):
-        twin = type(self)(self.in_features, self.out_features)
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-def test_a_layer_that_copies_itself_gives_a_plain_one():
-    model = nn.Sequential(Copies(3, 3))
-    with lograd.attach(model, Plan.uniform("identity")), pytest.warns(LogradWarning):
-        twin = copy.deepcopy(model)
-    assert type(twin[0]) is Copies
-    assert torch.equal(twin[0].weight, model[0].weight)
 
 
 def test_a_pickle_is_that_of_the_plain_model():
@@ -261,6 +231,7 @@ def _rank(rank, folder, name):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow  # processes that wait for each other
 def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
     mp.spawn(_rank, (str(tmp_path), "prune80+fp6"), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))

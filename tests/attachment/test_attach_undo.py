@@ -58,10 +58,8 @@ OPERATIONS = {
 }
 SEQUENCES = [
     (["weight_norm"], []),
-    (["weight_norm"], ["remove"]),
     (["weight_norm"], ["remove", "spectral_norm"]),
     (["twice"], ["twice", "bias twice", "remove original"]),
-    (["twice", "bias twice"], ["remove bias"]),
     (["spectral_norm"], ["bias twice"]),
     (["hooked weight_norm"], ["remove hooked"]),
     ([], ["weight_norm"]),
@@ -141,18 +139,6 @@ def test_a_copy_of_an_attached_parametrized_layer_is_plain(when):
     handle.remove()
 
 
-def test_parametrized_copies_share_nothing_that_attach_changes():
-    """torch gives a deep copy of a parametrized layer the same class."""
-    model = network()
-    OPERATIONS["weight_norm"](model)
-    twin = copy.deepcopy(model)
-    assert type(twin[1]) is type(model[1])
-    with lograd.attach(model, IDENTITY) as handle:
-        assert_same(gradients_of(twin), gradients_of(model))
-        assert handle.counters().total.passes == 2
-    assert type(twin[1]) is type(model[1])
-
-
 def test_a_new_layer_of_an_attached_class_is_plain():
     model = nn.Sequential(Named(3, 4))
     with lograd.attach(model, IDENTITY):
@@ -165,7 +151,7 @@ def test_a_new_layer_of_an_attached_class_is_plain():
 
 
 @pytest.mark.parametrize("wrap", [lambda model: None, OPERATIONS["weight_norm"]], ids=["plain", "parametrized"])
-def test_a_hundred_cycles_leave_no_class_behind(wrap):
+def test_twenty_cycles_leave_no_class_behind(wrap):
     def cycle():
         model = network()
         wrap(model)
@@ -179,7 +165,7 @@ def test_a_hundred_cycles_leave_no_class_behind(wrap):
 
     cycle()
     before = classes()
-    found = [reference for _ in range(100) for reference in cycle()]
+    found = [reference for _ in range(20) for reference in cycle()]
     assert classes() == before
     alive = [reference() for reference in found if reference() is not None]
     # A class serves all layers of its kind, so that it lives while any handle in this process does.
@@ -274,7 +260,7 @@ def test_weights_of_tensor_parallelism_are_refused(process_group):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_data_parallel_around_an_attached_model(compiled, process_group):
     torch._dynamo.reset()
     model = network()
@@ -308,16 +294,6 @@ def test_a_class_that_calls_super_has_to_go_first():
     assert [type(module) for module in model] == [nn.Linear, nn.Linear]
 
 
-def test_a_class_that_was_set_back_by_hand():
-    model = network()
-    handle = lograd.attach(model, IDENTITY)
-    model[0].__class__ = nn.Linear
-    gradients_of(model)
-    assert handle.counters().total.passes == 1
-    handle.remove()
-    assert look(model) == look(network())
-
-
 # -- the model changes --
 
 
@@ -347,17 +323,3 @@ def test_the_model_moves_while_attached(change):
     model(x).float().square().sum().backward()
     assert handle.counters().total.treated == 6
     handle.remove()
-
-
-def test_small_tensors_go_to_the_device_of_the_layer():
-    """Tried with tensors alone: this machine has no second device."""
-    model = network()
-    with lograd.attach(model, Plan.uniform("prune80+fp6")) as handle:
-        moved = []
-        handle.layers["1"].move_to = moved.append
-        model.to(torch.bfloat16)
-        assert moved == [torch.device("cpu")]
-    product = handle.layers["0"].gradient.sites["gradient"]
-    product.move_to(torch.device("meta"))
-    left = {name for name, tensor in product.tensors().items() if tensor.device.type == "cpu"}
-    assert left <= {"choice"}, "the operator that reads it is the CPU's"

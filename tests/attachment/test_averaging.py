@@ -104,10 +104,3 @@ def test_two_ranks_learn_what_one_process_learns(folder: Path) -> None:
 def test_a_rank_without_gradients_counts_as_zero(folder: Path) -> None:
     own, first, second = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("own", "alone0", "alone1"))
     assert first == second == {name: value / 2 for name, value in own.items()}
-
-
-def test_one_process_has_nothing_to_average() -> None:
-    layer = nn.Linear(8, 8)
-    handle = lograd.attach(layer, lograd.Plan.uniform("int4wa-clips", keep=()), backend="dense")
-    handle.average_gradients()
-    assert all(one.grad is None for one in handle.parameters())

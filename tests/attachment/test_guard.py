@@ -1,64 +1,64 @@
-"""The guard: what it lets in, what falls back and returns, its words, its state, and that it changes nothing else."""
+"""Noise that spoils a training: the guard, and the warnings of exploding noise, a lossy forward, a forgotten step."""
 
 import pickle
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from guarded import band, mobile_net, trained
 from networks import conv_net, image_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from zoo import ZOO
 
 import lograd
 from lograd import Guard, InvalidType, InvalidValue, Plan
 from lograd.attachment import guard as guards
-from lograd.attachment.guard import EVERY, Noise, predicted_noise
+from lograd.attachment.guard import EVERY, MOST_LOST, Noise, predicted_noise
 from lograd.attachment.refresh import OperandStatistics
 from lograd.errors import LogradWarning
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), "1", None])
 def test_a_budget_is_positive_and_finite(budget):
-    with pytest.raises((InvalidValue, InvalidType), match="budget of a guard"):
+    with pytest.raises((InvalidValue, InvalidType), match="budget"):
         Guard(budget)
 
 
-def test_other_arguments_are_refused():
-    with pytest.raises(InvalidType, match="guard must be True, False or a Guard"):
-        lograd.attach(conv_net(), Plan.uniform("prune80"), guard=0.2)
+def test_other_arguments_and_plans_without_pruning_are_refused_and_the_model_stays_plain():
+    model = conv_net()
+    with pytest.raises(InvalidType, match="guard"):
+        lograd.attach(model, Plan.uniform("prune80"), guard=0.2)
+    with pytest.raises(InvalidValue, match="guard"):
+        lograd.attach(model, Plan.uniform("int8-full"), guard=True)
+    assert type(model[0]) is nn.Conv2d
     assert Guard() == Guard(1.0)
-    assert hash(Guard(0.2)) == hash(Guard(budget=0.2))
 
 
-# -- one step after the other --
-
-
-def step(model, batch, handle=None, factor=1.0):
+def step(model, batch, handle=None):
     """One step without learning; return the gradients."""
     model.zero_grad()
-    (factor * cross_entropy(model(batch[0]), batch[1])).backward()
+    cross_entropy(model(batch[0]), batch[1]).backward()
     if handle is not None:
         handle.step()
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("name", ["int8-full", "fp6", "prune30"])
-def test_what_is_let_in_at_once_has_the_bits_of_a_run_without_a_guard_from_the_second_step_on(name):
-    """In the first step, which takes statistics, gradients are those of the forward."""
-    plan, batches = Plan.uniform(name, keep=()), image_batches(6)
-    runs = []
-    for guard in (False, Guard(100.0)):
-        handle = lograd.attach(conv_net(), plan, backend="integer" if "full" in name else "dense", guard=guard)
-        runs.append([step(handle.model, batch, handle) for batch in batches])
-    assert handle.guard.waiting == []
-    assert handle.guard.references == 0
-    assert [(change.step, change.cause) for change in handle.guard.changes] == [(0, "fits")] * len(handle.layers)
-    assert handle.counters().total.treated > 0
-    for plain, guarded in zip(*(run[1:] for run in runs), strict=True):
-        assert all(map(torch.equal, plain, guarded))
+def run(model, x, handle, weights):
+    for weight in weights:
+        model.zero_grad()
+        (model(x).square() * weight).mean().backward()
+        handle.step()
+
+
+def chain(layers=60):
+    """Linear layers in a row, with a gain that keeps the energy of a gradient: all noise adds up."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32)) for _ in range(layers)]
+    return nn.Sequential(*blocks, nn.Linear(32, 4)), torch.randn(64, 32)
+
+
+# -- the guard --
 
 
 @pytest.mark.parametrize("budget", [1e-6, 0.25, 1.0])
@@ -73,17 +73,12 @@ def test_too_much_noise_is_not_let_in(budget):
     for name in handle.layers:
         assert ("guard: " in explained.layers[name]) == (name in guard.waiting)
     treated = len(handle.layers) - len(guard.waiting)
-    words = f"guard noise {guard.noise:.2g} (the noise-to-signal ratio in the worst layer), budget {budget:g}"
-    assert f"Guard: {treated} of {len(handle.layers)} layers treated; {words}" in explained.summary
-    if budget < 1e-3:
-        assert treated == handle.counters().total.treated == 0
-        assert guard.references == 0, "nothing is treated, so nothing is checked"
+    assert f"Guard: {treated} of {len(handle.layers)} layers treated" in explained.summary
+    assert budget > 1e-3 or treated == handle.counters().total.treated == 0
     handle.remove()
 
 
-@pytest.mark.parametrize(
-    ("name", "exact"), [("prune80", True), ("fp6", True), ("int8-psq", False), ("mxfp4-full", False)]
-)
+@pytest.mark.parametrize(("name", "exact"), [("prune80", True), ("prune85+fp6", True), ("int8-psq", False)])
 def test_the_noise_of_a_layer_is_the_measured_one(name, exact):
     """The prediction of each recipe is that of a draw within a tenth; rows and blocks have a bound."""
     torch.manual_seed(0)
@@ -92,50 +87,39 @@ def test_the_noise_of_a_layer_is_the_measured_one(name, exact):
     handle = lograd.attach(layer, Plan.uniform(name, keep=()), backend="dense")
     layer(torch.randn(64, 8)).backward(g)
     handle.step()
-    found = predicted_noise(handle._statistics[""]["gradient"], 1.0).dx
+    found = predicted_noise(handle.gradients[""], 1.0).dx
     treated = handle.layers[""].gradient.at["input_gradient"].treat(g, (1,), torch.tensor([1, 0]))
     measured = float((treated - g).square().sum() / g.square().sum())
     assert found == pytest.approx(measured, rel=0.15) if exact else found >= 0.9 * measured
 
 
-# -- planted noise and energies: nothing is trained, and nothing is random --
-
-
 class Planted:
-    """A guard over layers whose noise and energies are planted, step by step."""
+    """A guard over layers whose noise and energies are planted, step by step: nothing is trained or random."""
 
     def __init__(self, monkeypatch, layers, budget=1.0):
         model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(layers)))
-        self.handle = lograd.attach(model, Plan.uniform("int8", keep=()), backend="dense", guard=Guard(budget))
+        self.handle = lograd.attach(model, Plan.uniform("prune80", keep=()), backend="dense", guard=Guard(budget))
         self.guard, self.step = self.handle.guard, -1
-        self.statistics = self.handle._gradients
+        self.statistics = self.handle.gradients
         self.noise = {}
         monkeypatch.setattr(guards, "predicted_noise", lambda one, scale: Noise(*(self.noise[id(one)],) * 2))
         monkeypatch.setattr(OperandStatistics, "set_numbers", lambda *given: None)
 
-    def judge(self, noise, growth=1.0, steps=1):
+    def judge(self, noise, growth=1.0, everywhere=1.0, steps=1):
         """Make steps with this noise; the energy of the first layer grows in treated steps.  Return how many wait."""
         noise = noise if isinstance(noise, list) else [noise] * len(self.statistics)
         found = []
         for _ in range(steps):
             self.step += 1
             treated = any(one.operand.ready for one in self.statistics.values())
-            for one, n in zip(self.statistics.values(), noise, strict=True):
+            for place, (one, n) in enumerate(zip(self.statistics.values(), noise, strict=True)):
                 self.noise[id(one)] = n
                 one.step, one.table = self.step, torch.ones(1)  # so that it may be treated
-                one.energy = 1.0
-            next(iter(self.statistics.values())).energy = growth if treated else 1.0
+                one.energy = everywhere * (growth if treated and not place else 1.0)
             self.guard.judge(self.step, 1.0)
             self.guard.prepare(self.step + 1)
             found.append(len(self.guard.waiting))
         return found
-
-
-@pytest.mark.parametrize("layers", [1, 20, 50])
-def test_layers_with_little_noise_come_in_at_once(monkeypatch, layers):
-    planted = Planted(monkeypatch, layers)
-    assert planted.judge(0.1 / layers, steps=100) == [0] * 100
-    assert planted.guard.references == 0
 
 
 def test_layers_come_in_by_their_noise_as_far_as_there_is_room(monkeypatch):
@@ -150,63 +134,34 @@ def test_layers_come_in_by_their_noise_as_far_as_there_is_room(monkeypatch):
     assert planted.guard.waiting == ["0", "1"]
 
 
-def test_a_single_batch_with_another_noise_changes_little(monkeypatch):
-    planted = Planted(monkeypatch, 2)
-    assert planted.judge(60.0, steps=5) == [2] * 5
-    assert planted.judge(0.0) == [2], "one with little noise lets nobody in"
-    planted = Planted(monkeypatch, 2)
-    assert planted.judge(0.1, steps=5) == [0] * 5
-    assert planted.judge(1.0) == [0], "one with much noise throws nobody out"
-
-
-def test_noise_that_stays_lets_the_loudest_fall_back_and_the_wait_doubles(monkeypatch):
+def test_noise_lets_the_loudest_fall_back_and_the_wait_doubles(monkeypatch):
     planted = Planted(monkeypatch, 2)
     planted.judge([0.2, 0.1])
     for wait in (EVERY, 2 * EVERY, 4 * EVERY):
-        planted.judge([3.0, 0.1], steps=10)
+        planted.judge([3.0, 0.1])
         fell = planted.guard.changes[-1]
-        assert (fell.layer, fell.after, fell.cause) == ("0", "dense", "noise")
-        assert planted.guard.noise < 0.2
+        assert (fell.layer, fell.treated, fell.cause) == ("0", False, "noise")
         assert f"until step {fell.step + wait}" in planted.handle.explain()
         waited = planted.judge([0.2, 0.1], steps=fell.step + wait - planted.step)
         assert waited == [1] * (len(waited) - 1) + [0], "it returns when its wait is over"
-        assert planted.guard.changes[-1].before == "dense"
+        assert planted.guard.changes[-1].treated
     assert "fell back 3 times" in planted.handle.explain().summary
-    assert str(planted.guard.changes[-1]).startswith(f"step {planted.step}: 0 dense -> treated (fits; guard noise 0.")
-
-
-def test_untreated_steps_become_rare_and_energies_that_grow_as_predicted_change_nothing(monkeypatch):
-    planted = Planted(monkeypatch, 3)
-    assert planted.judge(0.15, growth=1.3, steps=400) == [0] * 400
-    assert 400 / EVERY <= planted.guard.references < 400 / EVERY + 6
 
 
 def test_growth_beyond_the_prediction_throws_out_one_layer_after_the_other(monkeypatch):
     planted = Planted(monkeypatch, 3)
-    words = "'0' had grown 1e\\+02 times, where 1.3 times was predicted; the guard keeps '1' as it is until"
-    with pytest.warns(LogradWarning, match=words) as said:
+    with pytest.warns(LogradWarning, match="'0' had grown") as said:
         planted.judge([0.1, 0.2, 0.1], growth=100.0, steps=16)
     assert len(said) == 1, "it is said once"
-    fallen = [(change.step, change.layer) for change in planted.guard.changes if change.cause == "explosion"]
-    assert fallen[0] == (3, "1"), "the loudest, as soon as two pairs of steps agree"
-    assert [layer for _, layer in fallen] == ["1", "2"], "noise of layer 0 reaches nobody"
+    fallen = [change.layer for change in planted.guard.changes if change.cause == "explosion"]
+    assert fallen == ["1", "2"], "the loudest first, and noise of layer 0 reaches nobody"
     assert planted.guard.waiting == ["1", "2"]
-
-
-def test_growth_in_a_single_pair_of_steps_is_a_difference_of_batches(monkeypatch):
-    planted = Planted(monkeypatch, 3)
-    planted.judge(0.15, growth=100.0, steps=2)
-    planted.judge(0.15, steps=20)
-    assert planted.guard.waiting == []
 
 
 def test_a_loss_that_grows_in_all_layers_is_no_noise(monkeypatch):
     planted = Planted(monkeypatch, 3)
     planted.judge(0.15)
-    for one in planted.statistics.values():
-        one.energy = 1e6
-    planted.guard._check(0, planted.guard._layers)
-    assert not planted.guard._suspected
+    assert planted.judge(0.15, everywhere=1e6, steps=20) == [0] * 20
 
 
 def test_an_explosion_that_no_law_tells_of_is_found():
@@ -225,53 +180,33 @@ def test_an_explosion_that_no_law_tells_of_is_found():
     handle.remove()
 
 
-def heavy(count, seed=0):
-    """Losses of samples that differ by orders of magnitude: gradients of a wide law, which pruning hardly hurts."""
-    return torch.randn(count, 1, generator=torch.Generator().manual_seed(seed)).mul(3).exp()
+def test_a_deep_narrow_network_pruned_from_its_first_step_stays_in_the_band_of_dense_runs():
+    dense = [trained(mobile_net, None, 30, seed) for seed in (1, 2, 3, 4)]
+    plain, guarded = (trained(mobile_net, "prune85", 30, guard=guard) for guard in (False, True))
+    for first, last in ((10, 20), (20, 30)):
+        limit = band(dense, first, last)
+        assert guarded.mean(first, last) < limit
+        assert plain.mean(first, last) > limit, "else nothing was planted"
+    assert 0 < len(guarded.guard.waiting) < 20, "some layers were let in, and not all"
+    assert guarded.guard.noise <= 1
 
 
-def chain(layers=8):
-    torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32)) for _ in range(layers)]
-    return nn.Sequential(*blocks, nn.Linear(32, 4)), torch.randn(256, 32)
-
-
-def run(model, x, handle, weights):
-    for weight in weights:
-        model.zero_grad()
-        (model(x).square() * weight).mean().backward()
-        handle.step()
-
-
-def test_where_a_guard_is_at_work_no_other_warning_is_given():
-    model, x = chain(20)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        handle = lograd.attach(model, Plan.uniform("prune90"), backend="dense", guard=True)
-        run(model, x, handle, [torch.ones(256, 1)] * 8)
-        handle.remove()
-    assert not [one for one in said if issubclass(one.category, LogradWarning)]
-    assert handle.guard.noise <= 1
-
-
-# -- saving --
-
-
-@pytest.mark.parametrize("cut", range(1, 8))
-def test_a_resumed_run_goes_on_bit_for_bit(cut):
-    """Also where the next step is a reference, or is held against one."""
-    model, x = chain()
-    weights = [heavy(256, seed) for seed in range(24)]
+@pytest.mark.parametrize("cut", [1, 2, 6])
+def test_a_resumed_run_goes_on_bit_for_bit(cut, monkeypatch):
+    """Also where the next step is a reference."""
+    monkeypatch.setattr(guards, "EVERY", 5)
+    model, x = chain(8)
+    weights = [torch.randn(64, 1, generator=torch.Generator().manual_seed(seed)).mul(3).exp() for seed in range(16)]
     handle = lograd.attach(model, Plan.uniform("prune85"), backend="dense", guard=True)
     run(model, x, handle, weights[:cut])
     state = pickle.loads(pickle.dumps(handle.state_dict()))
-    other, _ = chain()
+    other, _ = chain(8)
     resumed = lograd.attach(other, Plan.uniform("prune85"), backend="dense", guard=True)
     resumed.load_state_dict(state)
     other.load_state_dict(model.state_dict())
     for one, net in ((handle, model), (resumed, other)):
         run(net, x, one, weights[cut:])
-    assert handle.guard.references
+    assert handle.guard.changes
     assert handle.guard.state() == resumed.guard.state()
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
@@ -292,58 +227,147 @@ def test_states_with_and_without_a_guard_are_exchanged_and_damaged_ones_refused(
     treated = plain.counters().total.treated
     step(plain.model, batch, plain)
     assert plain.counters().total.treated == treated + len(plain.layers), "nothing keeps them as they are any more"
-    without = {name: value for name, value in state.items() if name != "guard"}
-    guarded.load_state_dict(without)
+    guarded.load_state_dict({name: value for name, value in state.items() if name != "guard"})
     step(guarded.model, batch, guarded)
-    name = next(iter(state["guard"]["layers"]))
-    for change in (
-        {"layers": {"nobody": [0, 0, 0, 0.0]}}, {"layers": {name: {}}}, {"layers": {name: [2, 0, 0, 0.0]}},
-        {"layers": {name: [0, 0, 0, float("nan")]}}, {"layers": []}, {"schedule": [1]}, {"changes": [[1]]},
-        {"changes": 3}, {"flags": [0, 0, 2]}, {"flags": ["a", 0, 0]}, {"flags": [0]},
-    ):  # fmt: skip
+    for change in ({"layers": []}, {"next": "1"}, {"layers": {next(iter(guarded.layers)): [True]}}):
         with pytest.raises(InvalidValue, match="guard"):
-            guarded.check_state_dict(state | {"guard": state["guard"] | change})
+            guarded.load_state_dict(state | {"guard": state["guard"] | change})
 
 
-# -- elsewhere --
+# -- the warning of noise that explodes --
+
+EXPLODES = "noise of pruning explodes over the .* layers"
 
 
-@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-def test_compiled_and_eager_runs_agree():
-    batches, found = image_batches(8), []
-    for compiled in (False, True):
-        torch._dynamo.reset()
-        model = conv_net()
-        network = torch.compile(model, backend="aot_eager") if compiled else model
-        handle = lograd.attach(model, Plan.uniform("prune80"), backend="dense", guard=True)
-        found.append([step(network, batch, handle) for batch in batches])
-        found[-1].append(handle.guard.state())
-        handle.remove()
-    assert found[0][-1] == found[1][-1]
-    pairs = [pair for a, b in zip(*(one[:-1] for one in found), strict=True) for pair in zip(a, b, strict=True)]
-    assert all(torch.equal(a, b) for a, b in pairs)
+def warned(model, x, steps=12, plan="prune85", scales=None, **options):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with lograd.attach(model, Plan.uniform(plan), backend="dense", **options) as handle:
+            for at in range(steps):
+                model.zero_grad()
+                scale, after = (1.0, None) if scales is None else scales[at : at + 2]
+                (scale * model(x).square().mean()).backward()
+                handle.step(loss_scale=after)
+            explained = str(handle.explain())
+    return [str(one.message) for one in found if issubclass(one.category, LogradWarning)], explained
 
 
-def _rank(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    model = DistributedDataParallel(conv_net())
-    handle = lograd.attach(model, Plan.uniform("prune80"), backend="dense", guard=True)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for batch in image_batches(5, seed=rank):
-        step(model, batch, handle)
-        optimizer.step()
-    weights = [parameter.detach() for parameter in model.parameters()]
-    torch.save(
-        {"weights": weights, "waiting": handle.guard.waiting, "made": len(handle.guard.changes)}, f"{folder}/{rank}.pt"
-    )
-    dist.destroy_process_group()
+def test_a_deep_chain_is_warned_of_once_and_explained():
+    said, explained = warned(*chain(), steps=20)
+    assert len(said) == 1
+    assert "61 layers" in said[0]
+    assert f"Warning: {said[0]}" in explained
 
 
-@pytest.mark.slow  # processes that wait for each other
-def test_ranks_decide_for_themselves_and_their_weights_agree(tmp_path):
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert all(map(torch.equal, first["weights"], second["weights"]))
-    assert first["made"]
-    assert second["made"]
+@pytest.mark.parametrize(
+    ("layers", "plan", "options"),
+    [
+        (60, "identity/prune85", {}), (60, "fp6", {}), (60, "prune20", {}), (4, "prune85", {}),
+        (60, "prune85", {"guard": True}),
+    ],
+)  # fmt: skip
+def test_nothing_is_said_where_noise_does_not_add_up(layers, plan, options):
+    said, explained = warned(*chain(layers), plan=plan, **options)
+    assert said == []
+    assert "Warning" not in explained
+
+
+def test_mobilenet_is_warned_of():
+    torch.manual_seed(0)
+    model, inputs = ZOO["mobilenet_v2"]()
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle, pytest.warns(match=EXPLODES):
+        run(model, inputs["x"], handle, [1.0] * 9)
+
+
+def test_another_loss_scale_or_a_loss_that_grows_is_no_growth():
+    scales = [2.0 ** (4 * step) for step in range(13)]
+    assert warned(*chain(4), scales=scales, loss_scale=1.0)[0] == []
+    assert len(warned(*chain(), scales=[2.0**-step for step in range(13)], loss_scale=1.0)[0]) == 1
+    model, x = chain(4)
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
+        run(model, x, handle, [10.0**step for step in range(8)])
+
+
+def test_a_resumed_run_does_not_say_it_again():
+    model, x = chain()
+    handle = lograd.attach(model, Plan.uniform("prune85"), backend="dense")
+    with pytest.warns(LogradWarning, match=EXPLODES):
+        run(model, x, handle, [1.0] * 10)
+    state, explained = handle.state_dict(), str(handle.explain())
+    handle.remove()
+    with lograd.attach(model, Plan.uniform("prune85"), backend="dense") as handle:
+        handle.load_state_dict(state)
+        assert str(handle.explain()) == explained
+        run(model, x, handle, [1.0] * 3)
+
+
+# -- the warning of a forward that loses too much --
+
+
+def outlying(columns=1, size=100.0):
+    """A model whose second layer gets a few activations that are far larger than all others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    with torch.no_grad():
+        model[1].weight[:columns] = size
+        model[2].weight[:, :columns] /= size  # they matter as much as all others, and not more
+    return model, torch.randn(256, 32)
+
+
+@pytest.mark.parametrize("name", ["int4-full", "int6-full", "luq4"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_forward_that_loses_too_much_is_warned_of_once_with_its_worst_layer(name, compiled):
+    model, x = outlying()
+    handle = lograd.attach(model, Plan.uniform(name, keep=()), backend="dense" if compiled else "auto")
+    network = torch.compile(model, backend="aot_eager") if compiled else model
+    with pytest.warns(LogradWarning, match="'2'") as said:
+        run(network, x, handle, [1.0] * 6)
+    assert len(said) == 1
+    assert "'4'" not in str(said[0].message)
+    assert handle.layers["2"].output_error > MOST_LOST > handle.layers["4"].output_error
+    state = handle.state_dict()
+    handle.remove()
+    with lograd.attach(model, Plan.uniform(name, keep=())) as handle:
+        handle.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(model, x, handle, [1.0] * 3)
+
+
+@pytest.mark.parametrize("name", ["int4-full", "int6-full", "int6-full-rows", "int8-full", "luq4", "mxfp4-full"])
+def test_nothing_is_said_of_a_healthy_forward(name):
+    model, x = outlying(size=1.0)
+    with lograd.attach(model, Plan.uniform(name, keep=())) as handle, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, x, handle, [1.0] * 6)
+        assert all(0 < layer.output_error < MOST_LOST for layer in handle.layers.values())
+
+
+def test_the_error_of_a_forward_is_that_of_the_output():
+    model, x = outlying()
+    plain = model[0](x).detach()
+    with lograd.attach(model, Plan.uniform("int6-full", keep=()), backend="integer") as handle:
+        rounded = model[0](x).detach()
+        error = (rounded - plain).square().sum() / plain.square().sum()
+        assert handle.layers["0"].output_error == pytest.approx(float(error), rel=1e-4)
+        model[0](2 * x)
+        assert handle.layers["0"].output_error == pytest.approx(float(error), rel=1e-4), "it is measured once"
+
+
+# -- the warning of a forgotten step --
+
+
+def test_a_forgotten_step_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr("lograd.attachment.handle.FORGOTTEN", 5)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8)
+    with lograd.attach(model, Plan.uniform("int8-full", keep=())):
+        for _ in range(4):
+            model(x).sum().backward()
+        with pytest.warns(LogradWarning, match=r"handle\.step\(\)") as said:
+            model(x).sum().backward()
+        assert len(said) == 1
+        model(x).sum().backward()
+    with lograd.attach(model, Plan.uniform("int8-full", keep=())) as handle:
+        for _ in range(12):
+            model(x).sum().backward()
+            handle.step()

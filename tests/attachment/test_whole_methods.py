@@ -5,8 +5,6 @@ A family of recipes joins by standing in `FULL_RECIPES`; its example is tested h
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from everyday import daily
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -143,29 +141,3 @@ def test_autocast_rounds_what_it_narrows(name):
     plain(batch(0)).square().mean().backward()
     a, b = (torch.cat([one.flatten() for one in gradients(each)]) for each in (model, plain))
     assert float(nn.functional.cosine_similarity(a, b, 0)) > 0.8
-
-
-def _rank(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = {}
-    for name in NAMES:
-        model = nn.parallel.DistributedDataParallel(network())
-        with lograd.attach(model, plan(name), seed=3, backend="integer") as handle:
-            train(model, handle, 2, start=10 * rank)
-            sites = [site for layer in handle.layers.values() for site in layer.sites.values()]
-            found[name] = [one.detach().clone() for one in model.parameters()], [site.key.clone() for site in sites]
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow  # processes that wait for each other
-def test_two_processes_keep_equal_parameters_and_draw_their_own_noise(tmp_path):
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    untrained = list(network().parameters())
-    for name in NAMES:
-        weights, keys = zip(first[name], second[name], strict=True)
-        assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), name
-        assert not any(torch.equal(a, b) for a, b in zip(weights[0], untrained, strict=True)), name
-        assert all(a[0] != b[0] for a, b in zip(*keys, strict=True)), name

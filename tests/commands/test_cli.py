@@ -11,7 +11,7 @@ import pytest
 from called import called
 
 import lograd
-from lograd.commands.cite import citations
+from lograd.commands.lookup import citations
 from lograd.formats import CATALOGUE
 
 COMMANDS = ["profile", "plan", "variance", "doctor", "formats", "recipes", "cite"]

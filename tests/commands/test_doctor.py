@@ -15,8 +15,8 @@ from lograd import native
 from lograd.commands import layer_times
 from lograd.commands.doctor import HOW, as_values, missing_ways, speed_table, verdict
 from lograd.commands.layer_times import BF16, CHANNELS_LAST, CONTIGUOUS, FP32, SPARSE, WAYS, Layer, LayerTimes
-from lograd.report import instructions
-from lograd.report.instructions import Amx
+from lograd.report import environment
+from lograd.report.environment import Amx
 
 BROKEN = str(Amx(True, "SIGILL", deadly=True))
 
@@ -147,7 +147,7 @@ def test_the_values_for_json_are_plain_and_complete():
 @pytest.fixture
 def tiny(monkeypatch):
     """Layers that take no time, on a machine whose AMX need not be tried."""
-    monkeypatch.setattr(instructions, "probe_amx", Amx)
+    monkeypatch.setattr(environment, "probe_amx", Amx)
     layers = (
         Layer("line", lambda: nn.Linear(64, 24), (8, 64)),  # integer products pay from sums over 64 on
         Layer("image", lambda: nn.Conv2d(8, 8, 3, padding=1), (2, 8, 6, 6)),
@@ -210,7 +210,7 @@ def test_json_has_everything(tiny):
 
 
 def test_deadly_amx_is_not_tried_in_this_process(tiny, monkeypatch):
-    monkeypatch.setattr(instructions, "probe_amx", lambda: Amx(True, "SIGILL", deadly=True))
+    monkeypatch.setattr(environment, "probe_amx", lambda: Amx(True, "SIGILL", deadly=True))
     found = json.loads(called("doctor", "--threads", "1", "--json").stdout)
     assert all(BF16 not in row["milliseconds"] for row in found["times"]["layers"])
     assert found["times"]["not timed"][BF16] == BROKEN

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lograd.files import atomic as files
+from lograd import files
 from lograd.report import progress as showing
 from lograd.report.progress import as_lines, progress, shown, tracked
 

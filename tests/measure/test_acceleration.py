@@ -266,10 +266,15 @@ def test_evaluation_does_not_count(plant):
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-def test_compiled_models(plant):
+@pytest.mark.parametrize("compiled", [pytest.param("before", marks=pytest.mark.slow), "after"])
+def test_compiled_models(plant, compiled):
     plant({"3": 0.4, "6": 0.5})
-    model = torch.compile(network(), backend="aot_eager")
+    model = network()
+    if compiled == "before":
+        model = torch.compile(model, backend="aot_eager")
     handle = lograd.accelerate(model, quiet=True)
+    if compiled == "after":
+        model = torch.compile(model, backend="aot_eager")
     train(model, handle, ENOUGH)
     assert set(handle.plan.layers) == {"3", "6"}
     before = handle.counters().total.treated

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lograd.measure.gradients import Groups, Minibatches, energy
-from lograd.measure.minibatch import TOTAL, VECTORS
+from lograd.measure.passes import Groups, Minibatches, energy
+from lograd.measure.values import TOTAL, VECTORS
 
 
 def test_groups_add_up():

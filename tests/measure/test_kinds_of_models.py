@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lograd
-from lograd.measure.minibatch import VECTORS
+from lograd.measure.values import VECTORS
 
 FEW = {"steps": 3, "treated": 1, "repeats": 4}
 

@@ -1,8 +1,7 @@
-"""Menus as values: their file, forged ones, predictions and the table."""
+"""Menus as values: their file, methods by name, predictions and the table."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,8 +9,10 @@ from networks import mlp, vector_batches
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd import InvalidValue, Profile
-from lograd.measure.menus import Candidate, Menus
+from lograd import InvalidType, InvalidValue, Profile
+from lograd.measure.timing import DEFAULT_METHODS, Candidate, Menus, check_methods, method
+from lograd.plan import LayerPlan
+from lograd.treatments import PRODUCTS, SYMBOLS, recipe
 
 MENUS = Menus(
     {
@@ -20,16 +21,28 @@ MENUS = Menus(
     },
     0.0075,
     {"int8": 0.007},
-    {"normalization": 0.0001},
     2,
-    {"int8": -0.001},
-    {"int8": 0.6},
 )
 
 
 @pytest.fixture(scope="module")
 def profile():
     return lograd.profile(mlp(), vector_batches(1), cross_entropy)
+
+
+EXPECTED = {
+    "dense": ("identity", {}, None, None),
+    "int8": ("int8-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 8, None),
+    "int6": ("int6-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 6, None),
+    "int4": ("int4-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 4, None),
+    "int8-forward": ("int8wa", {"Y": "integer"}, 8, None),
+    "prune80": ("prune80", {"dX": "sparse", "dW": "sparse"}, None, 0.8),
+    "prune90": ("prune90", {"dX": "sparse", "dW": "sparse"}, None, 0.9),
+    "prune95": ("prune95", {"dX": "sparse", "dW": "sparse"}, None, 0.95),
+    "prune90-dW": ("identity/prune90", {"dW": "sparse"}, None, 0.9),
+    "int8+prune90": ("int8wa+prune90", {"Y": "integer", "dX": "sparse", "dW": "sparse"}, 8, 0.9),
+}
+"""Recipe, backends that are not "auto", bits of the forward, sparsity."""
 
 
 def test_seconds_of_a_choice_are_those_of_its_layers_and_the_rest():
@@ -46,7 +59,6 @@ def test_a_profile_keeps_menus_in_its_file(profile, tmp_path):
     assert Profile.load(profile.save(tmp_path / "old.npz")).menus is None
     profile = replace(profile, menus=MENUS)
     assert Profile.load(profile.save(tmp_path / "new.npz")).menus == MENUS
-    assert Profile.merge([profile, profile]).menus == MENUS
 
 
 def test_the_table_marks_the_fastest_method_of_each_layer():
@@ -58,58 +70,50 @@ def test_the_table_marks_the_fastest_method_of_each_layer():
     assert "int8 -0.001" in text
 
 
-def forged(*path, value):
-    def change():
-        data = json.loads(json.dumps(MENUS.to_json()))
-        place = data
-        for step in path[:-1]:
-            place = place[step]
-        if value is KeyError:
-            del place[path[-1]]
-        else:
-            place[path[-1]] = value
-        return data
-
-    return change
+@pytest.mark.parametrize(
+    ("name", "value"), [("step", -1), ("threads", 0), ("layers", {"0": []}), ("uniform", {"x": 1})]
+)
+def test_menus_that_cannot_be_are_refused(name, value):
+    with pytest.raises(InvalidValue):
+        Menus.from_dict(MENUS.to_dict() | {name: value})
 
 
-FORGED = {
-    "no object": (list, "menus must be an object"),
-    "another field": (forged("more", value=1), "menus has no field 'more'"),
-    "no step": (forged("step", value=KeyError), "menus needs its field 'step'"),
-    "negative step": (forged("step", value=-1), "the seconds of a step must be a finite number from 0"),
-    "no threads": (forged("threads", value=0), "threads must be a whole number from 1"),
-    "absurd threads": (forged("threads", value=10**9), "threads must be a whole number from 1"),
-    "layers as a list": (forged("layers", value=[]), "its menus must be those of layers which it has"),
-    "another layer": (forged("layers", "7", value=[]), "its menus must be those of layers which it has"),
-    "a menu of text": (forged("layers", "0", value="x"), "the menu of layer '0' must be a short list"),
-    "without dense": (forged("layers", "0", value=[]), "must have 'dense', and each method once"),
-    "dense twice": (forged("layers", "0", 1, "method", value="dense"), "must have 'dense', and each method once"),
-    "a candidate of text": (forged("layers", "0", 0, value="x"), "a candidate of layer '0' must be an object"),
-    "another method": (forged("layers", "0", 1, "method", value="int99"), "'int99' is not a method"),
-    "a number for a method": (forged("layers", "0", 1, "method", value=8), "a method of layer '0' must be a text"),
-    "negative time": (forged("layers", "0", 0, "forward", value=-1.0), "forward of layer '0' must be a finite number"),
-    "infinite noise": (forged("layers", "0", 0, "input_noise", value=1e999), "input_noise of layer '0' must be"),
-    "a penalty of text": (forged("layers", "0", 0, "penalty", value="1"), "penalty of layer '0' must be"),
-    "uniform as a list": (forged("uniform", value=[]), "uniform of menus must be an object"),
-    "uniform of no method": (forged("uniform", value={"fast": 1.0}), "'fast' is not a method"),
-    "negative extra": (forged("extras", value={"normalization": -1}), "extras of 'normalization' must be"),
-    "a loss that is true": (forged("loss", value={"int8": True}), "loss of 'int8' must be a finite number"),
-    "negative penalty": (forged("penalty", value={"int8": -1.0}), "penalty of 'int8' must be a finite number from 0"),
-}
+@pytest.mark.parametrize("name", DEFAULT_METHODS)
+def test_a_method_is_a_recipe_with_named_backends(name):
+    expected, backends, bits, sparsity = EXPECTED[name]
+    found = method(name)
+    assert found[0] == name
+    assert (found.bits, found.sparsity) == (bits, sparsity)
+    plain = LayerPlan.of(recipe(expected))
+    for product in PRODUCTS:
+        mine, theirs = getattr(found.plan, product), getattr(plain, product)
+        assert (mine.gradient, mine.weights, mine.activations) == (theirs.gradient, theirs.weights, theirs.activations)
+        assert mine.backend == backends.get(SYMBOLS[product], "auto")
+    assert LayerPlan.from_dict(found.plan.to_dict()) == found.plan
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_forged_menus_are_refused_in_one_sentence(name):
-    forge, words = FORGED[name]
-    with pytest.raises(InvalidValue, match=words) as caught:
-        Menus.from_json(forge(), ["0", "2"])
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+def test_other_bits_and_sparsities_have_names_too():
+    assert method("int5").bits == 5
+    assert method("prune87.5").sparsity == 0.875
+    assert check_methods(["prune85", "int5", "prune85"]) == ("dense", "prune85", "int5")
+    assert check_methods(None) == DEFAULT_METHODS
 
 
-def test_a_profile_with_forged_menus_is_refused(profile, tmp_path):
-    broken = replace(MENUS, layers={"7": MENUS.layers["0"]})
-    path = replace(profile, menus=broken).save(tmp_path / "forged.npz")
-    with pytest.raises(InvalidValue, match="its menus must be those of layers which it has"):
-        Profile.load(path)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["int9"], "'int9' is not a method; there are dense, intN.*Did you mean"),
+        (["prune100"], "'prune100' is not a method"),
+        (["int8 "], "'int8 ' is not a method"),
+        (["prune\uff190"], "is not a method"),
+    ],
+)
+def test_other_names_are_refused(given, words):
+    with pytest.raises(InvalidValue, match=words):
+        check_methods(given)
+
+
+@pytest.mark.parametrize("given", ["int8", 3, [4]])
+def test_what_is_no_list_of_names_is_refused(given):
+    with pytest.raises(InvalidType):
+        check_methods(given)

@@ -1,54 +1,100 @@
-"""Profiles of several ranks merge into one."""
+"""A profile: its numbers agree with the data, its file is an exact inverse, and what cannot be read is refused."""
 
 from __future__ import annotations
 
+import io
+import json
+
+import numpy as np
 import pytest
 import torch
-from networks import mlp, vector_batches
+from networks import conv_net, image_batches
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.errors import InvalidType, InvalidValue
+from lograd.errors import InvalidValue
+from lograd.files import CannotRead
+from lograd.laws import LogNormal, ks_distance
 
 
-def exact_model():
-    """Whole numbers everywhere, so that no sum depends on how a batch is cut."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    with torch.no_grad():
-        for index, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) % (3 + index) - 1.0)
-    return model
+@pytest.fixture(scope="module")
+def small_profile():
+    return lograd.profile(conv_net(), image_batches(3), cross_entropy)
 
 
-def test_merged_ranks_equal_one_run_over_both_halves():
+def test_the_file_is_an_exact_inverse(small_profile, tmp_path):
+    path = small_profile.save(tmp_path / "profile.npz")
+    json.dumps(small_profile.to_dict(), allow_nan=False)
+    assert [row["name"] for row in small_profile.rows()] == list(small_profile.layers)
+    loaded = lograd.Profile.load(path)
+    assert loaded == small_profile
+    assert str(loaded) == str(small_profile)
+    assert loaded["0"].records != loaded["3"].records
+    with np.load(path, allow_pickle=False) as file:
+        assert set(file) == {"header", "records", "masked", "counts", "samples", "noise"}
+
+
+def test_an_empty_profile_has_a_file_and_a_table(tmp_path):
+    empty = lograd.Profile(missed={"fc": "its forward did not run"})
+    assert lograd.Profile.load(empty.save(tmp_path / "empty.npz")) == empty
+    assert "fc" in str(empty)
+
+
+def test_a_bad_file_is_refused_in_one_sentence(small_profile, tmp_path):
+    path = tmp_path / "profile.npz"
+    content = small_profile.save(path).read_bytes()
+    for broken in (content[: len(content) // 2], b"", b"PK", b"\x80\x04N.", json.dumps({}).encode()):
+        path.write_bytes(broken)
+        with pytest.raises(InvalidValue, match=r"Cannot read the profile .*profile.npz"):
+            lograd.Profile.load(path)
+    with pytest.raises(CannotRead, match="No such file"):
+        lograd.Profile.load(tmp_path / "none.npz")
+
+
+def rewritten(content, **changes):
+    with np.load(io.BytesIO(content)) as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    for name, change in changes.items():
+        if name == "version":
+            header["lograd_profile"] = change
+        else:
+            arrays[name] = change(arrays[name])
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def test_another_version_or_a_changed_file_is_refused(small_profile, tmp_path):
+    path = tmp_path / "profile.npz"
+    content = small_profile.save(path).read_bytes()
+    path.write_bytes(rewritten(content, version=99))
+    with pytest.raises(InvalidValue, match="version"):
+        lograd.Profile.load(path)
+    for changes in (
+        {"counts": lambda counts: counts[:-1]},
+        {"records": lambda records: records[:, :3]},
+        {"samples": lambda samples: samples[1:]},
+        {"records": lambda records: records + np.eye(1, 8, dtype=np.int64) * 50},
+    ):
+        path.write_bytes(rewritten(content, **changes))
+        with pytest.raises(InvalidValue, match="Cannot read the profile"):
+            lograd.Profile.load(path)
+
+
+def test_numbers_of_a_record_agree_with_the_data():
     generator = torch.Generator().manual_seed(0)
-    batches = [torch.randint(-4, 5, (8, 4), generator=generator).float() for _ in range(3)]
-
-    def run(batches):
-        return lograd.profile(exact_model(), batches, lambda model, x: (model(x) ** 2).sum())
-
-    halves = [run([x[:4] for x in batches]), run([x[4:] for x in batches])]
-    merged, whole = lograd.Profile.merge(halves), run(batches)
-    assert merged.steps == whole.steps == 3
-    for name, layer in whole.layers.items():
-        assert merged[name].records == layer.records
-        assert merged[name].flops_weight == layer.flops_weight
-        assert merged[name].sample.size == layer.sample.size / 2
-        assert merged[name].weight_records[0].elements == 2 * layer.weight_records[0].elements
-    assert lograd.Profile.merge([whole]) == whole
-
-
-def test_profiles_that_do_not_match_are_not_merged():
-    one = lograd.profile(mlp(), vector_batches(2), cross_entropy)
-    with pytest.raises(InvalidType, match="at least one Profile"):
-        lograd.Profile.merge([])
-    with pytest.raises(InvalidValue, match=r"layer '0' it has 1 observed step, and profile 1 has 2"):
-        lograd.Profile.merge([one, lograd.profile(mlp(), vector_batches(1), cross_entropy)])
-    fewer = lograd.profile(mlp(), vector_batches(2), cross_entropy, filter_fn=lambda module, name: name == "0")
-    with pytest.raises(InvalidValue, match="layer '2' is only in profile 1"):
-        lograd.Profile.merge([one, fewer])
-    narrow = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3))
-    other = lograd.profile(narrow, vector_batches(2), cross_entropy)
-    with pytest.raises(InvalidValue, match=r"layer '0' is a Linear with a weight of shape \(3, 6\) there"):
-        lograd.Profile.merge([one, other])
+    x = torch.randn(200_000, generator=generator).mul(2).exp() * torch.randn(200_000, generator=generator).sign()
+    model = nn.Sequential(nn.Identity())
+    with lograd.observe(model, every=1, filter_fn=lambda module, name: name == "0") as profile:
+        leaf = torch.zeros_like(x, requires_grad=True)
+        (model(leaf * 1.0) * x).sum().backward()
+    record = profile["0"].last
+    assert record.mu == pytest.approx(float(x.abs().log().mean()), abs=1e-3)
+    assert record.sigma == pytest.approx(float(x.abs().log().std()), abs=1e-3)
+    largest, smallest = float(x.abs().max()), float(x.abs().min())
+    assert largest <= record.largest <= largest * 17 / 16
+    assert smallest * 15 / 16 <= record.smallest <= smallest
+    assert record.ks(LogNormal) == pytest.approx(ks_distance(LogNormal.fit(x), x), abs=2e-3)

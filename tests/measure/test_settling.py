@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 from experiments.models import CifarResNet
 from lograd import Plan
 from lograd.engine.layers import candidates
-from lograd.measure.arriving import settling
-from lograd.measure.penalties import attached
+from lograd.measure.passes import attached, settling
 from lograd.measure.timing import Timer
 
 SPARSITY = 0.9

@@ -11,7 +11,7 @@ from trained import trained_resnet
 
 import lograd
 from lograd.measure import Variance
-from lograd.measure.measured import SIGMAS
+from lograd.measure.values import SIGMAS
 from lograd.treatments import Interval, both
 
 METHODS = ("ptq", "psq", "bhq")

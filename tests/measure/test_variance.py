@@ -12,7 +12,7 @@ from torch import nn
 import lograd
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
-from lograd.measure.minibatch import TOTAL, VECTORS
+from lograd.measure.values import TOTAL, VECTORS
 from lograd.treatments import Integers, StatQuant, apply, both
 from lograd.treatments.products import ProductPlan, Treated
 

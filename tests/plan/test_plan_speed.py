@@ -19,9 +19,8 @@ from lograd import Plan, Profile, theory
 from lograd.engine.backends import LEAST_WORK
 from lograd.engine.layers import reason_dense as why_dense
 from lograd.errors import InvalidValue, LogradWarning
-from lograd.measure import precision
-from lograd.measure.contributions import noise_by_layer
-from lograd.measure.sparsity import why_no_gain
+from lograd.measure import prediction as precision
+from lograd.measure.prediction import noise_by_layer, why_no_gain
 from lograd.plan import evidence
 from lograd.treatments import Prune, Quantize
 from lograd.treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of, verdict, verdict_on_noise
@@ -211,7 +210,7 @@ def test_an_explosion_is_predicted_and_then_measured(chain):
         for _ in range(20):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-        grown = max(one.energy / one.first_energy for one in handle._gradients.values())
+        grown = max(one.energy / one.first_energy for one in handle.gradients.values())
     # Noise changes the laws that it was predicted from, so the orders of magnitude agree, and no digits.
     assert np.log10(grown) == pytest.approx(np.log10(plan.evidence.growth.factor), rel=0.35)
 
@@ -225,7 +224,7 @@ def test_little_noise_is_predicted_to_the_digit(chain):
         for _ in range(12):
             cross_entropy(model(data[0][0]), data[0][1]).backward()
             handle.step()
-            grown.append(max(one.energy / one.first_energy for one in handle._gradients.values()))
+            grown.append(max(one.energy / one.first_energy for one in handle.gradients.values()))
     assert 1.0 < plan.evidence.growth.factor < evidence.LIMIT
     assert np.mean(grown[4:]) == pytest.approx(plan.evidence.growth.factor, rel=0.15)
 

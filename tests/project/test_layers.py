@@ -1,4 +1,4 @@
-"""The import graph of lograd against the layers in pyproject.toml: no way up, no way sideways, no way round."""
+"""The import graph of lograd against the layers in pyproject.toml, and a docstring for everything public."""
 
 from __future__ import annotations
 
@@ -152,3 +152,89 @@ def test_the_checker_sees_planted_flaws(name: str, tmp_path: Path) -> None:
         assert found[0].startswith(expected)
     else:
         assert found == []
+
+
+# -- docstrings --
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = Function | ast.ClassDef
+
+
+def trees(folder: Path) -> dict[str, ast.Module]:
+    """The syntax tree of each Python file, by its path."""
+    return {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+
+
+def definitions(node: ast.AST) -> Iterator[Documented]:
+    """Functions, classes and methods that can be imported: not those inside of functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Documented):
+            yield child
+        if not isinstance(child, Function):
+            yield from definitions(child)
+
+
+def undocumented(modules: dict[str, ast.Module]) -> list[str]:
+    """Public functions, classes and methods without a docstring of their own or of the method that they override."""
+    classes = {
+        node.name: node for tree in modules.values() for node in definitions(tree) if isinstance(node, ast.ClassDef)
+    }
+    found = []
+    for path, tree in modules.items():
+        for node in (tree, *_public_classes(tree)):
+            for child in _public_members(node):
+                inherited = isinstance(node, ast.ClassDef) and _is_documented_above(node, child.name, classes)
+                if ast.get_docstring(child) is None and not inherited:
+                    found.append(f"{path}:{child.lineno} {child.name}")
+    return found
+
+
+def _public_members(node: ast.AST) -> Iterator[Documented]:
+    """Public definitions directly in a module or class; overloads and setters belong to another definition."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Documented) and not child.name.startswith("_"):
+            words = {ast.unparse(one).rpartition(".")[2] for one in child.decorator_list}
+            if not words & {"overload", "setter"}:
+                yield child
+        elif isinstance(child, ast.If | ast.Try):
+            yield from _public_members(child)
+
+
+def _public_classes(node: ast.AST) -> Iterator[ast.ClassDef]:
+    for child in _public_members(node):
+        if isinstance(child, ast.ClassDef):
+            yield child
+            yield from _public_classes(child)
+
+
+def _is_documented_above(node: ast.ClassDef, name: str, classes: dict[str, ast.ClassDef]) -> bool:
+    """True if a base class documents a method of this name, so that help() shows that text."""
+    for base in node.bases:
+        above = classes.get(ast.unparse(base).partition("[")[0].rpartition(".")[2])
+        if above is None or above is node:
+            continue
+        own = (child for child in definitions(above) if child.name == name)
+        if any(ast.get_docstring(child) for child in own) or _is_documented_above(above, name, classes):
+            return True
+    return False
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert undocumented(trees(ROOT / "src" / PACKAGE)) == []
+
+
+def test_functions_without_a_docstring_are_found() -> None:
+    text = '''
+def f():
+    """Return one."""
+def _g(): pass
+class B:
+    """A base."""
+    def m(self):
+        """Return it."""
+class C(B):
+    """A class."""
+    def m(self): pass
+    def n(self): pass
+'''
+    assert [line.split()[1] for line in undocumented({"a.py": ast.parse(text)})] == ["n"]

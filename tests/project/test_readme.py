@@ -1,6 +1,6 @@
 """README and docs keep their word: examples run, commands work, tables are the generator's, links lead somewhere."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import sys
@@ -141,57 +141,6 @@ def test_a_stale_table_is_found_and_written(generate, tmp_path):
     assert "| `-nearest` | rounded to nearest |" in page.read_text()
 
 
-@pytest.fixture(scope="module")
-def blocks():
-    """The module docs/generator/blocks.py, which no package contains."""
-    spec = importlib.util.spec_from_file_location("blocks", ROOT / "docs" / "generator" / "blocks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_only_the_block_is_replaced(blocks):
-    page = "before\n<!-- made by ./dev docs: one -->\nold\n<!-- end -->\nafter <!-- end -->\n"
-    filled = blocks.filled(page, {"one": lambda: "new\n"})
-    assert filled == page.replace("old", "new")
-    assert blocks.filled(filled, {"one": lambda: "new"}) == filled
-
-
-def test_bars_do_not_break_a_table(blocks):
-    assert blocks.table(["a", "b"], [["|g|", 1]]) == "| a | b |\n|---|---:|\n| \\|g\\| | 1 |"
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        ("<!-- made by ./dev docs: two -->\n<!-- end -->\n", "the page: there is no block 'two'; there are one."),
-        ("<!-- made by ./dev docs: one -->\n", "a block has no end"),
-        ("<!-- made by ./dev docs: one -->\n" * 2 + "<!-- end -->\n", "the block 'one' has no end"),
-    ],
-)
-def test_a_broken_block_is_refused(page, words, blocks):
-    with pytest.raises(SystemExit, match=words):
-        blocks.filled(page, {"one": lambda: "new"})
-
-
-# -- what holds on one kind of CPU only --
-
-
-def test_times_of_integers_name_the_cpu():
-    """With VNNI all bits take as long, without it fewer bits are faster: no sentence on it does without the word."""
-    found = [part for page in PAGES for part in page.read_text().split("\n\n")]
-    words = r"[Ii]ntegers? of (fewer bits|all widths)|fewer bits\s+take as long|int6-full, times faster"
-    claims = [part for part in found if re.search(words, part)]
-    assert len(claims) >= 3
-    for claim in claims:
-        assert "VNNI" in claim, claim
-
-
-def test_the_page_on_operators_computes_with_codes():
-    assert "no product computes with them" not in text_of("docs/operators.md")
-    assert re.search(r"ops\.integer_linear\(ops\.pack_", "".join(blocks_of(ROOT / "docs" / "operators.md")))
-
-
 # -- links --
 
 
@@ -215,8 +164,3 @@ def test_links_and_named_files_are_there(page):
         assert (ROOT / path).exists(), path
     for command in re.findall(r"`\./dev test ([^`]+)`", text):
         assert all((ROOT / path).exists() for path in command.split()), command
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_nothing_outside_of_the_repository_is_named(page):
-    assert not re.search(r"\.\./shared|METHODS|KERNELS", page.read_text())

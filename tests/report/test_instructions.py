@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lograd import native
-from lograd.report import instructions
-from lograd.report.instructions import LIMIT, Amx, instruction_sets, probe_amx
+from lograd.report import environment
+from lograd.report.environment import LIMIT, Amx, instruction_sets, probe_amx
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 DIES_UNLIMITED = f"import os, signal; '{LIMIT}' in os.environ or os.kill(os.getpid(), signal.SIGILL)"
@@ -38,8 +38,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_process_tells_what_amx_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, limit, deadly, words = CASES[case]
-    monkeypatch.setattr(instructions, "cpuinfo", lambda field: "avx2 amx_bf16")
-    monkeypatch.setattr(instructions, "_PROBE", program)
+    monkeypatch.setattr(environment, "cpuinfo", lambda field: "avx2 amx_bf16")
+    monkeypatch.setattr(environment, "_PROBE", program)
     monkeypatch.delenv(LIMIT, raising=False)
     if limit is not None:
         monkeypatch.setenv(LIMIT, limit)
@@ -48,21 +48,21 @@ def test_a_child_process_tells_what_amx_does(case: str, monkeypatch: pytest.Monk
 
 
 def test_a_child_that_hangs_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "cpuinfo", lambda field: "amx_bf16")
-    monkeypatch.setattr(instructions, "_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(instructions, "PATIENCE", 0.1)
+    monkeypatch.setattr(environment, "cpuinfo", lambda field: "amx_bf16")
+    monkeypatch.setattr(environment, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(environment, "PATIENCE", 0.1)
     assert probe_amx().deadly
 
 
 @pytest.mark.parametrize(("flags", "words"), [("avx2 avx512f", "AMX is not announced"), ("", "AMX is unknown")])
 def test_nothing_is_started_where_amx_is_not_announced(flags: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "cpuinfo", lambda field: flags)
-    monkeypatch.setattr(instructions, "_death", None)
+    monkeypatch.setattr(environment, "cpuinfo", lambda field: flags)
+    monkeypatch.setattr(environment, "_death", None)
     assert str(probe_amx()) == words
 
 
 def test_the_section_names_what_is_there_and_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "cpuinfo", lambda field: "avx2 avx512f avx512bw avx512vl avx512dq avx_vnni")
+    monkeypatch.setattr(environment, "cpuinfo", lambda field: "avx2 avx512f avx512bw avx512vl avx512dq avx_vnni")
     monkeypatch.setattr(native, "_extension", None)
     monkeypatch.setattr(native, "_reason", "no C++ compiler")
     monkeypatch.setenv(LIMIT, "AVX2")

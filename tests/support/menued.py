@@ -9,7 +9,7 @@ from networks import conv_net, image_batches
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd.measure.menus import Candidate, Menus
+from lograd.measure.timing import Candidate, Menus
 from lograd.theory import noise_to_signal, nonzero_sparsity, threshold
 
 TIMES = {
@@ -34,12 +34,11 @@ def noise_of_zeros(law, sparsity: float) -> float:
     return float(noise_to_signal(law, threshold(law, share))) if share > 0 else 0.0
 
 
-def menus_of(profile: lograd.Profile, *, slow: str | None = None, normalization: float = 0.0) -> Menus:
+def menus_of(profile: lograd.Profile, *, slow: str | None = None) -> Menus:
     """Menus for the layers of a profile.
 
     Args:
         slow: a layer in which nothing is faster than dense products.
-        normalization: seconds that the switch saves.
     """
     layers = {}
     for place, (name, layer) in enumerate(profile.layers.items()):
@@ -59,4 +58,4 @@ def menus_of(profile: lograd.Profile, *, slow: str | None = None, normalization:
     total = sum(menu["dense"].seconds for menu in layers.values())
     step = total + 2e-3
     uniform = {name: step * (0.2 + 0.8 * factor) for name, factor in TIMES.items() if name != "dense"}
-    return Menus(layers, step, uniform, {"normalization": normalization} if normalization else {}, 1)
+    return Menus(layers, step, uniform)

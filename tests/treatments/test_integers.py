@@ -113,7 +113,10 @@ def test_folded_and_not_decode_alike_up_to_steps(rounding: Any) -> None:
 def test_plain_tensors_are_those_of_the_coded_tensor(one: Integers) -> None:
     memories = [torch.zeros(one.memory_size, dtype=torch.float64) for _ in range(2)]
     for step in range(3):
-        x, factors = torch.randn(20, 3) * (1 + step), None if one.per_channel else torch.tensor([0.25, 1.0, 2.0])
+        x, factors = (
+            torch.randn(20, 3) * (1 + step),
+            None if one.scales == "channel" else torch.tensor([0.25, 1.0, 2.0]),
+        )
         coded, counts = one.encode(x, setting(one, memories[0], fold=factors))
         plain = one.level_codes(x, setting(one, memories[1], fold=factors))
         assert coded.zero is not None

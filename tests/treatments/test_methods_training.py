@@ -202,14 +202,14 @@ def test_common_cosine_is_solved_over_the_layers():
         (torch.randn(512, 32, generator=generator), torch.randint(0, 10, (512,), generator=generator)) for _ in range(8)
     ]
     train(model, handle, batches, optimizer)
-    predicted = [one.predictions(1.0)["gradient"] for one in handle._gradients.values()]
+    predicted = [one.predictions(1.0)["gradient"] for one in handle.gradients.values()]
     assert np.ptp([one.cosine for one in predicted]) < 0.02
     work = [512 * layer.weight.numel() for layer in model if isinstance(layer, nn.Linear)]
     assert np.average([one.sparsity for one in predicted], weights=work) == pytest.approx(0.8, abs=2e-3)
     assert np.ptp([one.sparsity for one in predicted]) > 0.01, "layers differ, and so do their shares"
     again = lograd.attach(copy_of(model, handle), Plan.uniform("prune80-cosine"), refresh=1)
     again.load_state_dict(handle.state_dict())
-    assert [one.allotted for one in again._gradients.values()] == [one.allotted for one in handle._gradients.values()]
+    assert [one.allotted for one in again.gradients.values()] == [one.allotted for one in handle.gradients.values()]
     handle.remove()
     again.remove()
 

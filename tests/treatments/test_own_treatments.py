@@ -86,18 +86,14 @@ def test_a_field_of_any_plain_annotation_comes_back_from_a_plan(annotation, valu
 
 
 MISFITS = [
-    (
-        int,
-        4.5,
-        "value of treatment 'test-mine' must be a whole number from -9007199254740992 to 9007199254740992; got 4.5.",
-    ),
-    (int, True, "must be a whole number"),
-    (str, 4, "value of treatment 'test-mine' must be a text; got 4."),
-    (bool, 1, "must be true or false; got 1."),
-    (float, float("nan"), "must be a finite number; got nan."),
-    (Literal[2, 4], 3, "must be one of 2, 4; got 3."),
-    (Literal["near", "far"], "neer", "must be one of 'near', 'far'; got 'neer'. Did you mean 'near'?"),
-    (int | None, "a", "or null; got 'a'."),
+    (int, 4.5, "value of treatment 'test-mine' must be of type int; got 4.5."),
+    (int, True, "int"),
+    (str, 4, "str"),
+    (bool, 1, "bool"),
+    (float, float("nan"), "nan"),
+    (Literal[2, 4], 3, "Literal[2, 4]"),
+    (Literal["near", "far"], "neer", "'near', 'far'"),
+    (int | None, "a", "int | None"),
     (tuple[int, ...], (1, 2), "value of treatment 'test-mine' is of type tuple, which a plan cannot hold"),
     (list, [1], "is of type list, which a plan cannot hold"),
     (torch.Tensor, torch.zeros(2), "is of type Tensor, which a plan cannot hold"),

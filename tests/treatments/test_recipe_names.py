@@ -6,7 +6,7 @@ import pytest
 from methods import NAMES
 
 from lograd import Plan
-from lograd.commands.cite import citations
+from lograd.commands.lookup import citations
 from lograd.errors import InvalidValue
 from lograd.plan import LayerPlan
 from lograd.treatments import ALL_RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe

@@ -1,4 +1,4 @@
-"""Steps of any optimizer on weights in low precision: computed in float32, rounded once, nothing else kept."""
+"""Steps of any optimizer on weights in low precision: computed in float32, rounded once, among others' code."""
 
 from __future__ import annotations
 
@@ -95,9 +95,8 @@ def test_the_mean_over_seeds_is_the_exact_step() -> None:
 
 
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("state_bits", [None, 8])
-def test_foreach_slices_and_order_change_no_bit(make: Any, state_bits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer, _ = stored("int8", make, state_bits=state_bits)
+def test_foreach_slices_and_order_change_no_bit(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _ = stored("int8", make)
     train(model, optimizer, 4)
 
     def foreach(parameters: Any) -> torch.optim.Optimizer:
@@ -106,7 +105,7 @@ def test_foreach_slices_and_order_change_no_bit(make: Any, state_bits: Any, monk
             group["foreach"] = True
         return made
 
-    other, beside, _ = stored("int8", foreach, state_bits=state_bits)
+    other, beside, _ = stored("int8", foreach)
     monkeypatch.setattr(stepping, "AT_ONCE", 1)
     train(other, beside, 4)
     assert same(model, other)
@@ -156,46 +155,6 @@ def test_the_closure_runs_once_and_before_any_update() -> None:
     assert same(model, other)
 
 
-def test_hooks_of_the_user_and_schedules_see_one_step() -> None:
-    model, optimizer, handle = stored("int8")
-    seen = []
-    optimizer.register_step_post_hook(lambda *given: seen.append(len(optimizer.param_groups[0]["params"])))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for step in range(3):
-        train(model, optimizer, 1, first=step)
-        schedule.step()
-    assert seen == [6, 6, 6]
-    assert handle.steps == 3
-    assert schedule.get_last_lr() == [0.05 / 8]
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["torch.optim", "one's own"])
-def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Counting if own else sgd
-    model, optimizer, _ = stored("int8", make, state_bits=None if own else 8)
-    train(model, optimizer, 1)
-    before, groups = numbers(model), [list(group["params"]) for group in optimizer.param_groups]
-    gradients(model, 9)
-    step = stepping._own_step(optimizer)
-
-    def failing(self: Any, closure: Any = None) -> Any:
-        raise RuntimeError("out of luck")
-
-    failing.__module__ = step.__module__
-    with monkeypatch.context() as patch:
-        if own:
-            patch.setattr(Counting, "step", torch.optim.Optimizer.profile_hook_step(failing))
-        else:
-            patch.setattr(stepping, "_own_step", lambda optimizer: failing)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            optimizer.step()
-    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [list(map(id, g)) for g in groups]
-    assert all(torch.equal(value, numbers(model)[name]) for name, value in before.items())
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert set(map(id, optimizer.state)) <= set(map(id, model.parameters()))
-    train(model, optimizer, 2)
-
-
 def memory_of(x: torch.Tensor) -> tuple[int, int] | None:
     """Address and bytes of a float32 tensor; None for others, also those without memory that a tracer left behind."""
     try:
@@ -237,13 +196,14 @@ def test_at_most_a_few_weights_are_decoded_at_a_time(monkeypatch: pytest.MonkeyP
     own = stepping._own_step(optimizer)
 
     def watched(optimizer: Any) -> None:
-        seen.append(sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+        given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(sum(p.numel() for p in given))
         own(optimizer)
 
     monkeypatch.setattr(stepping, "_own_step", lambda optimizer: watched)
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
-    assert seen == [2048] * 4
+    assert seen == [2048] * 4 + [0]  # at last the parameters that are not in low precision: none
 
 
 def test_gradients_may_accumulate_and_be_clipped() -> None:
@@ -285,11 +245,208 @@ def test_an_optimizer_that_is_not_bound_rounds_at_each_operator() -> None:
     assert "no optimizer is bound" in handle.explain()
 
 
-def test_a_copy_of_the_optimizer_has_no_hooks() -> None:
+def test_neither_a_copy_nor_a_freed_optimizer_has_another_step() -> None:
     _, optimizer, handle = stored("int8")
     twin = copy.deepcopy(optimizer)
-    assert not twin._optimizer_step_pre_hooks
     assert "step" not in twin.__dict__
     handle.remove()
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not optimizer._optimizer_step_post_hooks
+    assert "step" not in optimizer.__dict__
+    assert not optimizer._optimizer_load_state_dict_pre_hooks
+    assert not optimizer._optimizer_load_state_dict_post_hooks
+
+
+# -- among others' code --
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before bind", "after bind"])
+def test_hooks_and_schedules_of_the_user_run_around_the_step_in_either_order(first: bool) -> None:
+    """A hook before the step clips gradients, one behind it clears them, and a schedule halves the learning rate."""
+    seen: list[int] = []
+
+    def clip(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.01)
+
+    def clear(optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen.append(len(optimizer.param_groups[0]["params"]))
+        optimizer.zero_grad()
+
+    def watch(optimizer: Any) -> Any:
+        optimizer.register_step_pre_hook(clip)
+        optimizer.register_step_post_hook(clear)
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    model, other = network(), network()
+    optimizer, beside = sgd(model.parameters()), sgd(other.parameters())
+    schedule = watch(optimizer) if first else None
+    handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer)
+    lograd.low_precision_weights(other, "int8", optimizer=beside)
+    schedule = schedule or watch(optimizer)
+    for step in range(3):
+        for each in (model, other):
+            gradients(each, step)
+        nn.utils.clip_grad_norm_(other.parameters(), 0.01)
+        optimizer.step()
+        schedule.step()
+        beside.step()
+        beside.zero_grad()
+        beside.param_groups[0]["lr"] /= 2
+        assert all(p.grad is None for p in model.parameters())
+        assert same(model, other)
+    assert seen == [6, 6, 6]
+    assert (handle.steps, schedule.get_last_lr()) == (3, [0.05 / 8])
+    handle.remove()
+    assert ("step" in optimizer.__dict__) is True, "that of the schedule"
+    train(model, optimizer, 1)
+    assert handle.steps == 3
+
+
+class Failing(torch.optim.SGD):
+    """Raises an error where it is told to."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise RuntimeError("out of luck")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch.optim", "one's own"])
+def test_a_step_that_fails_leaves_weights_state_and_gradients(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = (lambda p: Failing(p, lr=0.05, momentum=0.9)) if own else sgd
+    (model, optimizer, _), (other, beside, _) = stored("int8", make), stored("int8", make)
+    for each, one in ((model, optimizer), (other, beside)):
+        train(each, one, 1)
+    before, parameters = numbers(model), list(model.parameters())
+    gradients(model, 9)
+    kept = [p.grad for p in parameters]
+    if own:
+        optimizer.fails = True
+    else:  # a gradient of a shape at which the step of the biases fails, after that of the weights
+        model[0].bias.grad.data = torch.ones(3)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    if own:
+        optimizer.fails = False
+        assert all(torch.equal(value, numbers(model)[name]) for name, value in before.items())
+        assert train(model, optimizer, 2, first=1) == train(other, beside, 2, first=1)
+        assert same(model, other)
+    else:
+        assert all(p.grad is gradient for p, gradient in zip(parameters, kept, strict=True))
+    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == list(map(id, parameters))
+    assert set(map(id, optimizer.state)) <= set(map(id, parameters))
+
+
+def test_an_optimizer_whose_step_was_replaced_is_refused() -> None:
+    model = network()
+    optimizer = sgd(model.parameters())
+    optimizer.step = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(lograd.InvalidValue, match="was replaced"):
+        lograd.low_precision_weights(model, "int8", optimizer=optimizer)
+    assert not any(isinstance(p, LowPrecisionTensor) for p in model.parameters())
+
+
+def test_a_subclass_may_call_the_step_of_its_base() -> None:
+    torch.optim.Adam(network().parameters())  # from here on, PyTorch calls hooks around Adam's step, too
+
+    class Decaying(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.mul_(0.5)
+            return found
+
+    model, optimizer, handle = stored("int8", lambda p: Decaying(p, lr=1e-2))
+    twin = handle.export()
+    beside = Decaying(twin.parameters(), lr=1e-2)
+    for each in (model, twin):
+        gradients(each)
+    optimizer.step()
+    beside.step()
+    assert handle.steps == 1
+    for weight, exact in zip(model.parameters(), twin.parameters(), strict=True):
+        if isinstance(weight, LowPrecisionTensor):
+            assert weight.counts.writes == 1
+            assert bool(((weight.decode() - exact.detach()).abs() <= 1.0001 * weight.spacing).all())
+        else:
+            assert torch.equal(weight, exact)
+    train(model, optimizer, 2)
+    assert handle.steps == 3
+
+
+class Ascending(torch.optim.SGD):
+    """Moves the weights, and asks for gradients there."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(0.01)
+        return closure()
+
+
+class Asking(torch.optim.SGD):
+    """Asks for gradients twice."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return closure()
+
+
+@pytest.mark.parametrize("kind", [Ascending, Asking])
+def test_a_closure_that_would_have_to_run_again_is_refused(kind: Any) -> None:
+    model, optimizer, _ = stored("int8", lambda p: kind(p, lr=0.1))
+    before = {name: weight for name, weight in numbers(model).items() if "weight" in name}
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch()[0]), batch()[1])
+        loss.backward()
+        return loss
+
+    with pytest.raises(lograd.InvalidValue, match=f"{kind.__name__} moves the weights several times in one step"):
+        optimizer.step(closure)
+    assert all(torch.equal(value, numbers(model)[name]) for name, value in before.items())
+
+
+def test_parameter_groups_keep_their_learning_rates() -> None:
+    def grouped(model: nn.Sequential) -> torch.optim.Optimizer:
+        slow, fast = model[:4].parameters(), model[4:].parameters()
+        return torch.optim.SGD([{"params": slow, "lr": 1e-3}, {"params": fast, "lr": 0.5}])
+
+    model = network()
+    optimizer = grouped(model)
+    handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer)
+    twin = handle.export()
+    beside = grouped(twin)
+    for each in (model, twin):
+        gradients(each)
+    optimizer.step()
+    beside.step()
+    for place in (0, 3, 5):
+        error = (model[place].weight.decode() - twin[place].weight.detach()).abs()
+        assert bool((error <= 1.0001 * model[place].weight.spacing).all())
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.5]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
+
+
+@pytest.mark.parametrize("make", [sgd, lambda p: Failing(p, lr=0.05)], ids=["torch.optim", "one's own"])
+def test_one_optimizer_may_step_on_the_weights_of_two_handles(make: Any) -> None:
+    one, two = network(), network(seed=1)
+    optimizer = make([*one.parameters(), *two.parameters()])
+    first, second = (lograd.low_precision_weights(each, "int8", optimizer=optimizer) for each in (one, two))
+    for step in range(2):
+        optimizer.zero_grad()
+        gradients(one, step)
+        gradients(two, step)
+        optimizer.step()
+    assert first.steps == second.steps == 2
+    assert first.counters().elements == 2 * first.counters().weights
+    assert second.counters().elements == 2 * second.counters().weights
+    params = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert params == {id(p) for p in (*one.parameters(), *two.parameters())}
+    first.remove()
+    optimizer.step()
+    assert (first.steps, second.steps) == (2, 3)

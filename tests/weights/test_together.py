@@ -180,7 +180,7 @@ def _rank(rank: int, folder: str, format: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     model = network(seed=rank)  # DistributedDataParallel sends those of rank 0
-    handle = lograd.low_precision_weights(model, format, state_bits=8)
+    handle = lograd.low_precision_weights(model, format)
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = adamw(wrapped.parameters())
     handle.bind(optimizer)

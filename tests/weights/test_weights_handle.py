@@ -39,9 +39,9 @@ def test_parameters_stay_the_objects_that_they_were() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_removed_handle_leaves_a_model_that_trains_in_float32(format: str) -> None:
-    model, optimizer, handle = stored(format, adamw, state_bits=8)
+    model, optimizer, handle = stored(format, adamw)
     train(model, optimizer, 2)
-    twin, moments = handle.export(), optimizer.state[model[3].weight]["exp_avg"].decode()
+    twin, moments = handle.export(), optimizer.state[model[3].weight]["exp_avg"].clone()
     handle.remove()
     assert same(model, twin)
     assert type(optimizer.state[model[3].weight]["exp_avg"]) is torch.Tensor
@@ -51,18 +51,16 @@ def test_a_removed_handle_leaves_a_model_that_trains_in_float32(format: str) -> 
     assert bool((model[3].weight != before).float().mean() > 0.5)
 
 
-@pytest.mark.parametrize("state_bits", [None, 8])
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
-def test_a_model_in_bfloat16_may_change_while_it_is_trained(make: Any, state_bits: Any) -> None:
+def test_a_model_in_bfloat16_may_change_while_it_is_trained(make: Any) -> None:
     model = network().to(torch.bfloat16)
     optimizer = make(model.parameters())
     part = "momentum_buffer" if make is sgd else "exp_avg"
     train(model, optimizer, 2)
     assert optimizer.state[model[3].weight][part].dtype == torch.bfloat16
-    handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer, state_bits=state_bits)
+    handle = lograd.low_precision_weights(model, "int8", optimizer=optimizer)
     train(model, optimizer, 2)
-    found = optimizer.state[model[3].weight][part]
-    assert isinstance(found, LowPrecisionTensor) if state_bits else found.dtype == torch.float32
+    assert optimizer.state[model[3].weight][part].dtype == torch.float32
     handle.remove()
     assert model[3].weight.dtype == torch.bfloat16
     assert optimizer.state[model[3].weight][part].dtype == torch.bfloat16
@@ -161,7 +159,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 def test_counters_and_explanation() -> None:
-    model, optimizer, handle = stored("int8", state_bits=8)
+    model, optimizer, handle = stored("int8")
     assert repr(handle) == "WeightsHandle(3 weights of Sequential, int8, 0 steps)"
     train(model, optimizer, 3)
     counts = handle.counters()
@@ -176,7 +174,6 @@ def test_counters_and_explanation() -> None:
     assert text.layers["0.bias"] == "left alone: a vector"
     assert "16,776 weights in 16,976 bytes, 1.01 each (25% of before)." in text.summary
     assert "SGD: at most 4,194,304 weights in float32 at a time, rounded once a step." in text.summary
-    assert "its moments: FP8 codes between steps." in text.summary
     handle.remove()
     assert repr(handle).endswith("removed, 3 steps)")
 
@@ -196,12 +193,9 @@ def test_kept_parameters() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("state_bits", [None, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_resumed_run_has_the_same_bits(
-    format: str, make: Any, state_bits: Any, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    model, optimizer, handle = stored(format, make, dtype=dtype, state_bits=state_bits)
+def test_a_resumed_run_has_the_same_bits(format: str, make: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, optimizer, handle = stored(format, make, dtype=dtype)
     train(model, optimizer, 3)
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "handle": handle.state_dict()}
     torch.save(saved, tmp_path / "run.pt")
@@ -210,7 +204,7 @@ def test_a_resumed_run_has_the_same_bits(
     loaded = torch.load(tmp_path / "run.pt", weights_only=True)
     other = network(seed=1).to(dtype)
     beside = make(other.parameters())
-    resumed = lograd.low_precision_weights(other, format, optimizer=beside, state_bits=state_bits, seed=9)
+    resumed = lograd.low_precision_weights(other, format, optimizer=beside, seed=9)
     other.load_state_dict(loaded["model"])
     beside.load_state_dict(loaded["optimizer"])
     resumed.load_state_dict(loaded["handle"])
@@ -263,8 +257,7 @@ BROKEN = {
     "version": (lambda state: state | {"lograd.weights": torch.tensor([2, 0])}, "another version than 1"),
     "shape": (lambda state: state | {"3.weight.codes": state["3.weight.codes"][:3]}, "must be torch.uint8 of shape"),
     "type": (lambda state: state | {"3.weight.spacing": torch.ones(32, 1).double()}, "must be torch.float32"),
-    "format": (lambda state: state | {"3.weight.format": state["3.weight.format"][:3]}, "the state has it as 'int'"),
-    "spacing": (lambda state: state | {"3.weight.spacing": -state["3.weight.spacing"]}, "spacings are positive"),
+    "format": (lambda state: state | {"3.weight.format": state["3.weight.format"].roll(1)}, "3.weight.format"),
 }
 
 
@@ -297,7 +290,6 @@ def _low() -> nn.Module:
 REFUSED = {
     "no model": (lambda: (3, "int8", {}), InvalidType, "model must be a torch.nn.Module"),
     "seed": (lambda: (network(), "int8", {"seed": 1.5}), InvalidType, "seed must be a whole number; got 1.5."),
-    "state_bits": (lambda: (network(), "int8", {"state_bits": 4}), InvalidValue, "state_bits must be 8, or None"),
     "keep": (lambda: (network(), "int8", {"keep": "3.wight"}), InvalidValue, "Did you mean '3.weight'?"),
     "keep, type": (lambda: (network(), "int8", {"keep": [3]}), InvalidType, "keep must be names"),
     "NaN": (lambda: (_nan(), "int8", {}), InvalidValue, "'3.weight' holds NaN or infinity"),

@@ -11,9 +11,7 @@ from lograd import InvalidType, InvalidValue, PacketError
 from lograd.ops.coded import CodedTensor
 from lograd.treatments import Prune, Quantize, apply, numbers_of, recipe
 from lograd.wire.channel import HEAD, UNIT, Channel
-from lograd.wire.edge import Edge
-from lograd.wire.packets import Packing, decode
-from lograd.wire.plans import edge_names, edge_sentences
+from lograd.wire.edge import Edge, Packing, decode_like, edge_names, edge_sentences
 
 CPU = torch.device("cpu")
 
@@ -68,7 +66,7 @@ def test_packets_are_small_and_exact(name: str, ratio: float) -> None:
     treated = one.treat(x)
     packet = one.packed(treated, Packing())
     assert 4 * x.numel() / packet.numel() > ratio
-    assert torch.equal(decode(packet, x).view(torch.int32), values(treated).view(torch.int32))
+    assert torch.equal(decode_like(packet, x).view(torch.int32), values(treated).view(torch.int32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,7 +88,7 @@ def test_what_is_not_finite_stays_so(wrong: float) -> None:
     one.treat(x)
     one.step()
     x[7] = wrong
-    found = decode(one.packet(x, Packing()), x)
+    found = decode_like(one.packet(x, Packing()), x)
     assert not found[7].isfinite()  # a GradScaler looks for it
 
 
@@ -100,7 +98,7 @@ def test_activations_are_treated_with_and_without_statistics(name: str) -> None:
     assert sentence is not None
     one, x = Edge(sentence, "activations", 1, 0, 10, CPU), gradients(64 * 32).reshape(64, 32)
     for _ in range(3):
-        found = decode(one.packet(x, Packing()), x)
+        found = decode_like(one.packet(x, Packing()), x)
         one.step()
     assert not torch.equal(found, x)
     assert torch.nn.functional.cosine_similarity(found.flatten(), x.flatten(), dim=0) > 0.99
@@ -211,9 +209,7 @@ def test_both_ends_find_the_same_sizes_from_what_has_passed() -> None:
 
 
 def test_a_packet_that_does_not_fit_is_cut_in_two() -> None:
-    sender, receiver = Channel("1->0"), Channel("1->0")
-    for channel in (sender, receiver):
-        channel.load({"capacity": UNIT, "messages": 3})
+    sender, receiver = (Channel.of("1->0", {"capacity": UNIT, "messages": 3}) for _ in range(2))
     (packet,) = packets(200)
     first, rest = sender.wrap(packet, 1000, 0)
     assert first.numel() == HEAD.size + UNIT
@@ -239,8 +235,7 @@ def test_messages_of_another_microbatch_or_step_are_refused() -> None:
     first, _ = Channel("1->0").wrap(packet, 100, 2)
     with pytest.raises(PacketError, match="another step or microbatch"):
         Channel("1->0").missing(first, 1, 100)
-    late = Channel("1->0")
-    late.load({"capacity": 0, "messages": 4})
+    late = Channel.of("1->0", {"capacity": 0, "messages": 4})
     with pytest.raises(PacketError, match="another step or microbatch"):
         late.missing(first, 2, 100)
     with pytest.raises(PacketError, match="a packet of 20 bytes was announced"):

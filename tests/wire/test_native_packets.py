@@ -15,15 +15,9 @@ from torch import Tensor
 
 import lograd
 from lograd import PacketError, native, ops, wire
-from lograd.wire.bits import pack, unpack
 from lograd.wire.header import read_header
-from lograd.wire.pruned import (
-    Pruning,
-    decode_by_reference,
-    decode_pruned,
-    encode_by_reference,
-    encode_pruned,
-)  # fmt: skip
+from lograd.wire.packets import Pruning, decode_by_definition, decode_pruned, encode_by_definition, encode_pruned
+from lograd.wire.pruned import pack, unpack
 
 pytestmark = pytest.mark.skipif(native.kernel("encode_packet") is None, reason="no native module here")
 
@@ -35,13 +29,13 @@ def _compare(x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: boo
     """Both ways to encode, and both ways to decode what they give."""
     alpha = alpha if alpha is None or x.dtype == torch.float32 else alpha >> 16
     packet, _ = encode_pruned(x, alpha, cut, entropy, smaller)
-    expected, _ = encode_by_reference(x, alpha, cut, entropy, smaller)
+    expected, _ = encode_by_definition(x, alpha, cut, entropy, smaller)
     assert torch.equal(packet, expected)
     header = read_header(packet.numpy(), 2**32)
     if header.method == 1:
         first, second = torch.empty_like(x), torch.empty_like(x)
         decode_pruned(packet.numpy()[header.size :], header, first)
-        decode_by_reference(packet.numpy()[header.size :], header, second)
+        decode_by_definition(packet.numpy()[header.size :], header, second)
         assert same(first, second)
         assert cut or same(first, x)
 
@@ -82,7 +76,7 @@ def test_pruning_on_the_way(isa: str, threads: int) -> None:
             pruning = Pruning(torch.tensor(3.5).to(dtype).float(), torch.tensor([11, 5]), True)
             alpha = int(pruning.threshold.to(dtype).view(torch.int32 if dtype == torch.float32 else torch.int16))
             packet, counts = encode_pruned(x, alpha, 0, False, True, pruning)
-            expected, expected_counts = encode_by_reference(x, alpha, 0, False, True, pruning)
+            expected, expected_counts = encode_by_definition(x, alpha, 0, False, True, pruning)
             assert torch.equal(packet, expected)
             assert torch.equal(counts, expected_counts)  # type: ignore[arg-type]
     pruned = ops.stochastic_prune(x, 3.5, 11, 5, counted=True)
@@ -99,7 +93,7 @@ def test_both_decoders_accept_the_same_bytes(body: bytes, count: int, number: in
     head = b"LGRD" + bytes([1, 1, number, 1]) + bytes(12) + alpha.to_bytes(4, "little") + bytes([cut, 0, 0, 0])
     header = read_header(sealed(head + count.to_bytes(8, "little") + bytes(1) + data.tobytes()).numpy(), 2**32)
     found = []
-    for decode in (decode_pruned, decode_by_reference):
+    for decode in (decode_pruned, decode_by_definition):
         out = torch.empty(count, dtype=header.dtype)
         try:
             decode(data, header, out)

@@ -53,7 +53,7 @@ def _recorded() -> tuple[list[Tensor], list[Tensor]]:
     """Lists that are filled with what each packet should hold, by the treatments alone, and with what is decoded."""
     sent: list[Tensor] = []
     received: list[Tensor] = []
-    packet, decode = edges.Edge.packet, stages.decode
+    packet, decode = edges.Edge.packet, stages.decode_like
 
     def recording_packet(self: edges.Edge, x: Tensor, *others: Any, **more: Any) -> Tensor:
         site = self.site
@@ -68,7 +68,7 @@ def _recorded() -> tuple[list[Tensor], list[Tensor]]:
         received.append(decode(packet, like))
         return received[-1].clone()
 
-    edges.Edge.packet, stages.decode = recording_packet, recording_decode  # type: ignore[method-assign]
+    edges.Edge.packet, stages.decode_like = recording_packet, recording_decode  # type: ignore[method-assign]
     return sent, received
 
 

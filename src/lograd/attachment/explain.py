@@ -1,8 +1,10 @@
-"""An attached plan in words: what it does to each layer, and why it leaves others alone."""
+"""What an attached plan does and did: exact counts, a line of text for each layer, and warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import final
 
 from rich.text import Text
@@ -11,15 +13,113 @@ from torch import nn
 from ..engine.backends.choice import INTEGER, SPARSE, Choice
 from ..engine.layer import LayerEngine
 from ..engine.layers import ON_META, plain_name, unwrapped
-from ..engine.site import NANOSECONDS, Site
-from ..errors import plural
+from ..engine.site import COUNTERS, NANOSECONDS, PASSES, Site
+from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
-from ..treatments import SYMBOLS, Numbers, Prediction, Treatment
+from ..treatments import BACKWARD, SYMBOLS, Numbers, Prediction, Treatment, mixes
 from ..treatments.verdicts import verdict
-from .counters import Count, read_counters
 from .guard import ActiveGuard, Growth
 from .refresh import Cost, OperandStatistics
-from .untreated import untreated_parts
+from .selection import untreated_parts
+
+# -- counts --
+
+
+@final
+@dataclass(frozen=True)
+class Count:
+    """Sums over all treated gradients of a layer, or of a model."""
+
+    passes: int = 0
+    """Gradients that came by."""
+    treated: int = 0
+    """Treated copies: one for each gradient, or two where the two products differ."""
+    passed_through: int = 0
+    """Copies that were to be treated, and came before there were statistics, or were kept as they are by the guard."""
+    elements: int = 0
+    """Elements of the treated copies; all counts below are of these."""
+    zeros_before: int = 0
+    zeros_after: int = 0
+    clipped: int = 0
+    """Elements beyond the largest value of a format; under a Hadamard transform, of the transformed and padded rows."""
+    pruned: int = 0
+    """Elements that pruning has made zero."""
+    underflowed: int = 0
+    """Elements that were not zero before a format rounded them, and are: too small for it.
+
+    Treatments of rows and blocks may fill zeros in as well; then it is the difference, and never below 0.
+    """
+    nan: int = 0
+    """NaN in the result."""
+    fell_back: int = 0
+    """Copies that were not finite, so that their products were dense where integer ones were in force."""
+
+    @property
+    def sparsity(self) -> float:
+        """The share of exact zeros in what was handed to the products."""
+        return self.zeros_after / self.elements if self.elements else 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def to_json(self) -> dict[str, int]:
+        """Return the counts as plain values, by name; `fell_back` only where it happened."""
+        return {name: value for name, value in asdict(self).items() if value or name != "fell_back"}
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Counters:
+    """All that was counted: in total, by layer, and by layer and site.
+
+    A site is named by product and operand, as in "weight_gradient.gradient"; "gradient" alone where one treated copy
+    serves both products.  Sums are of gradients: treated weights and activations are in `sites` only.
+    """
+
+    total: Count
+    layers: dict[str, Count]
+    sites: dict[str, dict[str, Count]]
+
+    def __repr__(self) -> str:
+        treated = f"{plural(self.total.treated, 'gradient')} treated, {self.total.sparsity:.1%} zeros"
+        return f"Counters({plural(len(self.layers), 'layer')}, {treated})"
+
+    def metrics(self) -> dict[str, float]:
+        """Return the totals as one flat dictionary."""
+        total = self.total
+        counted = {name: getattr(total, name) for name in ("treated", "passed_through", "clipped", "nan", "fell_back")}
+        return {f"lograd/{name}": value for name, value in (counted | {"sparsity": total.sparsity}).items()}
+
+    def gradients(self, layer: str) -> dict[str, Count]:
+        """Return the counts of a layer's sites of the gradient."""
+        return {name: count for name, count in self.sites[layer].items() if name.endswith("gradient")}
+
+
+def read_counters(layers: Mapping[str, LayerEngine]) -> Counters:
+    """Return the counters of attached layers."""
+    by_layer, by_site = {}, {}
+    for name, layer in layers.items():
+        by_site[name] = {site: _count(found) for site, found in layer.sites.items()}
+        gradients = [by_site[name][site] for site in layer.gradient.sites]
+        by_layer[name] = _sum([Count(passes=int(layer.gradient.seen[PASSES])), *gradients])
+    return Counters(_sum(by_layer.values()), by_layer, by_site)
+
+
+def _count(site: Site) -> Count:
+    value = dict(zip(COUNTERS, site.counters.tolist(), strict=True))
+    # Zeros stay zeros under every treatment of single elements, so the new ones are the difference; a treatment of rows
+    # or blocks may fill some of them.
+    new = max(value["zeros_after"] - value["zeros_before"], 0)
+    if not mixes(site.treatments):
+        value["pruned"] = new if site.makes_zeros else 0
+    return Count(**value, underflowed=max(new - value["pruned"], 0))
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    return sum(counts, Count())
+
+
+# -- in words --
 
 
 @final
@@ -49,35 +149,36 @@ class Explanation(str):
         return Explanation, (self.layers, self.summary)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a handle is: steps made, the first that is treated, the cost of all statistics, the loss scale now."""
+
+    steps: int
+    start: int
+    cost: Cost
+    loss_scale: float
+
+
 def explain(
     model: nn.Module,
-    layers: dict[str, LayerEngine],
-    statistics: dict[str, OperandStatistics],
-    skipped: dict[str, str],
-    steps: int,
-    cost: Cost,
-    loss_scale: float,
-    growth: Growth | None,
-    start: int,
     plan: Plan,
-    beside: dict[str, str],
-    guard: ActiveGuard | None = None,
-    converted: Mapping[str, str] | None = None,
+    layers: Mapping[str, LayerEngine],
+    statistics: Mapping[str, OperandStatistics],
+    progress: Progress,
+    left_alone: Mapping[str, str],
+    converted: Mapping[str, str],
+    beside: Mapping[str, str],
+    noise: ActiveGuard | Growth | None,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
     Args:
-        layers, skipped: layers that are treated, and those that are left alone with the reason, by name.
         statistics: those of the gradients, by layer.
-        steps, start: steps made so far, and the first that is treated.
-        cost: of all statistics.
-        loss_scale: the one in force.
-        growth: of noise, where it was warned of.
+        left_alone: the reason for layers that the plan does not treat, by name.
+        converted: the reason for layers that were converted since to what is not treated, by name.
         beside: words for what is done beside layers, by name.
-        guard: the guard at work.
-        converted: layers that were converted since to what is not treated, by name with the reason.
+        noise: the guard at work, or the growth of noise that was warned of.
     """
-    converted = converted or {}
     counts = read_counters(layers)
     lines: dict[str, str] = {}
     step = plan.evidence.step
@@ -88,28 +189,29 @@ def explain(
             lines[name] = f"not treated: {converted[name]}"
             lines[name] += f"; {plural(before, 'gradient')} treated before" if before else ""
         elif name in layers:
-            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], steps, loss_scale)
-            if steps < start:
-                lines[name] += f"; treated from step {start} on"
-            elif guard is not None and (words := guard.words(name)):
+            lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], progress)
+            if progress.steps < progress.start:
+                lines[name] += f"; treated from step {progress.start} on"
+            elif isinstance(noise, ActiveGuard) and (words := noise.words(name)):
                 lines[name] += f"; {words}"
-        elif name in skipped:
-            lines[name] = skipped[name]
+        elif name in left_alone:
+            lines[name] = left_alone[name]
         for part in left.pop(name, ()):
             lines[part.name] = part.words(step)
     lines |= {part.name: part.words(step) for parts in left.values() for part in parts}
     lines |= beside
     if plan.channels_last:
         lines["layout"] = "outputs of integer convolutions lie channels-last"
-    summary = _counted(counts.total, steps, guard is not None, not {*converted.values()} <= {ON_META})
-    if cost.refreshes:
-        summary += f"; {_taken(cost, layers, steps)}"
+    guarded = isinstance(noise, ActiveGuard)
+    summary = _counted(counts.total, progress.steps, guarded, not {*converted.values()} <= {ON_META})
+    if progress.cost.refreshes:
+        summary += f"; {_taken(progress, layers)}"
     if step is not None:
         summary += f".\n{step.division(plan.evidence.work)}"
-    if guard is not None:
-        summary += f".\nGuard: {guard.summary()}"
-    if growth is not None:
-        summary += f".\nWarning: {growth}"
+    if isinstance(noise, ActiveGuard):
+        summary += f".\nGuard: {noise.summary()}"
+    elif noise is not None:
+        summary += f".\nWarning: {noise}"
     return Explanation(lines, summary + ".")
 
 
@@ -123,8 +225,9 @@ def _counted(total: Count, steps: int, guarded: bool, converted: bool) -> str:
     )
 
 
-def _taken(cost: Cost, layers: dict[str, LayerEngine], steps: int) -> str:
+def _taken(progress: Progress, layers: Mapping[str, LayerEngine]) -> str:
     """Return the cost of all statistics in words."""
+    cost, steps = progress.cost, progress.steps
     inside = sum(int(one.seen[NANOSECONDS]) for layer in layers.values() for one in layer.operands.values())
     milliseconds = cost.milliseconds + inside / 1e6
     each, share = milliseconds / cost.refreshes, cost.steps / max(steps, 1)
@@ -134,7 +237,7 @@ def _taken(cost: Cost, layers: dict[str, LayerEngine], steps: int) -> str:
     )
 
 
-def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, steps: int, loss_scale: float) -> str:
+def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count, progress: Progress) -> str:
     """Return what is said of one layer; `statistics` are those of its gradient."""
     gradient = layer.gradient
     # Where tensors of another type came, the choice among products of codes is in force nowhere.
@@ -152,7 +255,7 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
     if statistics is None:
         return f"{text or 'unchanged by plan'}; {plural(count.passes, 'gradient')} came by"
     if not count.passes:
-        if steps:
+        if progress.steps:
             return (
                 f"{text}; but no gradient came by: its forward did not run (a parent such as nn.MultiheadAttention "
                 "uses its weight directly), or nothing needed its gradient"
@@ -167,7 +270,8 @@ def _line(layer: LayerEngine, statistics: OperandStatistics | None, count: Count
         text += f", dense products: {layer.why_dense}"
     if statistics.table is None:
         return text
-    predicted, bounds = statistics.predictions(loss_scale), statistics.bounds(loss_scale)
+    scale = progress.loss_scale
+    predicted, bounds = statistics.predictions(scale), statistics.bounds(scale)
     cosine = " and ".join(_cosine(one, bounds.get(name)) for name, one in predicted.items() if name not in unused)
     return f"{text}; statistics of step {statistics.step}; predicted cosine {cosine}"
 
@@ -232,3 +336,89 @@ def _site(site: Site, ready: bool, choice: Choice | None) -> str:
 def _treatment(treatment: Treatment, numbers: Numbers) -> str:
     shown = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
     return f"{treatment} ({shown})" if shown else str(treatment)
+
+
+# -- warnings --
+
+
+def warn_of_useless_formats(plan: Plan, loss_scale: float | None) -> None:
+    """Warn of a format made for a scaled loss where the loss is not scaled: most gradients would become zero."""
+    layers = [*plan.layers.values(), *([] if plan.every is None else [plan.every])]
+    for one in (one for layer in layers for name in BACKWARD for one in layer.site(name, "gradient")):
+        if loss_scale is None and one.overflows:
+            warnings.warn(
+                f"{one} is for a loss that a GradScaler scales, and without one most gradients become zero; "
+                "give attach(..., loss_scale=scaler.get_scale()).",
+                LogradWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def warn_of_skipped_layers(plan: Plan, treated: int, skipped: Mapping[str, str]) -> None:
+    """Warn of layers that the plan names and that cannot be treated; refuse a plan that treats no layer at all.
+
+    Args:
+        treated: the number of layers that are treated.
+        skipped: the layers that are left alone, and why.
+    """
+    if not treated and (plan.layers or plan.every is not None):
+        found: dict[str, str] = {}
+        for name, reason in skipped.items():
+            found.setdefault(reason, f"{name!r} is {reason}")
+        reasons = "; ".join(list(found.values())[:3]) or "it has no linear layer or convolution"
+        raise InvalidValue(f"the plan treats no layer of this model: {reasons}.")
+    if left := {name: skipped[name] for name in plan.layers if name in skipped}:
+        name, reason = next(iter(left.items()))
+        warnings.warn(
+            f"{len(left)} of the {len(plan.layers)} layers of the plan cannot be treated, such as {name!r}, {reason}; "
+            "handle.explain() names all.",
+            LogradWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_converted_layers(reasons: Mapping[str, str], layers: int) -> bool:
+    """Warn of layers that pass everything through, as the model was converted after `attach`; return True if any do.
+
+    Args:
+        reasons: why, by layer; a layer on the meta device computes nothing, which whoever put it there knows.
+        layers: how many layers the plan treats.
+    """
+    reasons = {name: reason for name, reason in reasons.items() if reason != ON_META}
+    if not reasons:
+        return False
+    name, reason = next(iter(reasons.items()))
+    warnings.warn(
+        f"{len(reasons)} of the {plural(layers, 'layer')} of the plan pass through unchanged since the model was "
+        f"converted, such as {name!r}: {reason}; convert it back, or remove the plan.",
+        LogradWarning,
+        stacklevel=3,
+    )
+    return True
+
+
+def warn_of_untreated_gradients(total: Count, steps: int, start: int, seen: int) -> None:
+    """Warn, where a plan is taken off, that it has treated nothing, and why.
+
+    Args:
+        total: all that was counted.
+        steps: how often handle.step() was called.
+        start: the first step that was to be treated.
+        seen: gradients that came by, in the layer with the most.
+    """
+    # Where step() was never called, only the gradients that came by tell how far the run was.
+    begun = steps > start or (not steps and seen > start)
+    if total.passed_through and not total.treated and begun:
+        warnings.warn(
+            f"no gradient was treated: {total.passed_through} passed through unchanged while handle.step() was "
+            f"called {plural(steps, 'time')}; call it after each optimizer step.",
+            LogradWarning,
+            stacklevel=3,
+        )
+    elif steps and not total.passes:
+        warnings.warn(
+            f"no gradient came by in {plural(steps, 'step')}; if a copy of the model was trained, attach to the copy.",
+            LogradWarning,
+            stacklevel=3,
+        )

@@ -28,6 +28,14 @@ from ..engine.layers import (
 from ..engine.site import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
+from ..nn import (
+    AttentionHandle,
+    NormalizationHandle,
+    SavedHandle,
+    attention,
+    normalization,
+    saved_activations,
+)
 from ..ops.registry import transforming
 from ..ops.sparse_products import release_workspace
 from ..plan import Plan
@@ -35,24 +43,37 @@ from ..treatments import PRODUCTS, Backend
 from ..treatments.products import check_backend
 from . import explain as explaining
 from . import exporting
-from . import state as states
-from .advice import (
+from .explain import (
+    Counters,
+    Explanation,
+    Progress,
+    read_counters,
     warn_of_converted_layers,
     warn_of_skipped_layers,
     warn_of_untreated_gradients,
     warn_of_useless_formats,
 )
-from .averaging import Group, average_over_ranks, sum_over_ranks
-from .beside import carried_out_beside
-from .choosing import chosen_layers, fitting_modules
-from .counters import Counters, read_counters
-from .explain import Explanation
 from .exporting import Evaluation, Exported, Result
-from .guard import ActiveGuard, Growth, Guard, check_guard, exploded
-from .intervals import Intervals, intervals_of
-from .keys import set_keys
-from .refresh import Cost, OperandStatistics, Refresh, check_loss_scale, check_refresh, sample_due, share_out
+from .guard import ActiveGuard, Growth, Guard, check_guard, exploded, warn_of_lossy_forward
+from .refresh import (
+    Cost,
+    Group,
+    OperandStatistics,
+    Refresh,
+    average_over_ranks,
+    check_loss_scale,
+    check_refresh,
+    sample_due,
+    set_keys,
+    share_out,
+    sum_over_ranks,
+)
+from .selection import chosen_layers, fitting_modules
+from .state import VERSION, check_state
 from .swap import reason_not_restored, restore, swap
+
+FORGOTTEN = 100
+"""Gradients of one layer before the first call of `step` after which a user is warned; accumulation has fewer."""
 
 
 def attach(
@@ -87,8 +108,8 @@ def attach(
         loss_scale: under loss scaling, the scale of the first step (`scaler.get_scale()`); later ones go to `step`.
         start: the first step to be treated, counted from 0; earlier ones pass through.  At its beginning a deep network
             passes noise on from layer to layer far more than after a hundred steps.
-        guard: True, or a `Guard` with a budget, treats a layer's gradient only while the noise of the plan fits the
-            budget; meant for pruning, and `start` is then unnecessary.  `handle.guard` has what it did.
+        guard: True, or a `Guard` with a budget, prunes a layer's gradient only while the noise of the plan fits the
+            budget; `start` is then unnecessary.  `handle.guard` has what it did.
     """
     modules = fitting_modules(model, plan)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
@@ -130,7 +151,7 @@ class Handle:
         """By layer and operand."""
         self._loss_scale = loss_scale
         self._last_collected = 0
-        self._copy_was_said = self._conversion_was_said = False
+        self._copy_was_said = self._conversion_was_said = self._step_was_asked_for = False
         self._last_converted: dict[str, str] = {}
         self._growth: Growth | None = None
         """The growth of noise that was warned of."""
@@ -156,14 +177,14 @@ class Handle:
                 )
             if found:
                 self._statistics[name] = found
-        self.guard = None if guard is None else ActiveGuard(guard, self._gradients)
+        self.guard = None if guard is None else ActiveGuard(guard, self.gradients)
         """The guard at work; None without one."""
         self._wait_or_begin()
         self._collect()
         set_keys(self.layers.values(), self.seed, self.steps)
+        self._beside = _carry_out_beside(unwrapped(model), plan, seed)
         for name, module in self._modules.items():
             swap(module, self.layers[name])
-        self._beside = carried_out_beside(unwrapped(model), plan, seed)
 
     def __repr__(self) -> str:
         what = f"{plural(len(self.layers), 'layer')} of {type(unwrapped(self.model)).__name__}"
@@ -193,10 +214,13 @@ class Handle:
             statistics.deliver(self.steps, *scales, self.refresh, self.cost)
         if self.cost.refreshes > refreshes:
             self.cost.steps += 1
-            share_out(list(self._gradients.values()), after)
+            share_out(list(self.gradients.values()), after)
             for layer in self.layers.values():
                 layer.reconsider()
             self._judge(after)
+        if self.steps == self.start + 1:  # by now all layers have treated an output
+            errors = {name: layer.output_error for name, layer in self.layers.items()}
+            warn_of_lossy_forward({name: error for name, error in errors.items() if error is not None}, stacklevel=3)
         if any(layer.choices for layer in self.layers.values()):
             release_workspace()  # the next forward needs the memory more
         for layer in self.layers.values():
@@ -224,7 +248,7 @@ class Handle:
         if self.guard is not None:
             self.guard.judge(self.steps, loss_scale)
         elif self._growth is None:
-            self._growth = exploded(self._gradients, self.steps, self._first_collected)
+            self._growth = exploded(self.gradients, self.steps, self._first_collected)
             if self._growth is not None:
                 warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
 
@@ -253,7 +277,7 @@ class Handle:
                 statistics.collect(sample)
 
     @property
-    def _gradients(self) -> dict[str, OperandStatistics]:
+    def gradients(self) -> dict[str, OperandStatistics]:
         """The statistics of gradients, by layer."""
         return {name: found["gradient"] for name, found in self._statistics.items() if "gradient" in found}
 
@@ -293,21 +317,23 @@ class Handle:
         """Return exact counts of all that was treated since `attach`."""
         return read_counters(self.layers)
 
-    def intervals(self, alpha: float | None = None) -> Intervals:
-        """Return the errors of clipped levels on each gradient, as it was counted last, and on its large elements.
-
-        Args:
-            alpha: the share of elements that counts as large; None for that of the plan, or 0.001.
-        """
-        return intervals_of(self._gradients, self._loss_scale or 1.0, alpha)
+    def metrics(self) -> dict[str, float]:
+        """Return what was counted as one flat dictionary, for any logger: `wandb.log(handle.metrics())`."""
+        return {"lograd/steps": self.steps, **self.counters().metrics()}
 
     def explain(self) -> Explanation:
         """Return a text to print: what is applied to each layer, with its current numbers, or why nothing is."""
         return explaining.explain(
-            self.model, self.layers, self._gradients, self.skipped, self.steps, self.cost, self._loss_scale or 1.0,
-            self._growth, self.start, self.plan,
-            {name: one.words() for name, one in self._beside.items()}, self.guard, self._converted(),
-        )  # fmt: skip
+            self.model,
+            self.plan,
+            self.layers,
+            self.gradients,
+            Progress(self.steps, self.start, self.cost, self._loss_scale or 1.0),
+            self.skipped,
+            self._converted(),
+            {name: one.words() for name, one in self._beside.items()},
+            self.guard or self._growth,
+        )
 
     # -- what it leaves behind --
 
@@ -334,14 +360,14 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs beside model and optimizer, as tensors and plain values."""
         state: dict[str, Any] = {
-            "version": states.VERSION,
+            "version": VERSION,
             "plan": self.plan.hash(),
             "seed": self.seed,
             "steps": self.steps,
             "start": self.start,
             "last_collected": self._last_collected,
             "loss_scale": self._loss_scale or 0.0,
-            "growth": [] if self._growth is None else list(self._growth),
+            "growth": None if self._growth is None else list(self._growth),
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             **({} if self.guard is None else {"guard": self.guard.state()}),
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
@@ -353,11 +379,13 @@ class Handle:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another handle of the same plan stopped.  A layer that it did not have starts with a warm-up.
+        """Go on where another handle of the same plan stopped.  What the state lacks starts with a warm-up.
 
         All of the state is checked first: one that does not fit is refused and changes nothing.
         """
-        states.check(state, self.plan, self.layers, self._statistics)
+        own = self.state_dict()
+        check_state(state, own)
+        state = own | {name: value for name, value in state.items() if value is not None}
         self.seed, self.steps, self._last_collected = state["seed"], state["steps"], state["last_collected"]
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
@@ -373,15 +401,11 @@ class Handle:
         if self.guard is not None and "guard" in state:
             self.guard.load(state["guard"])
         elif self.guard is None and self.steps >= self.start:
-            for statistics in self._gradients.values():
+            for statistics in self.gradients.values():
                 statistics.be_ready()  # also where the guard of another handle kept a layer as it was
         for _, statistics in self._all_statistics():
             if statistics.table is None and not statistics.collecting and self.steps >= self._first_collected:
                 statistics.collect()
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what `load_state_dict` would raise, and change nothing; useful before several things are restored."""
-        states.check(state, self.plan, self.layers, self._statistics)
 
     def remove(self) -> None:
         """Give the model back as it was, byte for byte.  Counters and explanation stay."""
@@ -414,6 +438,17 @@ class Handle:
                 stacklevel=2,
             )
 
+    def observed(self, gradients: int) -> None:
+        """Warn, once, that `step` was forgotten, when so many gradients of a layer have come by."""
+        if gradients == FORGOTTEN and not self.steps and not self._step_was_asked_for:
+            self._step_was_asked_for = True
+            warnings.warn(
+                f"{FORGOTTEN} gradients of a layer without handle.step(): call it after each optimizer.step(), or "
+                "statistics are never used and each step has the same random numbers.",
+                LogradWarning,
+                stacklevel=2,
+            )
+
     def __enter__(self) -> Handle:
         return self
 
@@ -421,3 +456,17 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _carry_out_beside(
+    model: nn.Module, plan: Plan, seed: int
+) -> dict[str, AttentionHandle | NormalizationHandle | SavedHandle]:
+    """Carry out what a plan asks for beside layers, from now on; return the handles by a name for people."""
+    found: dict[str, AttentionHandle | NormalizationHandle | SavedHandle] = {}
+    if plan.attention is not None:
+        found["scaled_dot_product_attention"] = attention(model, plan.attention)
+    if plan.normalization:
+        found["BatchNorm and ReLU"] = normalization(model)
+    if plan.saved is not None:
+        found["kept for the backward"] = saved_activations(model, plan.saved, seed)
+    return found

@@ -1,19 +1,25 @@
-"""The statistics of a treated layer: when they are taken anew, and the numbers of treatments that follow from them.
+"""Everything that is renewed between two steps: statistics, the numbers of treatments that follow from them, and keys.
 
-A histogram is taken inside the backward; the law is fitted between two steps.
+A histogram is taken inside the backward; the law is fitted between two steps.  Each site of each layer has a key of
+random numbers of its own in each step, on each rank of a process group.  Under data parallelism, statistics may be
+summed and the gradients of learned ranges averaged over ranks.
 """
 
 from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from ..engine.layer import LayerEngine
 from ..engine.site import CPU, STRIDE, Operand, Site
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from ..laws import Empirical
@@ -22,6 +28,7 @@ from ..ops import LogHistogram
 from ..ops.histogram import BINS
 from ..theory import allocate
 from ..treatments import Prediction, Statistics, Treatment, numbers_of, predict
+from ..treatments.learned import SIGNED
 
 EARLY_STEPS = 20
 """In so many first steps statistics are always taken: gradients change fastest then, also as the treatment begins."""
@@ -53,6 +60,7 @@ class Drift:
 
 
 Refresh = int | Literal["epoch", "drift"] | Drift
+Group = dist.ProcessGroup
 
 
 def check_refresh(refresh: Refresh) -> Refresh:
@@ -280,22 +288,26 @@ class OperandStatistics:
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as tensors and plain values."""
-        table = torch.zeros(0, dtype=torch.int64, device=CPU) if self.table is None else self.table
         return {
-            "table": table, "step": self.step, "loss_scale": self.loss_scale, "passed_over": int(self.passed_over),
+            "table": torch.zeros_like(self.operand.histogram) if self.table is None else self.table,
+            "step": self.step,
+            "loss_scale": self.loss_scale,
+            "passed_over": self.passed_over,
             "allotted": [self.allotted.get(one, share) for one, share in self.joint.items()],
             "energies": [self.energy, self.first_energy],
-        }  # fmt: skip
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from the `state` of another."""
-        table = state["table"]
-        assert isinstance(table, Tensor)
-        self.table = table.clone().to(self.operand.histogram.device) if table.numel() else None
-        self.step, self.loss_scale = int(state["step"]), float(state["loss_scale"])
-        self.passed_over = bool(state["passed_over"])
+        """Go on from the `state` of another; without a histogram in it, statistics start anew."""
+        table = state.get("table")
+        if table is None or not bool(table.any()):
+            self.table = None
+            return
+        self.table = table.clone().to(self.operand.histogram.device)
+        self.step, self.loss_scale = state["step"], state["loss_scale"]
+        self.passed_over = state["passed_over"]
         self.allotted = dict(zip(self.joint, state["allotted"], strict=True))
-        self.energy, self.first_energy = state.get("energies", (0.0, 0.0))
+        self.energy, self.first_energy = state["energies"]
 
 
 def share_out(layers: Sequence[OperandStatistics], loss_scale: float) -> None:
@@ -317,3 +329,110 @@ def _problem(table: Tensor) -> str:
     if nan or infinities:
         return f"the gradient had {nan} NaN and {infinities} infinite elements"
     return "" if bool(table[:BINS].any()) else f"all {zeros} elements of the gradient were zero"
+
+
+# -- keys of random numbers --
+
+_NUMBERS = {
+    "gradient": 0,
+    "input_gradient.gradient": 1,
+    "weight_gradient.gradient": 2,
+    "input_gradient.weights": 3,
+    "weight_gradient.activations": 4,
+}
+_OTHERS = {"output.activations": 0, "output.weights": 1, "activations": 2, "weights": 3}
+"""Sites of the output have numbers far above those of the backward, which runs of earlier versions have."""
+
+
+def _number(index: int, site: str) -> int:
+    """Return the number of a site of the layer with this index."""
+    if site in _NUMBERS:
+        return len(_NUMBERS) * index + _NUMBERS[site]
+    return 2**40 + len(_OTHERS) * index + _OTHERS[site]
+
+
+def numbered_sites(layers: Iterable[LayerEngine]) -> list[tuple[int, Site]]:
+    """Return every distinct site with a number of its own, from which its random numbers follow."""
+    return [(_number(index, name), site) for index, layer in enumerate(layers) for name, site in layer.sites.items()]
+
+
+def set_keys(layers: Iterable[LayerEngine], seed: int, steps: int) -> None:
+    """Write the key of each site for a step."""
+    sites = numbered_sites(layers)
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    common = mix(mix(np.uint64(seed % 2**64)) + np.uint64(rank))
+    seeds = mix(mix(common + np.array([number for number, _ in sites], dtype=np.uint64)) + np.uint64(steps))
+    for (_, site), own in zip(sites, seeds.view(np.int64).tolist(), strict=True):
+        site.key.copy_(torch.tensor([own, 0], device=CPU))
+
+
+def mix(x: Any) -> Any:
+    """Return 64 bits that depend on all 64 bits of x, by the finaliser of SplitMix64."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+# -- ranks --
+
+
+def average_over_ranks(model: nn.Module, layers: Iterable[LayerEngine], group: Group | None) -> None:
+    """Average the gradients of learned ranges over a group, and let the ranges start where the widest of them does.
+
+    Args:
+        model: its process group is taken where no group is given and it is wrapped in DistributedDataParallel.
+        layers: in the same order on each rank.
+        group: None for that of the model, else for all ranks.
+    """
+    sites = [site for layer in layers for site in layer.sites.values() if site.learned is not None]
+    if not sites or _is_alone(group := _group(model, group)):
+        return
+    _share_starts(sites, group)
+    summed = torch.stack([_gradient(site) for site in sites])
+    dist.all_reduce(summed, group=group)
+    for site, (gradient, ranks) in zip(sites, summed, strict=True):
+        if bool(ranks) and site.learned is not None:
+            site.learned.grad = (gradient / dist.get_world_size(group)).reshape(1)
+
+
+def sum_over_ranks(model: nn.Module, statistics: Iterable[OperandStatistics], group: Group | None) -> None:
+    """Replace the histograms that this step has taken by those of all ranks together.
+
+    Args:
+        model, group: as for `average_over_ranks`.
+        statistics: in the same order on each rank.
+    """
+    taken = [one.operand.histogram for one in statistics if one.collecting]
+    if not taken or _is_alone(group := _group(model, group)):
+        return
+    summed = torch.stack(taken)
+    dist.all_reduce(summed, group=group)
+    for histogram, total in zip(taken, summed, strict=True):
+        histogram.copy_(total)
+
+
+def _group(model: nn.Module, group: Group | None) -> Group | None:
+    """Return the group that was given, or that of the model; None for all ranks."""
+    return model.process_group if group is None and isinstance(model, DistributedDataParallel) else group
+
+
+def _is_alone(group: Group | None) -> bool:
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
+
+
+def _gradient(site: Site) -> Tensor:
+    """Return the gradient of a site's parameter and a 1; zeros where this rank has none, so that messages fit."""
+    assert site.learned is not None
+    gradient = site.learned.grad
+    return site.learned.new_zeros(2) if gradient is None else torch.cat([gradient, torch.ones_like(gradient)]).detach()
+
+
+def _share_starts(sites: list[Site], group: Group | None) -> None:
+    """Set the start of each range to the largest that a rank found, signed where one was; once alike, it stays."""
+    starts = torch.stack([site.memory[SIGNED : SIGNED + 2] for site in sites])  # what learns comes first in a sentence
+    dist.all_reduce(starts, op=dist.ReduceOp.MAX, group=group)
+    for site, start in zip(sites, starts, strict=True):
+        site.memory[SIGNED : SIGNED + 2] = start
+        site.follow()

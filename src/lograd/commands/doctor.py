@@ -48,8 +48,7 @@ def doctor(threads: Threads = None, times: WithTimes = True, as_json: Json = Fal
     child process tries it, since AMX of some virtual machines kills the process.
     """
     from ..formats.values import check_width
-    from ..report.environment import describe
-    from ..report.instructions import instruction_sets, probe_amx
+    from ..report.environment import describe, instruction_sets, probe_amx
     from ..report.progress import as_lines
 
     if threads is not None:  # more threads than cores wait for each other, and their times mean nothing

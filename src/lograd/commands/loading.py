@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidValue, LogradError, nearest_name
-from ..files.atomic import CannotWrite
+from ..files import CannotWrite
 
 if TYPE_CHECKING:
     from .. import Plan

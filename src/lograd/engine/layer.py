@@ -19,14 +19,14 @@ from ..ops.contracts import FLOAT_TYPES, Takes
 from ..ops.layouts import dense
 from ..ops.registry import direct, register
 from ..plan import LayerPlan
-from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, describe
+from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Backend, Learned, describe
 from .autograd import CODES, PLAIN, VALUES, Call
 from .backends import integer, sparse
 from .backends.blocks import BlockProducts, reason_not_blocks
 from .backends.choice import INTEGER, SPARSE, Choice
 from .backends.integer import CodedProducts, reason_not_coded, reason_not_levels, reason_not_served
 from .forms import Form, Gradients, Need, empty, form_of, laid_out
-from .site import CPU, READY, Operand, Site, zeros
+from .site import CPU, PASSES, READY, Operand, Site, zeros
 
 OPERAND_NAMES = ("gradient", "weights", "activations")
 _numbers = count(1)
@@ -39,6 +39,9 @@ class Owner(Protocol):
 
     def copied(self) -> None:
         """Say once that a copy of the model is plain."""
+
+    def observed(self, gradients: int) -> None:
+        """Be told how many gradients of a layer have come by."""
 
 
 class LayerEngine:
@@ -80,6 +83,8 @@ class LayerEngine:
         """True if saved codes of at most 4 bits share bytes, which takes a little time."""
         self.treats_output = self.activations.at["output"] is not None or self.weights.at["output"] is not None
         """True if the output takes treated operands."""
+        self.output_error: float | None = None
+        """The relative squared error of the first output that took rounded operands; None before it."""
         self._check_learning()
         self._learns = bool(self.learned)
         self.begin()
@@ -109,7 +114,7 @@ class LayerEngine:
                         f"{describe(site.treatments)}: ranges are learned for activations and weights of the output, "
                         f"not for {operand.name} of {SYMBOLS[product]} alone; take Integers there."
                     )
-                if not site.treatments[0].learns:
+                if not isinstance(site.treatments[0], Learned):
                     raise InvalidValue(f"{describe(site.treatments)}: what learns must come first in its sentence.")
 
     @property
@@ -253,13 +258,26 @@ class LayerEngine:
                     site.follow(tensor)
             if call.mode != VALUES:
                 assert self._coder is not None
-                return self._coder.output(call, x, weight, bias)
-            made = self._values(x, weight, call.form)
-            taken = x if made[0] is None else made[0], weight if made[1] is None else made[1]
-            return call.form.output(*taken, bias), *made
+                found = self._coder.output(call, x, weight, bias)
+            else:
+                made = self._values(x, weight, call.form)
+                taken = x if made[0] is None else made[0], weight if made[1] is None else made[1]
+                found = call.form.output(*taken, bias), *made
+            if self.output_error is None and not held:
+                self._compare(found[0], call, x, weight, bias)
+            return found
         finally:
             if held:
                 self.hold(False)
+
+    def _compare(self, y: Tensor | None, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Compare an output with the plain one, once all its operands are treated."""
+        operands = (one for one in (self.activations, self.weights) if one.at["output"] is not None)
+        if y is None or y.is_meta or not all(one.ready for one in operands):
+            return
+        plain = call.form.output(x, weight, bias)
+        error, energy = (float(torch.linalg.vector_norm(one, dtype=torch.float32)) ** 2 for one in (y - plain, plain))
+        self.output_error = error / energy if energy else 0.0
 
     def _values(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, ...]:
         """Return activations and weights as the output takes them, None for one that it takes as it is; and factors.
@@ -332,6 +350,8 @@ class LayerEngine:
     def compute_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
         """Return dX, dW, dbias and the gradients of learned ranges."""
         self.gradient.observe(g)
+        if self.owner is not None:
+            self.owner.observed(int(self.gradient.seen.numpy()[PASSES]))
         count = len(saved) - sum(call.learns)
         operands, learning = tuple(saved[:count]), list(saved[count:])
         # Here the gradient and what was saved of the operands meet, before any of it is rounded or multiplied.

@@ -30,11 +30,16 @@ from ..ops.registry import call
 from ..treatments import (
     OPERANDS,
     PRODUCTS,
+    Coded,
+    Hadamard,
+    Learned,
     Numbers,
+    Prune,
     Sentence,
     Setting,
     Treatment,
     checked_result,
+    coder,
     describe,
     memories,
     settled,
@@ -206,6 +211,7 @@ def encoded(
         current, found = checked_result(one, current, one.apply(current, setting))
         counts.append(found)
     last, setting = treatments[-1], settings[-1]
+    assert isinstance(last, Coded)
     if fold is None or last.reads_fold:
         coded, found = last.encode(current, setting)
     else:
@@ -220,6 +226,7 @@ def levelled(
 ) -> Levelled:  # fmt: skip
     """Return a tensor as the levels of the last treatment of a sentence, which has some."""
     if len(treatments) == 1 and not treatments[0].number_names:
+        assert isinstance(treatments[0], Coded)
         found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold, fold_dim))
         if found is not None:
             return Levelled(Levels(found.codes, found.parameters), found.counts, not found.counts.numpy()[NAN])
@@ -228,17 +235,19 @@ def levelled(
     finite = not nan
     if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
         finite = is_finite(x)
-    return Levelled(_levels(coded, finite, treatments[-1], fold is not None), counts, finite)
+    last = treatments[-1]
+    assert isinstance(last, Coded)
+    return Levelled(_levels(coded, finite, last, fold is not None), counts, finite)
 
 
-def _levels(coded: CodedTensor, finite: bool, by: Treatment, multiplied: bool) -> Levels:
+def _levels(coded: CodedTensor, finite: bool, by: Coded, multiplied: bool) -> Levels:
     """Return a tensor that a treatment has coded as plain tensors.
 
     Args:
         multiplied: True if factors are in the codes, and not to be divided by.
     """
     codes, scale, zero = coded.codes, coded.scale, coded.zero
-    if by.per_column:
+    if by.scales == "column":
         columns = next(step.factors for step in coded.transform if isinstance(step, Folded))
         scale = columns if multiplied else scale * columns  # scales of rows are the factors
     if zero is None:
@@ -252,7 +261,7 @@ def _levels(coded: CodedTensor, finite: bool, by: Treatment, multiplied: bool) -
     mixing = next((step for step in coded.transform if isinstance(step, Householder)), None)
     codes = codes.contiguous() if codes.dim() == 2 else codes
     parameters = torch.stack([scale.reshape(-1), zero.reshape(-1)[:1].expand(scale.numel())])
-    return Levels(codes, parameters, coded.low if by.per_sample else None, mixing)
+    return Levels(codes, parameters, coded.low if by.scales == "sample" else None, mixing)
 
 
 def _factors(setting: Setting, x: Tensor) -> Tensor:
@@ -296,26 +305,26 @@ class Site:
         self.memory = zeros(sum(one.memory_size for one in treatments), torch.float64, device)
         """The memories that treatments keep from one tensor to the next, in order."""
         self.counters = zeros(len(COUNTERS), torch.int64, device)
-        last = treatments[-1] if treatments else None
-        self._fuses = len(treatments) == 1 and treatments[0].fuses
+        last = coder(treatments)
+        self._fuses = len(treatments) == 1 and isinstance(treatments[0], Prune)
         # Not properties: torch.compile would follow them into the tables of formats.
         self.levels = last is not None and last.levels
         """True if the operand comes out as levels, which integer products take."""
-        self.per_channel = last is not None and last.levels and last.per_channel
+        self.per_channel = last is not None and last.levels and last.scales == "channel"
         """True if each channel comes out with a scale of its own."""
-        self.per_column = last is not None and last.levels and last.per_column
+        self.per_column = last is not None and last.levels and last.scales == "column"
         """True if each column comes out with a scale of its own."""
-        self.per_row = last is not None and last.levels and last.per_row
+        self.per_row = last is not None and last.levels and last.scales == "row"
         """True if each row of a matrix comes out with a scale of its own."""
-        self.per_sample = last is not None and last.per_sample
+        self.per_sample = last is not None and last.scales == "sample"
         """True if codes of the operand count from the low end of each sample."""
         self.block_levels = last is not None and last.block_levels
         """True if the operand comes out as levels in blocks along the dimension that its product sums over."""
-        self.rotation = None if last is None else last.rotation
+        self.rotation = treatments[-1].rotation if treatments and isinstance(treatments[-1], Hadamard) else None
         """The Hadamard transform under which the operand is rounded."""
         self.nibbles = last is not None and 0 < last.level_bits <= 4
         """True if two codes of the operand fit into a byte."""
-        self.can_fold = last is not None and (last.levels or last.per_sample) and last.can_fold
+        self.can_fold = last is not None and (last.levels or last.scales == "sample") and last.can_fold
         """True if channels of the operand may be multiplied by factors before it is rounded to codes."""
         self.learned = self._parameter(device)
         """The parameter of a treatment that learns, from 0 on; None without one."""
@@ -324,7 +333,7 @@ class Site:
         self._asked = (0, 0)
 
     def _parameter(self, device: torch.device) -> torch.nn.Parameter | None:
-        learning = [one for one in self.treatments if one.learns]
+        learning = [one for one in self.treatments if isinstance(one, Learned)]
         if len(learning) > 1:
             raise InvalidValue(f"{describe(self.treatments)}: one treatment of a sentence may learn, not several.")
         with torch.inference_mode(False):
@@ -420,13 +429,13 @@ class Site:
             return
         learned = self.learned.detach()
         for one, part in zip(self.treatments, memories(self.treatments, self.memory), strict=True):
-            if one.learns:
+            if isinstance(one, Learned):
                 one.follow(learned[:0] if x is None else x, float(learned), part)
 
     def learn(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of an operand and of the parameter, from the gradient of the treated operand."""
         parts = zip(self.treatments, memories(self.treatments, self.memory), strict=True)
-        (found,) = (one.learn(g, x, part) for one, part in parts if one.learns)
+        (found,) = (one.learn(g, x, part) for one, part in parts if isinstance(one, Learned))
         return found
 
     def set_numbers(self, numbers: list[Numbers]) -> None:

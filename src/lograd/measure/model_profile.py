@@ -1,32 +1,53 @@
-"""`Profile`, the profile of a whole model: its records, and the table, page, plan and file that are made from them."""
+"""`Profile`, the profile of a whole model: its records, its file, and the plans, tables and pages made from them.
+
+The file is one .npz of plain arrays, whose archive has a checksum of each:
+
+- header: JSON with version, steps, every, missed, a description of each layer, and what else was measured
+- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
+  bins, zeros, NaN, infinities
+- masked: float64, a number for each record; NaN where there is no BatchNorm
+- counts: int64, the bins of all records one after another
+- samples: float32, the samples of all layers one after another
+- noise: float64, `NoiseFactors.table` of the layers that "noise" in the header names; empty if it was not measured
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
-from ..files.archives import TooLarge
-from ..files.atomic import check_folder, read_file, replace_file
+from ..errors import InvalidType, InvalidValue, LogradError, nearest_name, plural, sentence
+from ..files import check_folder, check_object, check_text, check_whole, read_arrays, read_file, read_json, replace_file
+from ..laws import Empirical, HalfNormal, LogNormal
 from ..plan import Expected, Plan, StepWork
 from ..report import TextTable
+from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
-from . import file, page, planner, table
-from .contributions import Contributions, mean_of
-from .expectation import expected_of, planned_layers
-from .goals import Goal, Measurements, Restriction, plan_for, problem_of
-from .menus import Menus
-from .minibatch import LEAST_BATCHES, Minibatch, mean_of_minibatches
-from .nonfinite import NonFiniteLoss, nonfinite_words
-from .records import LayerProfile, Record, by_level, sum_of
+from . import pages
+from .planner import Allocation, Bits, plan_by_amounts, plan_by_goal
+from .prediction import expected_of, planned_layers, pruning_outlook
+from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record, nonfinite_words
+from .timing import Menus
+from .values import LEAST_BATCHES, Minibatch, NoiseFactors
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERSION = 2
 MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
+_ARRAYS = {"header": 1, "records": 2, "masked": 1, "counts": 1, "samples": 1}
+"""The number of dimensions of each array."""
+_SIDES = ("records", "weight_records")
+"""The lists of `LayerProfile` that the column "side" stands for."""
 
 
 @dataclass(repr=False)
@@ -52,7 +73,7 @@ class Profile:
     missed: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     every: int = 1
-    noise: Contributions | None = None
+    noise: NoiseFactors | None = None
     work: StepWork | None = None
     loss: NonFiniteLoss | None = None
     uncounted: str = ""
@@ -83,84 +104,20 @@ class Profile:
                 layer.thin(self.every)
         return self.every
 
-    # -- file --
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the profile to an .npz file without pickle; a failure leaves an existing file as it was."""
-        return replace_file(
-            path,
-            file.pack(
-                self.layers,
-                self.missed,
-                self.steps,
-                self.every,
-                self.noise,
-                self.work,
-                self.loss,
-                self.uncounted,
-                self.minibatch,
-                self.menus,
-            ),
-        )
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, limit: int = file.LIMIT) -> Profile:
-        """Return the profile that `save` wrote; InvalidValue says in one sentence what is wrong with a file.
-
-        Args:
-            limit: bytes that the profile may take in memory.  A file that claims more is refused before it is loaded.
-        """
-        content = read_file(path, limit)
-        try:
-            return cls(*file.unpack(content, limit))
-        except InvalidValue as error:
-            hint = " Profile.load(path, limit=...) allows more." if isinstance(error, TooLarge) else ""
-            raise InvalidValue(f"Cannot read the profile {path}: {error}{hint}") from None
-
-    @classmethod
-    def merge(cls, profiles: Sequence[Profile]) -> Profile:
-        """Return one profile from those of several ranks, which observed the same layers at the same steps.
-
-        The histograms of a step are added.  For the neural gradient this gives the histogram of the whole batch.  The
-        weight gradients are counted as the ranks have them, before they are averaged over the ranks.  Measured noise is
-        averaged, if all ranks have measured it, and so is the variance of a rank's minibatches.  Menus are those of the
-        first.
-        """
-        profiles = list(profiles)
-        if not profiles or not all(isinstance(one, Profile) for one in profiles):
-            raise InvalidType(sentence("what is merged", profiles, "a list of at least one Profile"))
-        first = profiles[0]
-        for number, other in enumerate(profiles[1:], start=2):
-            _check_alike(first, other, number)
-        layers = {name: _merge_layers([one.layers[name] for one in profiles]) for name in first.layers}
-        measured = [one.noise for one in profiles if one.noise is not None]
-        alike = len(measured) == len(profiles) and len({one.layers for one in measured}) == 1
-        noise = mean_of(measured) if alike else None
-        works = [one.work for one in profiles if one.work is not None]
-        work = StepWork.sum(works) if len(works) == len(profiles) else None
-        loss = next((one.loss for one in profiles if one.loss is not None), None)
-        minibatch = mean_of_minibatches([one.minibatch for one in profiles])
-        step = (dict(first.missed), first.steps, first.every)
-        return cls(layers, *step, noise, work, loss, minibatch=minibatch, menus=first.menus)
-
     # -- plan --
 
     def plan(
         self,
-        bits: planner.Bits | None = None,
+        bits: Bits | None = None,
         sparsity: float | None = None,
         *,
         noise: float | None = None,
         objective: Literal["progress"] | None = None,
         methods: str | Iterable[str] | None = None,
-        backends: str | Iterable[str] | None = None,
-        allocation: planner.Allocation | None = None,
-        floors: Mapping[str, float] | None = None,
+        allocation: Allocation | None = None,
         law: PruningLaw = "empirical",
         keep: str | Iterable[str] | None = None,
-        scale: str = "max",
-        rounding: Literal["stochastic", "nearest"] = "stochastic",
-        products: str | Iterable[str] = ("input_gradient", "weight_gradient"),
+        products: str | Iterable[str] = BACKWARD,
         split: bool = False,
         everywhere: bool = False,
     ) -> Plan:
@@ -168,43 +125,48 @@ class Profile:
 
         With a goal, noise= or objective=, a method is chosen for each layer from those that
         `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
-        say what is done to the gradient, by the last observed step.
+        say what is done to the gradient, by the last observed step; `Plan.override` changes formats, scales and
+        rounding of the result.
 
         Args:
             noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
             objective: "progress": the plan with the most progress per second, speed / (1 + noise).
-            methods, backends: with a goal, what to choose from, such as ["int8", "prune*"] and "integer".
+            methods: with a goal, what to choose from, such as ["int8", "prune*"].
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
                 for the layer's histogram.  "recommended" takes the fewest with a predicted cosine of 0.98.
             sparsity: prune stochastically, before rounding, so that this share of the work in the pruned products is
                 skipped.  Layers in which zeros save no time are not pruned, unless `everywhere` is True.
             allocation: how the sparsity is split over layers (`planner.Allocation`).  None means "noise" where that was
                 measured, else "uniform".  With `split` the two products of a layer may differ.
-            floors: the smallest cosine by pattern of layer names, such as {"layer3.*": 0.98}, for "floors".
             law: the law from which thresholds are computed, "empirical", "lognormal" or "normal" (`treatments.Prune`).
-                "lognormal" also chooses formats as the paper does, for the fitted law and at the scale "mean".
+                "lognormal" also chooses formats as the paper does, for the fitted law.
             keep: layers that are left alone: "first", "last" (in order of execution), or patterns of layer names; by
                 default the last one, which is small and suffers most, and none with a goal, which weighs that itself.
-            scale, rounding: the rule of `theory.scale`, and "stochastic" or "nearest".
             products: treat the gradient for dX ("input_gradient"), for dW ("weight_gradient"), or for both.
 
         Predictions are in it (`plan.evidence`); a LogradWarning tells if noise explodes.
         """
-        others = (bits, sparsity, allocation, floors, law, scale, rounding, products, split, everywhere)
-        if planner.has_goal((noise, objective), (methods, backends), others):
-            goal = Goal(noise, objective)
-            found = Measurements.of(self.layers, self.noise, self.minibatch, self.menus)
-            task = problem_of(found, () if keep is None else keep, Restriction.of(methods, backends), self.loss)
-            return self._with_work(plan_for(found, task, goal))
-        keep = ("last",) if keep is None else keep
-        usual: planner.Allocation = "uniform" if self.noise is None or sparsity is None else "noise"
-        chosen = usual if allocation is None else allocation
-        budget = planner.Budget(sparsity, chosen, floors, split, self.noise, everywhere)
-        made = planner.build(self.layers, bits, budget, law, keep, scale, rounding, products, self.loss)
-        return self._with_work(made, expected=expected_of(made.layers, self.layers, self.noise, self.minibatch))
-
-    def _with_work(self, plan: Plan, **more: Any) -> Plan:
-        return replace(plan, evidence=replace(plan.evidence, step=self.work, **more))
+        amounts = {
+            "bits": bits, "sparsity": sparsity, "allocation": allocation, "split": split or None,
+            "everywhere": everywhere or None, "law": None if law == "empirical" else law,
+            "products": None if products == BACKWARD else products,
+        }  # fmt: skip
+        if noise is None and objective is None:
+            if methods is not None:
+                raise InvalidValue("methods= says what to choose from for noise= or objective=.")
+            plan = plan_by_amounts(
+                self, bits, sparsity, allocation=allocation, law=law, keep=("last",) if keep is None else keep,
+                products=products, split=split, everywhere=everywhere,
+            )  # fmt: skip
+            expected = expected_of(plan.layers, self.layers, self.noise, self.minibatch)
+            return replace(plan, evidence=replace(plan.evidence, step=self.work, expected=expected))
+        if given := [f"{name}=" for name, value in amounts.items() if value is not None]:
+            raise InvalidValue(
+                f"noise= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "
+                "given with them; methods= says what to choose from."
+            )
+        plan = plan_by_goal(self, noise=noise, objective=objective, keep=() if keep is None else keep, methods=methods)
+        return replace(plan, evidence=replace(plan.evidence, step=self.work))
 
     def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
@@ -220,40 +182,20 @@ class Profile:
         if not isinstance(plan, Plan):
             raise InvalidType(sentence("plan", plan, "a Plan"))
         found = expected_of(planned_layers(plan, self.layers), self.layers, self.noise, self.minibatch, plan)
-        if found is None:
-            raise InvalidValue(f"the noise of a plan is not predicted by this profile: {self._unmeasured}")
-        return found
-
-    @property
-    def _unmeasured(self) -> str:
-        """What a prediction of noise lacks in this profile, and how to get it."""
+        if found is not None:
+            return found
         again = f"profile again with noise=2 on at least {LEAST_BATCHES} batches"
         if self.noise is None:
             lacking = (self.broken or "it was not measured how noise travels").rstrip(".")
         elif self.minibatch is not None and not self.minibatch.unit > 0:
             lacking, again = "the gradient was the same in all of its batches, so noise has no unit", "give it others"
         else:
-            words = self.unitless or (
-                "The energies of noise are not in this profile: it is of an older lograd, or not all gradients of "
-                "parameters were finite."
-            )
-            lacking = words[0].lower() + words[1:].rstrip(".")
-        return f"{lacking}; {again}."
-
-    # -- table and page --
-
-    def table(self) -> TextTable:
-        """Return a table for the terminal with one row for each layer."""
-        return table.profile_table(
-            self.layers, self.missed, self.steps, self.work, self.uncounted, self.broken, self.minibatch, self.unitless
-        )
+            lacking = (self.unitless or "not all gradients of parameters were finite").rstrip(".")
+        raise InvalidValue(f"the noise of a plan is not predicted by this profile: {lacking}; {again}.")
 
     @property
     def unitless(self) -> str | None:
-        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; None where both were.
-
-        Also None where neither was.
-        """
+        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; else None."""
         if self.noise is None or self.minibatch is not None:
             return None
         if self.steps < LEAST_BATCHES:
@@ -261,10 +203,39 @@ class Profile:
                 "The minibatch's own variance, the unit of noise, was not estimated: it takes "
                 f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
             )
-        return (
-            "The minibatch's own variance, the unit of noise, is not in this profile: it is of an older lograd, or not "
-            "all gradients of parameters were finite, or those of several ranks differ."
-        )
+        return "The minibatch's own variance, the unit of noise, was not estimated: not all gradients of parameters were finite."
+
+    # -- for people and for programs --
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each layer: its size, work, laws and zeros; None stands for what is not known."""
+        return [_row(layer) for layer in self.layers.values()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all that is known of the model and of each layer as plain values, without the histograms."""
+        return {
+            "steps": self.steps,
+            "every": self.every,
+            "layers": self.rows(),
+            "missed": dict(self.missed),
+            "broken": self.broken,
+            "work": None if self.work is None else self.work.to_dict(),
+            "minibatch": None if self.minibatch is None else self.minibatch.to_dict(),
+            "menus": None if self.menus is None else self.menus.to_dict(),
+        }
+
+    def table(self) -> TextTable:
+        """Return a table for the terminal with one row for each layer."""
+        return pages.profile_table(self)
+
+    def plot(self, layer: str | None = None) -> Figure:
+        """Return a figure: how far all layers are from the fitted laws, or the magnitudes of one layer."""
+        return pages.distances(list(self.layers.values())) if layer is None else pages.magnitudes(self[layer])
+
+    def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
+        """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
+        check_folder(path)  # fails before the page is computed
+        return pages.write_profile(self, path, title)
 
     def __repr__(self) -> str:
         seen = "each" if self.every == 1 else f"one of {self.every}"
@@ -274,67 +245,148 @@ class Profile:
     def __str__(self) -> str:
         return str(self.table())
 
-    def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
-        """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
-        check_folder(path)  # fails before the page is computed
-        built = page.build(
-            self.layers,
-            self.missed,
-            self.steps,
-            title,
-            self.work,
-            self.uncounted,
-            self.broken,
-            self.noise,
-            self.minibatch,
-            self.unitless,
+    # -- file --
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the profile to an .npz file without pickle; a failure leaves an existing file as it was."""
+        rows, masked, counts = [], [], [np.zeros(0, dtype=np.int64)]
+        for index, layer in enumerate(self.layers.values()):
+            for side, name in enumerate(_SIDES):
+                for record in getattr(layer, name):
+                    bins = np.zeros(0, dtype=np.int64) if record.law is None else np.asarray(record.law.counts)
+                    first = 0 if record.law is None else record.law.first
+                    numbers = (bins.size, record.zeros, record.nan, record.infinities)
+                    rows.append([index, side, record.step, first, *numbers])
+                    masked.append(np.nan if record.masked is None else record.masked)
+                    counts.append(bins)
+        header: dict[str, Any] = {
+            "lograd_profile": VERSION,
+            "steps": self.steps,
+            "every": self.every,
+            "missed": dict(self.missed),
+            "layers": [_described(layer) for layer in self.layers.values()],
+            "uncounted": self.uncounted,
+            "loss": None if self.loss is None else asdict(self.loss) | {"value": str(self.loss.value)},
+            "noise": None if self.noise is None else list(self.noise.layers),
+        }
+        for name in ("work", "minibatch", "menus"):
+            value = getattr(self, name)
+            header[name] = None if value is None else value.to_dict()
+        file = io.BytesIO()
+        np.savez_compressed(
+            file,
+            header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+            records=np.array(rows, dtype=np.int64).reshape(-1, 8),
+            masked=np.array(masked, dtype=np.float64),
+            counts=np.concatenate(counts),
+            samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in self.layers.values())]),
+            noise=np.zeros((0, 0)) if self.noise is None else self.noise.table(),
         )
-        return built.save(path)
+        return replace_file(path, file.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Return the profile that `save` wrote; InvalidValue says in one sentence what is wrong with a file."""
+        content = read_file(path)
+        try:
+            return _loaded(read_arrays(content))
+        except LogradError as error:
+            raise InvalidValue(f"Cannot read the profile {path}: {error}") from None
 
 
-def _check_alike(first: Profile, other: Profile, number: int) -> None:
-    what = f"profile {number} must look at the same layers and steps as profile 1"
-    for name in [*first.layers, *other.layers]:
-        here, there = first.layers.get(name), other.layers.get(name)
-        if here is None or there is None:
-            raise InvalidValue(f"{what}; layer {name!r} is only in profile {number if here is None else 1}.")
-        for side in ("records", "weight_records"):
-            steps = [[record.step for record in getattr(layer, side)] for layer in (here, there)]
-            if steps[0] != steps[1]:
-                raise InvalidValue(
-                    f"{what}; of layer {name!r} it has {plural(len(steps[1]), 'observed step')}, and profile 1 has "
-                    f"{len(steps[0])} or others."
-                )
-        if (here.kind, here.weight_shape) != (there.kind, there.weight_shape):
-            raise InvalidValue(f"{what}; layer {name!r} is {_what(there)} there and {_what(here)} in profile 1.")
+def _row(layer: LayerProfile) -> dict[str, Any]:
+    numbers: dict[str, Any] = {
+        "zeros": layer.zero_share,
+        "masked": layer.masked,
+        "sigma": layer.sigma,
+        "weight_sigma": layer.weight_sigma,
+        "ks_lognormal": layer.ks(LogNormal),
+        "ks_normal": layer.ks(HalfNormal),
+    }
+    zeros = pruning_outlook(layer)
+    numbers |= {"good_sparsity": zeros and zeros.good, "fair_sparsity": zeros and zeros.fair}
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "weight": list(layer.weight_shape or ()),
+        "elements": layer.elements,
+        **{key: None if value is None or value != value else float(value) for key, value in numbers.items()},
+        "nearest_law": layer.nearest_law,
+        "nan": sum(record.nan for record in layer.records),
+        "infinities": sum(record.infinities for record in layer.records),
+        "first_broken_step": next((one.step for one in layer.records if one.nan or one.infinities), None),
+        **{name: getattr(layer, name) for name in ("flops_forward", "flops_input", "flops_weight")},
+        "no_gain": zeros and zeros.no_gain,
+    }
 
 
-def _what(layer: LayerProfile) -> str:
-    return f"a {layer.kind} with a weight of shape {layer.weight_shape}"
+_PLAIN = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "flops_forward", "groups", "transposed")
+"""The fields of a layer that stand in the header as they are."""
 
 
-def _merge_layers(layers: Sequence[LayerProfile]) -> LayerProfile:
-    def sums(name: str) -> int | None:
-        counts = [getattr(layer, name) for layer in layers]
-        return None if None in counts else sum(counts)
+def _described(layer: LayerProfile) -> dict[str, Any]:
+    return {
+        **{name: getattr(layer, name) for name in _PLAIN},
+        "sample": int(layer.sample.size),
+        "range": layer.range,
+        "noisy": [one.to_dict() for one in layer.noisy],
+    }
 
-    def add(side: str) -> list[Record]:
-        return [sum_of(column) for column in zip(*(getattr(layer, side) for layer in layers), strict=True)]
 
-    first = layers[0]
-    noisy = [layer.noisy for layer in layers]
+def _loaded(arrays: Mapping[str, NDArray[Any]]) -> Profile:
+    """Return the profile in the arrays of a file, whose shape and header are checked first."""
+    for name, dimensions in _ARRAYS.items():
+        if name not in arrays or arrays[name].ndim != dimensions:
+            raise InvalidValue(f"it is not a profile that lograd saved: it has no array {name!r} as that has.")
+    header = read_json(arrays["header"].tobytes(), "its header")
+    if not isinstance(header, dict) or header.get("lograd_profile") != VERSION:
+        raise InvalidValue(
+            f"it is not a profile of version {VERSION}, which this lograd reads; make the profile again."
+        )
+    try:
+        return _built(header, arrays)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidValue(f"it was changed after lograd saved it ({error}).") from None
+
+
+def _built(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Profile:
+    rows, masked, counts, samples = (arrays[name] for name in ("records", "masked", "counts", "samples"))
+    entries = [check_object("a layer", one, (*_PLAIN, "sample", "range", "noisy")) for one in header["layers"]]
+    sizes, ends = [entry["sample"] for entry in entries], np.cumsum(rows[:, 4])
+    if sum(sizes) != samples.size or ends[-1:].sum() != counts.size or len(masked) != len(rows):
+        raise InvalidValue("its arrays do not fit each other.")
+    layers = [_layer(one, own) for one, own in zip(entries, np.split(samples, np.cumsum(sizes)[:-1]), strict=False)]
+    for row, end, share in zip(rows.tolist(), ends.tolist(), masked.tolist(), strict=True):
+        index, side, step, first, bins, zeros, nan, infinities = row
+        law = Empirical(counts[end - bins : end], first, zeros=zeros) if bins else None
+        record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
+        getattr(layers[index], _SIDES[side]).append(record)
+    if any(not layer.records for layer in layers):
+        raise InvalidValue("one of its layers has no record.")
+
+    def known(name: str, build: Any) -> Any:
+        return None if header[name] is None else build(header[name])
+
+    return Profile(
+        {layer.name: layer for layer in layers},
+        {name: check_text("a reason", reason) for name, reason in header["missed"].items()},
+        check_whole("steps", header["steps"]),
+        check_whole("every", header["every"], 1),
+        known("noise", lambda names: NoiseFactors.of_table(names, arrays["noise"])),
+        known("work", StepWork.from_dict),
+        known("loss", lambda loss: NonFiniteLoss(loss["step"], float(loss["value"]), loss["steps"])),
+        check_text("why the step was not counted", header["uncounted"]),
+        known("minibatch", Minibatch.from_dict),
+        known("menus", Menus.from_dict),
+    )
+
+
+def _layer(entry: Mapping[str, Any], sample: NDArray[Any]) -> LayerProfile:
+    plain = {name: entry[name] for name in _PLAIN}
+    shape, ends = plain["weight_shape"], entry["range"]
     return LayerProfile(
-        first.name,
-        first.kind,
-        first.weight_shape,
-        sums("flops_input"),
-        sums("flops_weight"),
-        add("records"),
-        add("weight_records"),
-        np.concatenate([layer.sample for layer in layers])[:: len(layers)],
-        sums("flops_forward"),
-        first.groups,
-        first.transposed,
-        first.range,
-        by_level(noisy) if len({len(one) for one in noisy}) == 1 else (),
+        **plain | {"weight_shape": None if shape is None else tuple(shape)},
+        sample=sample,
+        range=None if ends is None else (float(ends[0]), float(ends[1])),
+        noisy=tuple(map(NoisyGradient.from_dict, entry["noisy"])),
     )

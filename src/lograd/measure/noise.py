@@ -1,14 +1,15 @@
 """How noise in one layer's gradient reaches other layers, measured on a model.
 
-The forward runs once.  The backward runs once without noise, then several times with the gradient of one layer pruned.
-The difference is the noise that has arrived.  A backward is linear in its gradients, so factors that were measured for
-one layer at a time hold for all of them together (`theory.Propagation`).  What is not linear is pruning itself: in the
-last passes all layers are pruned, and the gradients with noise in them are counted (`noisy`).
+One batch runs again and again from the same state (`Passes`): once without noise, then with the gradient of one layer
+pruned, layer after layer.  The difference is the noise that has arrived.  A backward is linear in its gradients, so
+factors that were measured for one layer at a time hold for all of them together (`theory.Propagation`).  What is not
+linear is pruning itself: in the last passes all layers are pruned, and the gradients with noise in them are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial, reduce
 from operator import add
 
@@ -16,22 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attachment.swap import engine_of
-from ..errors import InvalidValue
+from ..engine.layers import kind_of
 from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..theory import Propagation, threshold
-from .contributions import Contributions
-from .gradients import learned_parameters
-from .layers import countable, is_layer, named_modules, on_gradient, weight_of
-from .measured import Values
-from .records import LayerProfile, NoisyGradient, Range, by_level
+from .passes import countable, energy, named_modules, on_gradient, weight_of
+from .records import LayerProfile, NoisyGradient, Range
+from .values import NoiseFactors, Values
 
 PROBE = 0.85
 """The share of its nonzero elements that the pruned layer loses.  Factors do not depend on how much noise that is, and
 hardly on how it is spread over the elements."""
 EVERYWHERE = (0.7, 0.85, 0.92)
 """The shares of their nonzero elements that all layers lose together, for noise of several strengths."""
+
+Run = Callable[[], list[Tensor]]
+"""Runs forward and backward of one batch, always alike, and returns the gradients of all learned parameters."""
 
 
 class _ProbedLayer:
@@ -54,7 +55,7 @@ class _ProbedLayer:
     @cached_property
     def energy(self) -> float:
         """The energy of the gradients without noise."""
-        return sum(_energy(gradient) for gradient in self.clean)
+        return sum(energy(gradient) for gradient in self.clean)
 
     def noisy(self) -> NoisyGradient | None:
         """Return the gradient that has arrived while all layers were pruned; None where there is no finite noise."""
@@ -71,10 +72,14 @@ class _ProbedLayer:
         return NoisyGradient(law, self.error / self.energy, _widest(ranges))
 
 
-class _Backward:
-    """Hooks that keep the gradients of the first backward, and compare those of later ones with them."""
+class _Probe:
+    """Hooks that keep the gradients of the first backward, prune those of later ones, and compare them with the first.
 
-    def __init__(self, layers: dict[str, _ProbedLayer]) -> None:
+    Args:
+        layers: those that take part, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, _ProbedLayer]) -> None:
         self.layers = layers
         self.first = True
         self.disturbed: _ProbedLayer | None = None
@@ -82,19 +87,25 @@ class _Backward:
         """The share of their nonzero elements that all layers lose; None where one layer is disturbed."""
         self.seed = 0
 
-    def run(self, loss: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
-        """Run one backward and return the gradients of the weights."""
-        self._begin()
-        gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-        self.first = False
-        return _dense(gradients)
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Put the hooks on the layers."""
+        hooks = [layer.module.register_forward_hook(partial(self._ran, layer)) for layer in self.layers.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def _begin(self) -> None:
+    def run(self, run: Run) -> list[Tensor]:
+        """Run one pass and return the gradients of the parameters."""
         for layer in self.layers.values():
             layer.place, layer.error, layer.counted = 0, 0.0, []
+        gradients = run()
+        self.first = False
+        return gradients
 
-    def layer_ran(self, layer: _ProbedLayer, module: nn.Module, args: object, output: object) -> None:
-        """Put a hook on the gradient of the layer's output; a forward hook."""
+    def _ran(self, layer: _ProbedLayer, module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
             on_gradient(output, partial(self._arrived, layer))
 
@@ -108,14 +119,13 @@ class _Backward:
         noisy: Tensor | None = None
         if layer is self.disturbed:
             noisy = stochastic_prune(countable(gradient), layer.threshold, self.seed + place).to(gradient.dtype)
-        difference = (gradient if noisy is None else noisy) - layer.clean[place]
-        layer.error += _energy(difference)
+        layer.error += energy((gradient if noisy is None else noisy) - layer.clean[place])
         return noisy
 
     def _counted(self, layer: _ProbedLayer, place: int, gradient: Tensor, share: float) -> Tensor | None:
         """Count a gradient as it arrives, then prune it by its own law, as a plan does."""
         histogram, ends = log_histogram(countable(gradient)), _range(gradient)
-        layer.error += _energy(gradient - layer.clean[place])
+        layer.error += energy(gradient - layer.clean[place])
         layer.counted.append((histogram, ends))
         if not _has_law(histogram):
             return None
@@ -124,86 +134,63 @@ class _Backward:
         return noisy.to(gradient.dtype)
 
 
-def check_plain(model: nn.Module, what: str = "noise is") -> None:
-    """Refuse a model with an attached plan, which would be measured as well."""
-    if any(engine_of(module) is not None for module in model.modules()):
-        raise InvalidValue(f"{what} measured on a plain model, and this one has a plan attached; call remove() first.")
-
-
-def measure(
+def measure_noise(
     model: nn.Module,
-    profiles: dict[str, LayerProfile],
-    loss: Callable[[], Tensor],
+    profiles: Mapping[str, LayerProfile],
+    parameters: Sequence[Tensor],
+    run: Run,
     repeats: int,
     progress: Callable[[Iterable[str], int], Iterator[str]],
-) -> Contributions | None:
-    """Measure how noise travels between the layers of a model; None if no layer has a weight that learns.
+) -> NoiseFactors | None:
+    """Return how noise travels between the layers of a model; None if no layer has a weight that learns.
+
+    Stores in the profiles the ranges of gradients, and the gradients that arrive while all layers are pruned.
 
     Args:
         model: a plain model, without an attached plan.
         profiles: the observed layers; those with a law take part.
-        loss: runs the forward and returns the loss.
-        repeats: backward passes for each layer.
+        parameters: all that learn.
+        run: runs one pass and returns their gradients.
+        repeats: passes for each layer.
         progress: takes the names of layers and their number, and yields the names while it shows progress.
     """
     modules = dict(named_modules(model))
     layers = {
         name: _ProbedLayer(modules[name], float(threshold(profile.law, PROBE)), number)
         for number, (name, profile) in enumerate(profiles.items())
-        if profile.law is not None and is_layer(modules[name])
+        if profile.law is not None and kind_of(modules[name]) is not None
     }
-    backward = _Backward(layers)
-    hooks = [layer.module.register_forward_hook(partial(backward.layer_ran, layer)) for layer in layers.values()]
-    stance = torch.compiler.set_stance("force_eager")  # compiled code would not call the hooks
-    try:
-        value = loss()
-        owned = {name: learned_weights(layer.module) for name, layer in layers.items()}
-        weights = list({id(weight): weight for several in owned.values() for weight in several}.values())
-        if not weights:
-            return None
-        others = [one for one in learned_parameters(model).values() if all(one is not weight for weight in weights)]
-        learned = [*weights, *others]
-        clean = backward.run(value, learned)
-        order = {id(one): place for place, one in enumerate(learned)}
-        places = {name: [order[id(weight)] for weight in several] for name, several in owned.items()}
-        own = {name: _places_of(layer.module, order) for name, layer in layers.items()}
-        factors = _Factors(layers, places, own, clean, len(weights))
+    if not any(learned_weights(layer.module) for layer in layers.values()):
+        return None
+    probe = _Probe(layers)
+    with probe.hooks(), torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks
+        factors = _Factors(layers, parameters, probe.run(run))
         for name in progress(layers, len(layers)):
-            layer = layers[name]
             for repeat in range(repeats):
-                backward.disturbed, backward.seed = layer, repeat << 32
-                factors.add(name, backward.run(value, learned))
-        _count_noisy(backward, profiles, partial(backward.run, value, learned), repeats)
-    finally:
-        stance.__exit__(None, None, None)
-        for hook in hooks:
-            hook.remove()
+                probe.disturbed, probe.seed = layers[name], repeat << 32
+                factors.add(name, probe.run(run))
+        _count_noisy(probe, profiles, run, repeats)
     typical = np.array([_typical(profiles[name], layer.energy) for name, layer in layers.items()])
-    return Contributions(tuple(layers), factors.result(), factors.energies(typical))
+    return NoiseFactors(tuple(layers), factors.result(), factors.energies(typical))
 
 
-def _count_noisy(
-    backward: _Backward, profiles: Mapping[str, LayerProfile], run: Callable[[], object], repeats: int
-) -> None:
+def _count_noisy(probe: _Probe, profiles: Mapping[str, LayerProfile], run: Run, repeats: int) -> None:
     """Store in the profiles the ranges of gradients, and the gradients that arrive while all layers are pruned."""
-    found: dict[str, list[list[NoisyGradient]]] = {name: [] for name in backward.layers}
+    found: dict[str, list[list[NoisyGradient | None]]] = {name: [] for name in probe.layers}
     for repeat in range(repeats):
-        passes: dict[str, list[NoisyGradient | None]] = {name: [] for name in backward.layers}
-        for backward.everywhere in EVERYWHERE:
-            backward.seed = repeat << 32
-            run()
-            for name, layer in backward.layers.items():
-                passes[name].append(layer.noisy())
-        for name, several in passes.items():
-            if all(one is not None for one in several):
-                found[name].append([one for one in several if one is not None])
-    for name, layer in backward.layers.items():
+        for several in found.values():
+            several.append([])
+        for probe.everywhere in EVERYWHERE:
+            probe.seed = repeat << 32
+            probe.run(run)
+            for name, layer in probe.layers.items():
+                found[name][-1].append(layer.noisy())
+    for name, layer in probe.layers.items():
+        whole = [[one for one in several if one is not None] for several in found[name]]
+        whole = [several for several in whole if len(several) == len(EVERYWHERE)]
+        levels = [NoisyGradient.mean_of(column) for column in zip(*whole, strict=True)]
         profiles[name].range = _widest([_range(one) for one in layer.clean]) if layer.clean else None
-        profiles[name].noisy = by_level(found[name])
-
-
-def _dense(gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
-    return [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
+        profiles[name].noisy = tuple(sorted(levels, key=lambda one: one.level))
 
 
 def _has_law(histogram: LogHistogram) -> bool:
@@ -230,73 +217,63 @@ def _typical(profile: LayerProfile, energy: float) -> float:
     return mean / energy if len(profile.records) > 1 and energy > 0 else 1.0
 
 
-def _places_of(module: nn.Module, order: Mapping[int, int]) -> list[int]:
-    """Return the places of the module's own parameters among those that learn."""
-    return [order[id(one)] for one in module.parameters() if id(one) in order]
-
-
 class _Factors:
-    """Sums over all backward passes, from which the factors follow.
+    """Sums over all passes, from which the factors follow.
 
     Args:
         layers: those that are pruned in turn.
-        weights: the places of each layer's weight among the gradients.
-        parameters: the places of its weight and its bias.
-        clean: the gradients without noise: those of all weights of layers, then those of all other parameters.
-        among: the number of these weights.
+        parameters: all that learn.
+        clean: their gradients without noise.
     """
 
     def __init__(
-        self,
-        layers: dict[str, _ProbedLayer],
-        weights: dict[str, list[int]],
-        parameters: dict[str, list[int]],
-        clean: list[Tensor | None],
-        among: int,
+        self, layers: Mapping[str, _ProbedLayer], parameters: Sequence[Tensor], clean: Sequence[Tensor]
     ) -> None:
+        order = {id(one): place for place, one in enumerate(parameters)}
+        modules = {name: layer.module for name, layer in layers.items()}
+        self.layers, self.clean = layers, clean
+        self.owned = {
+            name: [order[id(one)] for one in module.parameters() if id(one) in order]
+            for name, module in modules.items()
+        }
+        """The places of a layer's weight and bias among the parameters."""
+        self.weights = {name: [order[id(one)] for one in learned_weights(module)] for name, module in modules.items()}
+        self.of_weights = sorted({place for places in self.weights.values() for place in places})
+        """The places of the weights of all layers, each once."""
+        self.signals = np.array([energy(gradient) for gradient in clean])
+        self.gradients = np.array([layer.energy for layer in layers.values()])
         count = len(layers)
-        self.layers, self.weights, self.parameters, self.among = layers, weights, parameters, among
-        self.clean = clean
-        self.signals = [0.0 if gradient is None else _energy(gradient) for gradient in clean[:among]]
         self.absolute = np.zeros((2, count))
         """Energies of errors, in a layer's own parameters and in all others."""
-        self.gradients = np.array([layer.energy for layer in layers.values()])
-        self.added = np.zeros(count)
-        self.own = np.zeros(count)
-        self.passed = np.zeros(count)
-        self.transfer = np.zeros((count, count))
+        self.relative = np.zeros((2, count))
+        """The same over the energies of the weights' gradients, in a layer's own weight and in those of others."""
+        self.added, self.transfer = np.zeros(count), np.zeros((count, count))
 
-    def add(self, name: str, gradients: list[Tensor | None]) -> None:
-        """Add the gradients of a backward in which the named layer was pruned."""
+    def add(self, name: str, gradients: Sequence[Tensor]) -> None:
+        """Add the gradients of a pass in which the named layer was pruned."""
         column = list(self.layers).index(name)
-        moved = [
-            _energy(noisy - clean) if noisy is not None and clean is not None else 0.0
-            for noisy, clean in zip(gradients, self.clean, strict=True)
-        ]
-        inside = sum(moved[place] for place in self.parameters[name])
-        self.absolute[:, column] += inside, np.maximum(sum(moved) - inside, 0.0)
-        arrived = [
-            energy / signal if signal > 0 else 0.0
-            for energy, signal in zip(moved[: self.among], self.signals, strict=True)
-        ]
-        own = sum(arrived[place] for place in self.weights[name])
-        self.own[column] += own
-        self.passed[column] += sum(arrived) - own
+        moved = np.array([energy(noisy - clean) for noisy, clean in zip(gradients, self.clean, strict=True)])
+        inside = moved[self.owned[name]].sum()
+        self.absolute[:, column] += inside, max(moved.sum() - inside, 0.0)
+        arrived = np.divide(moved, self.signals, out=np.zeros_like(moved), where=self.signals > 0)
+        own = arrived[self.weights[name]].sum()
+        self.relative[:, column] += own, max(arrived[self.of_weights].sum() - own, 0.0)
         errors = np.array([layer.error for layer in self.layers.values()])
         self.added[column] += errors[column]
         errors[column] = 0.0
         self.transfer[:, column] += errors
 
     def _unit(self) -> tuple[Values, Values]:
+        """Return one over the noise-to-signal ratios of the pruned layers, and the transfer for a ratio of one."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            unit = np.where(self.added > 0, self.gradients / self.added, 0.0)  # one over the noise-to-signal ratio
+            unit = np.where(self.added > 0, self.gradients / self.added, 0.0)
             relative = np.where(self.gradients[:, None] > 0, self.transfer / self.gradients[:, None], 0.0)
         return unit, relative * unit
 
     def result(self) -> Propagation:
         """Return the factors, for a noise-to-signal ratio of one."""
         unit, transfer = self._unit()
-        return Propagation(self.own * unit, self.passed * unit, transfer)
+        return Propagation(*(self.relative * unit), transfer)
 
     def energies(self, typical: Values) -> Propagation | None:
         """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one.
@@ -309,7 +286,7 @@ class _Factors:
         if not np.all(np.isfinite(self.absolute)):
             return None
         unit, transfer = self._unit()
-        return Propagation(self.absolute[0] * unit * typical, self.absolute[1] * unit * typical, transfer)
+        return Propagation(*(self.absolute * unit * typical), transfer)
 
 
 def learned_weights(module: nn.Module) -> list[Tensor]:
@@ -317,7 +294,3 @@ def learned_weights(module: nn.Module) -> list[Tensor]:
     own = weight_of(module)
     parts = [own] if own is not None else [part for name, part in module.named_parameters() if name != "bias"]
     return [part for part in parts if part.requires_grad]
-
-
-def _energy(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2

@@ -17,30 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..engine.layers import unwrapped
+from ..engine.layers import kind_of, unwrapped
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.layouts import dense, flat
-from .layers import (
-    FilterFunction,
-    Flops,
-    convolution_of,
-    countable,
-    flops_of,
-    is_layer,
-    named_modules,
-    on_gradient,
-    weight_of,
-)
 from .model_profile import MOST_STEPS, Profile
+from .passes import FilterFunction, countable, named_modules, on_gradient, weight_of
 from .records import LayerProfile, Record
-from .work import LayerWork, WorkCounter
+from .work import Flops, LayerWork, WorkCounter, flops_of
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -60,7 +51,8 @@ class Observer:
     """A context that fills a profile: `with lograd.observe(model) as profile: ...`.
 
     Args:
-        own_step: the caller runs the steps itself, enters `work` around the first one, and tells of broken gradients.
+        counter: counts the operations of the first step, which the caller enters it around; the caller also tells of
+            broken gradients.  None counts nothing, as in a loop of the user's own.
 
     The other arguments are those of `lograd.observe`.
     """
@@ -72,7 +64,7 @@ class Observer:
         filter_fn: FilterFunction | None,
         weight_gradients: bool,
         sample: int,
-        own_step: bool = False,
+        counter: WorkCounter | None = None,
     ) -> None:
         self._asked = check_width("every", every, 1, 2**31)
         self._sample = check_width("sample", sample, 0, 2**24)
@@ -80,9 +72,9 @@ class Observer:
             raise InvalidType(sentence("filter_fn", filter_fn, "a function of a module and its name, or None"))
         if not isinstance(weight_gradients, bool):
             raise InvalidType(sentence("weight_gradients", weight_gradients, "True or False"))
-        chosen = filter_fn or (lambda module, name: is_layer(module))
+        chosen = filter_fn or (lambda module, name: kind_of(module) is not None)
         modules = list(named_modules(model))
-        self._model, self._own_step = model, own_step
+        self._counter = counter
         self._layers = {name: module for name, module in modules if chosen(module, name)}
         self._norms = [module for _, module in modules if isinstance(module, _BatchNorm)]
         self._weight_gradients = weight_gradients
@@ -117,9 +109,6 @@ class Observer:
             if self._weight_gradients and weight is not None and weight.requires_grad:
                 self._hooks.append(on_gradient(weight, partial(self._weight_gradient_arrived, name)))
         self._hooks += [module.register_forward_hook(self._norm_ran) for module in self._norms]
-        self.work = WorkCounter(self._model, self._own_step)
-        """Counts the operations of the first step; with `own_step` the caller enters it."""
-        self.work.start()
         self._stance: Any = torch.compiler.set_stance("force_eager")  # compiled code would not call our hooks
         return self.result
 
@@ -132,9 +121,8 @@ class Observer:
         self._stance.__exit__(kind, error, trace)
         if self._delivered:
             self._close_step()
-        self.work.stop()
         self.result.missed.update(self._reasons)
-        if kind is None and not self._own_step and (broken := self.result.broken):
+        if kind is None and self._counter is None and (broken := self.result.broken):
             warnings.warn(broken, LogradWarning, stacklevel=2)
 
     def _start_step(self, step: int) -> None:
@@ -160,17 +148,18 @@ class Observer:
 
     def _close_work(self) -> None:
         """Store the work of the first step; discard it if a layer turns up later that had no part in that step."""
-        profile, counted = self.result, self.work
+        profile, counter = self.result, self._counter
         layers = {
             name: LayerWork(flops.forward, (flops.input or 0) + (flops.weight or 0))
             for name, pending in self._pending.items()
             if pending.gradient is not None and (flops := pending.flops).forward is not None
         }
-        if self._step == 0:
+        if counter is None:
+            profile.uncounted = "lograd.profile counts it, in steps that it runs itself"
+        elif self._step == 0:
             self._counted = layers
-            profile.work = counted.result(layers, self._reasons)
-            profile.uncounted = "" if profile.work else counted.problem or "no operator of its forward was seen"
-            counted.stop()
+            profile.work = counter.result(layers, self._reasons)
+            profile.uncounted = "" if profile.work else counter.problem or "no operator of its forward was seen"
         elif profile.work and (later := next((name for name in layers if name not in self._counted), None)):
             profile.work, profile.uncounted = None, f"layer {later!r} did not run in the first step"
 
@@ -182,7 +171,8 @@ class Observer:
         flops = self._pending[name].flops
         layer = LayerProfile(
             name, type(module).__name__, shape, flops.input, flops.weight, flops_forward=flops.forward,
-            **convolution_of(module),
+            groups=int(module.groups) if isinstance(module, _ConvNd) else 1,
+            transposed=isinstance(module, _ConvTransposeNd),
         )  # fmt: skip
         self.result.layers[name] = layer
         return layer
@@ -230,7 +220,8 @@ class Observer:
         if not self._active:
             return
         self._delivered = True
-        self.work.differentiable = torch.is_grad_enabled()
+        if self._counter is not None:
+            self._counter.differentiable = torch.is_grad_enabled()
         gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
@@ -298,9 +289,8 @@ def observe(
     dropped and `every` doubles.
 
     Training is not changed, but compiled code runs eagerly inside the context, since it would not call hooks.  Under a
-    GradScaler gradients are counted with the loss scale in them.  The operations of the first step are counted as well
-    (`Profile.work`), unless it runs inside compiled code, a transform or another dispatch mode.  A LogradWarning tells
-    of NaN and infinite gradients when the context ends.
+    GradScaler gradients are counted with the loss scale in them.  A LogradWarning tells of NaN and infinite gradients
+    when the context ends.
 
     With a plan attached, a layer's gradient is counted as it arrives: after the treatments of later layers and before
     its own.  The gradient of its weight is counted after its own treatment.

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..attachment.swap import engine_of
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
 from ..report.progress import shown, tracked
-from . import timing
-from .gradients import Groups, Minibatches, gradient_of, learned_parameters
-from .layers import FilterFunction
-from .loss import LossFunction, loss_of
-from .methods import check_methods
-from .minibatch import LEAST_BATCHES
 from .model_profile import Profile
-from .noise import check_plain, measure
-from .nonfinite import after_step, nonfinite_layers
+from .noise import measure_noise
 from .observer import Observer
+from .passes import (
+    FilterFunction,
+    Groups,
+    LossFunction,
+    Minibatches,
+    Passes,
+    check_kinds,
+    check_plain,
+    gradient_of,
+    learned_parameters,
+    loss_of,
+    restored,
+)
+from .records import after_step, nonfinite_layers
+from .timing import check_device, check_methods, measure_menus
+from .values import LEAST_BATCHES
+from .work import WorkCounter
 
 SAMPLE = 8192
 """Values that are kept of each layer's last gradient, unless told otherwise."""
@@ -67,9 +76,9 @@ def profile(
             layers' gradients at once.  No plan may be attached.  From 3 batches on, the variance of the gradient over
             them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
-        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 7
-            steps for each method, 2 for each layer up to 50, and 15 for BatchNorm.  The model must be on the CPU.
-        methods: those to time (`measure.methods.method`), such as ["int8", "prune90"]; None for the usual ones.
+        times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 8
+            steps for each method.  The model must be on the CPU.
+        methods: those to time (`measure.timing.method`), such as ["int8", "prune90"]; None for the usual ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
@@ -81,28 +90,22 @@ def profile(
         check_plain(model)
     check_kinds(batches, loss_fn, progress)
     names = _methods_to_time(model, times, methods)
-    observer = Observer(model, every, filter_fn, weight_gradients, sample, own_step=True)
+    counter = WorkCounter(model)
+    observer = Observer(model, every, filter_fn, weight_gradients, sample, counter)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
-        batch = _run(model, _taken(batches, steps), loss_fn, observer, minibatches)
+        batch = _run(model, _taken(batches, steps), loss_fn, counter, result, minibatches)
     _check_observed(batch, result)
-    with shown(progress):
-        problems = _measure_more(model, result, partial(loss_of, model, batch, loss_fn), noise, minibatches, names)
+    problems = []
+    if minibatches is not None:
+        with shown(progress), restored(model), torch.enable_grad():
+            problems.append(_measure_noise(Passes(model, loss_fn), batch, result, noise, minibatches))
+    if names:
+        with shown(progress), restored(model), torch.enable_grad():
+            problems.append(_measure_times(Passes(model, loss_fn), batch, result, names))
     for problem in filter(None, [result.broken, *problems]):
         warnings.warn(problem, LogradWarning, stacklevel=2)
     return result
-
-
-def check_kinds(batches: object, loss_fn: object, progress: object) -> None:
-    """Refuse arguments of `profile` that are of a wrong type."""
-    if progress is not None and not isinstance(progress, bool):
-        raise InvalidType(sentence("progress", progress, "True, False or None"))
-    if loss_fn is not None and not callable(loss_fn):
-        raise InvalidType(
-            sentence("loss_fn", loss_fn, "a function, such as torch.nn.functional.cross_entropy, or None")
-        )
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes):
-        raise InvalidType(sentence("batches", f"an object of type {type(batches).__name__}", "an iterable of batches"))
 
 
 def _check_observed(batch: object, result: Profile) -> None:
@@ -114,27 +117,6 @@ def _check_observed(batch: object, result: Profile) -> None:
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
 
 
-def _measure_more(
-    model: nn.Module,
-    result: Profile,
-    loss: Callable[[], Tensor],
-    noise: int,
-    minibatches: Minibatches | None,
-    methods: tuple[str, ...],
-) -> list[str]:
-    """Measure noise and times where they are wanted, store them in the profile, and return why one was not measured."""
-    problems = []
-    if minibatches is not None:
-        with restored(model), torch.enable_grad():
-            if problem := _measure_noise(model, result, loss, noise, minibatches):
-                problems.append(f"noise was not measured{problem}.")
-    if methods:
-        with restored(model), torch.enable_grad():
-            if problem := _measure_times(model, result, loss, methods):
-                problems.append(f"times were not measured{problem}.")
-    return problems
-
-
 def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     """Return the first `steps` batches, or as many as there are, and show progress."""
     try:
@@ -144,20 +126,16 @@ def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
     return tracked(islice(batches, steps), total, "observing gradients")
 
 
-def _measure_noise(
-    model: nn.Module,
-    result: Profile,
-    loss: Callable[[], Tensor],
-    repeats: int,
-    minibatches: Minibatches,
-) -> str:
-    """Store in the profile how noise travels, and its unit; return the reason where that is not possible."""
+def _measure_noise(passes: Passes, batch: Any, result: Profile, repeats: int, minibatches: Minibatches) -> str:
+    """Store in the profile how noise travels, and its unit; return a sentence where that is not possible."""
     if nonfinite_layers(result.layers):
-        return ", since not all gradients are finite"
+        return "noise was not measured, since not all gradients are finite."
     show = partial(tracked, what="measuring noise", unit="measurement")
-    result.noise = measure(model, result.layers, loss, repeats, show)
+    parameters = list(passes.parameters.values())
+    run = partial(passes.gradients, batch)
+    result.noise = measure_noise(passes.model, result.layers, parameters, run, repeats, show)
     if result.noise is None:
-        return ": no layer has a weight that learns"
+        return "noise was not measured: no layer has a weight that learns."
     if minibatches.count >= LEAST_BATCHES and minibatches.finite:
         result.minibatch = minibatches.result()
     return ""
@@ -173,23 +151,25 @@ def _methods_to_time(model: nn.Module, times: bool, methods: Iterable[str] | Non
             raise InvalidValue("methods are those to be timed; give times=True with them.")
         return ()
     check_plain(model, "times are")
-    timing.check_device(model)
+    check_device(model)
     return names
 
 
-def _measure_times(model: nn.Module, result: Profile, loss: Callable[[], Tensor], methods: tuple[str, ...]) -> str:
-    """Time methods in each layer and store the menus in the profile; return the reason where that is not possible."""
+def _measure_times(passes: Passes, batch: Any, result: Profile, methods: tuple[str, ...]) -> str:
+    """Time methods in each layer and store the menus in the profile; return a sentence where that is not possible."""
     if nonfinite_layers(result.layers):
-        return ", since not all gradients are finite"
-    result.menus = timing.measure(model, result.layers, loss, methods)
-    return "" if result.menus is not None else ": no layer can be treated"
+        return "times were not measured, since not all gradients are finite."
+    loss = partial(loss_of, passes.model, batch, passes.loss_fn)
+    result.menus = measure_menus(passes, batch, loss, result.layers, methods)
+    return "" if result.menus is not None else "times were not measured: no layer can be treated."
 
 
 def _run(
     model: nn.Module,
     batches: Iterable[Any],
     loss_fn: LossFunction | None,
-    observer: Observer,
+    counter: WorkCounter,
+    result: Profile,
     minibatches: Minibatches | None,
 ) -> Any:
     """Run forward and backward of each batch; return the last batch, None without any."""
@@ -199,44 +179,10 @@ def _run(
     for step, batch in enumerate(batches):
         for parameter in parameters:
             parameter.grad = None
-        with nullcontext() if step else observer.work:  # the first step is counted
+        with nullcontext() if step else counter:  # the first step is counted
             loss = loss_of(model, batch, loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
-        observer.result.loss = after_step(observer.result.loss, step, float(loss.detach()))
+        result.loss = after_step(result.loss, step, float(loss.detach()))
         if minibatches is not None:
             minibatches.add([gradient_of(parameter) for parameter in learned])
     return batch
-
-
-@contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
-    """Restore parameters, buffers, gradients, modes and the random state on exit, also after an exception.
-
-    The counters, histograms and random keys of an attached plan are restored as well.  State that a model keeps
-    elsewhere, such as a counter in a plain attribute, is not known and not restored.
-    """
-    modules = list(model.modules())
-    modes = [module.training for module in modules]
-    tables: list[Any] = [table for module in modules for table in (module._parameters, module._buffers)]
-    owned = [(table, dict(table)) for table in tables]
-    engines = [engine for module in modules if (engine := engine_of(module)) is not None]
-    tables += [engine.tensors() for engine in engines]
-    tensors = {tensor: tensor.detach().clone() for table in tables for tensor in table.values() if tensor is not None}
-    needs = {tensor: tensor.requires_grad for tensor in tensors}
-    gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            for table, entries in owned:
-                table.clear()
-                table.update(entries)
-            with torch.no_grad():
-                for tensor, before in tensors.items():
-                    tensor.copy_(before)
-                    tensor.requires_grad_(needs[tensor])
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode

@@ -6,14 +6,17 @@ torch, so they can be read without the tensor, the process or the machine that t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidValue, plural
+from ..files import check_number
 from ..laws import Empirical, Fit, Law
 from ..laws.binned import rank_binned, try_binned
 
@@ -83,30 +86,6 @@ class Record:
     def _distances(self) -> dict[type[Law], float]:
         return {}
 
-    def __add__(self, other: Record) -> Record:
-        """Return the record of both tensors counted together; its step is the earlier one."""
-        laws = [record.law for record in (self, other) if record.law is not None]
-        known = [(record.elements, record.masked) for record in (self, other) if record.masked is not None]
-        elements = sum(count for count, _ in known)
-        return Record(
-            min(self.step, other.step),
-            Empirical.merge(laws) if laws else None,
-            self.zeros + other.zeros,
-            self.nan + other.nan,
-            self.infinities + other.infinities,
-            sum(count * share for count, share in known) / elements if elements else None,
-        )
-
-
-def sum_of(records: Sequence[Record]) -> Record:
-    """Return the record of all tensors counted together."""
-    if not records:
-        raise InvalidValue("a sum of records needs at least one; got none.")
-    result = records[0]
-    for record in records[1:]:
-        result = result + record
-    return result
-
 
 def thinned(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Record]:
     """Return at most so many records, evenly spaced, with the first and the last."""
@@ -137,16 +116,22 @@ class NoisyGradient:
 
     @classmethod
     def mean_of(cls, several: Sequence[NoisyGradient]) -> NoisyGradient:
-        """Return the mean over passes, or over ranks."""
+        """Return the mean over passes."""
         low, high = np.mean([one.range for one in several], axis=0).tolist()
         level = float(np.mean([one.level for one in several]))
         return cls(Empirical.merge([one.law for one in several]), level, (low, high))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, of which `from_dict` makes this gradient again."""
+        law = {"first": int(self.law.first), "counts": self.law.counts.tolist(), "zeros": int(self.law.zeros)}
+        return {"level": self.level, "range": list(self.range), **law}
 
-def by_level(several: Sequence[Sequence[NoisyGradient]]) -> tuple[NoisyGradient, ...]:
-    """Return the means of gradients that were taken at the same strengths of pruning, by rising level of noise."""
-    found = (NoisyGradient.mean_of(column) for column in zip(*several, strict=True))
-    return tuple(sorted(found, key=lambda one: one.level))
+    @classmethod
+    def from_dict(cls, data: Any) -> NoisyGradient:
+        """Return the gradient that `to_dict` was given."""
+        law = Empirical(np.array(data["counts"], dtype=np.int64), data["first"], zeros=data["zeros"])
+        low, high = data["range"]
+        return cls(law, check_number("the level of a noisy gradient", data["level"], 0), (low, high))
 
 
 @dataclass(eq=False, repr=False)
@@ -170,7 +155,7 @@ class LayerProfile:
     sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """Elements of the neural gradient at the last observed step, spread evenly over the tensor."""
     flops_forward: int | None = None
-    """Operations of the forward product; None in old profiles, which did not count them."""
+    """Operations of the forward product, two for each multiply-add."""
     groups: int = 1
     """Groups of a convolution; a depthwise one has as many groups as channels."""
     transposed: bool = False
@@ -252,3 +237,112 @@ class LayerProfile:
         return f"LayerProfile({self.name!r}, {self.kind}, {plural(len(self.records), 'observed step')})"
 
     __hash__ = None  # type: ignore[assignment]  # it changes while it is observed
+
+
+# -- what is not finite --
+
+MOST_NAMES = 3
+"""Layers that a message names; it only counts the others."""
+
+
+@final
+@dataclass(frozen=True)
+class NonFiniteLoss:
+    """The first step at which the loss was NaN or infinite, its value there, and how many such steps there were."""
+
+    step: int
+    value: float
+    steps: int = 1
+
+    def words(self) -> str:
+        """Return a clause such as "the loss was NaN at step 3 and at 2 more"."""
+        more = f" and at {self.steps - 1} more" if self.steps > 1 else ""
+        return f"the loss was {'NaN' if math.isnan(self.value) else 'infinite'} at step {self.step}{more}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NonFiniteLoss) and str(self) == str(other)  # so that NaN equals NaN
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def after_step(loss: NonFiniteLoss | None, step: int, value: float) -> NonFiniteLoss | None:
+    """Return the record of non-finite losses after one more step.
+
+    Args:
+        loss: the record so far; None where all losses were finite.
+        value: the loss at this step.
+    """
+    if math.isfinite(value):
+        return loss
+    return NonFiniteLoss(step, value) if loss is None else NonFiniteLoss(loss.step, loss.value, loss.steps + 1)
+
+
+@final
+@dataclass(frozen=True)
+class NonFiniteLayer:
+    """The first observed step at which a layer's gradient, or that of its weight, was not finite."""
+
+    layer: str
+    record: Record
+    of_weight: bool
+    steps: int
+    """Observed steps at which it was not finite."""
+
+    def words(self) -> str:
+        """Return the layer's name, with how many elements were NaN or infinite at that step."""
+        counts = {"NaN": self.record.nan, "infinite": self.record.infinities}
+        found = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        what = "elements of its weight's gradient" if self.of_weight else "elements"
+        return f"{self.layer!r} ({found} of {self.record.elements:,} {what} at step {self.record.step})"
+
+
+def nonfinite_layers(layers: Mapping[str, LayerProfile]) -> list[NonFiniteLayer]:
+    """Return the layers with a NaN or infinite gradient, the earliest step first."""
+    found = []
+    for name, layer in layers.items():
+        for side, records in ((False, layer.records), (True, layer.weight_records)):
+            bad = [record for record in records if record.nan or record.infinities]
+            if bad:
+                found.append(NonFiniteLayer(name, bad[0], side, len(bad)))
+                break
+    return sorted(found, key=lambda one: one.record.step)
+
+
+def nonfinite_words(layers: Mapping[str, LayerProfile], loss: NonFiniteLoss | None) -> str | None:
+    """Return one sentence on all that was not finite; None where everything was finite."""
+    found = nonfinite_layers(layers)
+    if not found:
+        return (
+            None if loss is None else f"{loss.words()[0].upper()}{loss.words()[1:]}, though all gradients were finite."
+        )
+    text = f"NaN or infinite gradients in {len(found)} of {len(layers)} layers: {_named(found)}"
+    return f"{text}; {loss.words()}." if loss is not None else f"{text}."
+
+
+def refuse_nonfinite(layers: Mapping[str, LayerProfile], treated: Sequence[str], loss: NonFiniteLoss | None) -> None:
+    """Raise InvalidValue if one of the layers to treat had a gradient that was not finite.
+
+    Args:
+        layers: all layers of the profile.
+        treated: names of those that a plan would treat.
+        loss: the first loss that was not finite, which may be the cause.
+    """
+    found = nonfinite_layers({name: layers[name] for name in treated})
+    if not found:
+        return
+    why = "" if loss is None else f" ({loss.words()})"
+    text = (
+        f"no plan follows from NaN or infinite gradients, which the profile has in {len(found)} of the {len(treated)} "
+        f"layers to treat: {_named(found)}; mend the loss or the data{why}, or lower the learning rate or the loss "
+        "scale, and profile again"
+    )
+    if len(found) < len(treated):
+        names = [one.layer for one in found]
+        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        text += f", or leave these layers alone as well (keep= or --keep: {shown})"
+    raise InvalidValue(f"{text}.")
+
+
+def _named(found: Sequence[NonFiniteLayer]) -> str:
+    more = f", and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return ", ".join(one.words() for one in found[:MOST_NAMES]) + more

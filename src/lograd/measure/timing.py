@@ -1,38 +1,245 @@
-"""The measurement of menus: each method in every layer in turn, timed layer by layer inside steps of the whole model.
+"""The menu of each layer: what each method costs there and how much noise it brings, measured inside the user's model.
 
-A layer's time thus has in it what its neighbours leave in the caches and how they lay out their results.  Whole steps
-are timed apart, as the stopwatch itself takes time: a fifth of a millisecond for each layer.  Each time is the least of
-several; other work on the machine only ever adds to one.
+A method has a name, and the layer's plan with the backend of each product: backends are named rather than left to
+"auto", so that a plan made from measured times is carried out as it was timed, and gives the same bits in every run.
+
+Each method runs in every layer in turn, timed layer by layer inside steps of the whole model.  A layer's time thus has
+in it what its neighbours leave in the caches and how they lay out their results.  Whole steps are timed apart, as the
+stopwatch itself takes time: a fifth of a millisecond for each layer.  Each time is the least of several; other work on
+the machine only ever adds to one.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import NamedTuple, final
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..attachment import Handle
+from ..engine.layer import LayerEngine
 from ..engine.layers import candidates, reason_not_supported
-from ..engine.site import STRIDE
+from ..engine.site import STRIDE, Site
 from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
-from ..errors import InvalidValue
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..files import check_number, check_whole
 from ..ops.sparse_products import release_workspace
-from ..plan import Plan
+from ..plan import LayerPlan, Plan
+from ..report import TextTable, text_table
 from ..report.progress import progress
-from ..treatments import BACKWARD, Sentence
-from . import penalties
-from .arriving import DX, Arrived, arriving, energy, fold_of, noise_at, settling
-from .menus import Candidate, Menus
-from .methods import DENSE, Method, method
-from .noisy import MOST_NOISE, ratio_over, steps_over_last
-from .penalties import Penalties, SamePasses, attached
+from ..treatments import BACKWARD, Backend, recipe
+from .passes import Arrived, Passes, arriving, attached, energy, settling
+from .prediction import MOST_NOISE, ratio_over, steps_over_last
 from .records import LayerProfile
+
+# -- methods --
+
+DENSE = "dense"
+"""The layer as it is, untreated."""
+DEFAULT_METHODS = (
+    DENSE, "int8", "int6", "int4", "int8-forward", "prune80", "prune90", "prune95", "prune90-dW", "int8+prune90",
+)  # fmt: skip
+"""The methods that are timed by default."""
+_BITS, _PERCENT = r"(?P<bits>[2-8])", r"(?P<percent>\d\d(?:\.\d{1,6})?)"
+
+
+class _Family(NamedTuple):
+    """Methods that differ in bits and sparsity alone."""
+
+    pattern: str
+    recipe: str
+    backends: dict[str, Backend]
+    """By product; "auto" for the others, which then are dense."""
+
+
+_ALL: dict[str, Backend] = {"output": "integer", "input_gradient": "integer", "weight_gradient": "integer"}
+_SPARSE: dict[str, Backend] = {"input_gradient": "sparse", "weight_gradient": "sparse"}
+_FAMILIES = (
+    _Family(DENSE, "identity", {}),
+    _Family(rf"int{_BITS}", "int{bits}-full", _ALL),
+    _Family(rf"int{_BITS}-forward", "int{bits}wa", {"output": "integer"}),
+    _Family(rf"prune{_PERCENT}", "prune{percent}", _SPARSE),
+    _Family(rf"prune{_PERCENT}-dW", "identity/prune{percent}", {"weight_gradient": "sparse"}),
+    _Family(rf"int{_BITS}\+prune{_PERCENT}", "int{bits}wa+prune{percent}", {"output": "integer", **_SPARSE}),
+)
+
+
+class Method(NamedTuple):
+    """A method by its name, with what it does to a layer."""
+
+    name: str
+    plan: LayerPlan
+    bits: int | None
+    """The width of the forward's operands; None where the forward is exact."""
+    sparsity: float | None
+    """The share of zeros in the pruned gradient; None where nothing is pruned."""
+
+
+def method(name: str) -> Method:
+    """Return the method of a name.
+
+    - "dense": nothing is treated;
+    - "intN": all three products in integers of N bits (the recipe "intN-full");
+    - "intN-forward": Y in integers of N bits, gradients and the backward as they are;
+    - "pruneNN": the gradient pruned to NN % zeros for both products of the backward, which are sparse;
+    - "pruneNN-dW": pruned for dW alone, so that no noise travels to other layers;
+    - "intN+pruneNN": Y in integers, the gradient pruned.
+
+    >>> method("int8+prune90").bits, method("int8+prune90").sparsity
+    (8, 0.9)
+    """
+    if not isinstance(name, str):
+        raise InvalidType(sentence("a method", name, f"a name such as {', '.join(DEFAULT_METHODS[:3])} or prune90"))
+    for family in _FAMILIES:
+        if match := re.fullmatch(family.pattern, name, re.ASCII):
+            found = {"bits": "", "percent": ""} | match.groupdict()
+            plan = LayerPlan.of(recipe(family.recipe.format(**found)))
+            changed: Any = {
+                product: replace(getattr(plan, product), backend=backend)
+                for product, backend in family.backends.items()
+            }
+            bits, percent = found["bits"], found["percent"]
+            sparsity = float(percent) / 100 if percent else None
+            return Method(name, replace(plan, **changed), int(bits) if bits else None, sparsity)
+    raise InvalidValue(
+        f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
+        f"such as {', '.join(DEFAULT_METHODS[1:])}.{nearest_name(name[:60], DEFAULT_METHODS)}"
+    )
+
+
+def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the names of methods to be timed, "dense" first; None stands for `DEFAULT_METHODS`."""
+    if names is None:
+        return DEFAULT_METHODS
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidType(sentence("methods", names, "a list of names such as ['int8', 'prune90']"))
+    return tuple(dict.fromkeys([DENSE, *(method(name).name for name in names)]))
+
+
+# -- menus --
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """One method in one layer.
+
+    Args:
+        method: its name.
+        forward, backward: seconds in a step, summed over the times that the layer runs.
+        input_noise, weight_noise: the noise-to-signal ratio of the treated gradient in the products for dX and dW: of
+            rounding measured on the gradient of one batch, of pruning predicted by the law.
+        penalty: the layer's part of |g_q - g|^2 over all learned parameters: the change of the exact gradient of one
+            batch where the forward is rounded; 0 where the forward is exact.
+    """
+
+    method: str
+    forward: float
+    backward: float
+    input_noise: float = 0.0
+    weight_noise: float = 0.0
+    penalty: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of forward and backward together."""
+        return self.forward + self.backward
+
+
+@final
+@dataclass(frozen=True)
+class Menus:
+    """The candidates of each layer, and the times of whole steps.
+
+    Args:
+        layers: by layer in the order of execution, and by method; each layer has "dense".
+        step: seconds of a plain step, forward and backward.
+        uniform: seconds of a step with one method in every layer.
+        threads: threads that PyTorch had.
+    """
+
+    layers: Mapping[str, Mapping[str, Candidate]]
+    step: float
+    uniform: Mapping[str, float] = field(default_factory=dict)
+    threads: int = 1
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that were timed, "dense" first."""
+        return tuple(dict.fromkeys([DENSE, *(name for menu in self.layers.values() for name in menu)]))
+
+    @property
+    def rest(self) -> float:
+        """Seconds of a plain step outside of these layers: normalization, attention, the loss, and so on."""
+        return max(self.step - sum(menu[DENSE].seconds for menu in self.layers.values()), 0.0)
+
+    def seconds(self, choice: Mapping[str, str]) -> float:
+        """Return the predicted seconds of a step with a method for each layer; layers without one are dense."""
+        for name in choice:
+            if name not in self.layers or choice[name] not in self.layers[name]:
+                raise InvalidValue(f"method {choice[name]!r} was not timed for a layer {name!r}.")
+        return self.rest + sum(menu[choice.get(name, DENSE)].seconds for name, menu in self.layers.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, of which `from_dict` makes these menus again."""
+        layers = {name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()}
+        return {"step": self.step, "uniform": dict(self.uniform), "threads": self.threads, "layers": layers}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Menus:
+        """Return the menus that `to_dict` was given; InvalidValue for a method that does not exist."""
+        layers: dict[str, dict[str, Candidate]] = {}
+        for layer, entries in data["layers"].items():
+            menu = [Candidate(method(one.pop("method")).name, **one) for one in map(dict, entries)]
+            for one in menu:
+                for name in ("forward", "backward", "input_noise", "weight_noise", "penalty"):
+                    check_number(f"{name} of {layer!r}", getattr(one, name), 0)
+            layers[layer] = {one.method: one for one in menu}
+            if DENSE not in layers[layer]:
+                raise InvalidValue(f"the menu of layer {layer!r} must have {DENSE!r}.")
+        uniform = {method(name).name: check_number(name, value, 0) for name, value in data["uniform"].items()}
+        step, threads = (
+            check_number("the seconds of a step", data["step"], 0),
+            check_whole("threads", data["threads"], 1),
+        )
+        return cls(layers, step, uniform, threads)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each method in each layer: its times and its noise."""
+        return [{"layer": name, **asdict(one)} for name, menu in self.layers.items() for one in menu.values()]
+
+    def table(self) -> TextTable:
+        """Return a table for the terminal: milliseconds of each layer by each method, the fastest marked by a star."""
+        methods = self.methods
+        rows = [[name, *_cells(menu, methods)] for name, menu in self.layers.items()]
+        rows.append(["rest of the plain step", f"{1e3 * self.rest:.2f}", *("" for _ in methods[1:])])
+        whole = {DENSE: self.step} | dict(self.uniform)
+        rows.append(["whole step", *(f"{1e3 * whole[name]:.1f}" if name in whole else "–" for name in methods)])
+        caption = (
+            "Milliseconds of forward and backward in a step; * marks the fastest method of a layer.\n"
+            "The whole step was timed with the method in every layer."
+        )
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        title = f"Times of {len(self.layers)} layers with {threads}"
+        return text_table(title, ("layer", *methods), rows, caption, droppable=methods[:0:-1])
+
+
+def _cells(menu: Mapping[str, Candidate], methods: tuple[str, ...]) -> list[str]:
+    """Return the milliseconds of each method, with a star at the least."""
+    fastest = min(menu.values(), key=lambda candidate: candidate.seconds).method
+    return [
+        f"{'*' if name == fastest else ''}{1e3 * menu[name].seconds:.2f}" if name in menu else "–" for name in methods
+    ]
+
+
+# -- times --
 
 WARM_UP = 1
 """Steps before a method is timed, in which it runs for the first time.  Pruning takes its statistics in one before; in
@@ -41,12 +248,64 @@ TIMED = 3
 """Steps of each method that are timed layer by layer."""
 WHOLE = 2
 """Steps of each method that are timed as a whole."""
-ROUNDS = 3
-"""Times that a switch of a whole plan is turned on, in turns with steps without it."""
 DRAWS = 2
 """Random numbers for the noise of rounding."""
-NORMALIZED = "int8"
-"""The method on top of which `Plan.normalization` is timed."""
+NOT_FINITE = 1e60
+"""Stands for a change to NaN or infinity: more than any budget, and finite, so that a file can hold it."""
+
+
+def measure_menus(
+    passes: Passes, batch: Any, loss: Callable[[], Tensor], profiles: Mapping[str, LayerProfile], names: Sequence[str]
+) -> Menus | None:
+    """Measure what each method costs in each layer; None if no layer can be treated.
+
+    Args:
+        passes: of a plain model, whose state must be restored by the caller.
+        batch: on which all is measured.
+        loss: runs the forward of this batch and returns the loss.
+        profiles: the observed layers.
+        names: of methods, "dense" first.
+    """
+    found = treatable(passes.model)
+    modules = {name: found[name] for name in profiles if name in found}
+    if not modules:
+        return None
+    methods = [method(name) for name in names]
+    bits = sorted({one.bits for one in methods if one.bits is not None})
+    treated = [one for one in methods if one.name != DENSE]
+    plain = max((len(treated) + 1) // 2 + 1, TIMED)  # before every second method, and one at the end
+    total = 2 + 2 * plain + sum(warm_up(one) + TIMED + WHOLE for one in treated) + len(bits)
+    with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
+        passes.advance = advance
+        arrived = arriving(modules, partial(passes.run, batch))
+        clean = passes.gradients(batch)
+        timer = Timer(passes.model, loss, modules, advance)
+        noises: dict[str, dict[str, list[float]]] = {DENSE: {}}
+        for place, one in enumerate(treated):
+            if place % 2 == 0:  # so that plain steps share what the machine does
+                timer.plain()
+            with timer.timing(one.name, Plan(dict.fromkeys(modules, one.plan)), warm_up(one)) as handle:
+                noises[one.name] = {
+                    name: _noise(one, handle.layers[name], modules[name], arrived[name], profiles[name])
+                    for name in modules
+                }
+        while timer.plain_steps < plain:
+            timer.plain()
+        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
+        penalties = {width: _penalties(passes, batch, clean, modules, signals, width) for width in bits}
+    times = timer.times
+    menus = {
+        layer: {
+            one.name: Candidate(
+                one.name, *times[one.name].layers[layer], *noises[one.name].get(layer, (0.0, 0.0)),
+                0.0 if one.bits is None else penalties[one.bits][layer],
+            )
+            for one in methods if layer in times[one.name].layers
+        }
+        for layer in modules
+    }  # fmt: skip
+    uniform = {one.name: times[one.name].step for one in treated}
+    return Menus(menus, times[DENSE].step, uniform, torch.get_num_threads())
 
 
 def check_device(model: nn.Module) -> None:
@@ -63,72 +322,18 @@ def treatable(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in candidates(model).items() if reason_not_supported(module) is None}
 
 
-def normalizes(model: nn.Module) -> bool:
-    """Return True if `Plan.normalization` may save time."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
-
-
-def measure(
-    model: nn.Module, profiles: Mapping[str, LayerProfile], loss: Callable[[], Tensor], names: Sequence[str]
-) -> Menus | None:
-    """Measure what each method costs in each layer; None if no layer can be treated.
-
-    Args:
-        model: a plain model; its state must be restored by the caller.
-        profiles: the observed layers.
-        loss: runs the forward and returns the loss.
-        names: of methods, "dense" first.
-    """
-    found = treatable(model)
-    modules = {name: found[name] for name in profiles if name in found}
-    if not modules:
-        return None
-    methods = [method(name) for name in names]
-    bits = sorted({one.bits for one in methods if one.bits is not None})
-    switched = NORMALIZED in names and normalizes(model)
-    treated = [one for one in methods if one.name != DENSE]
-    total = 2 + 2 * _plain_steps(treated) + sum(warm_up(one) + TIMED + WHOLE for one in treated)
-    total += (2 * ROUNDS - 1) * (WARM_UP + WHOLE) * switched
-    total += penalties.passes_needed(len(modules), bits, penalties.MOST_GROUPS)
-    with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
-        passes = SamePasses(model, loss, advance)
-        arrived = arriving(modules, passes.run)
-        clean = passes.run()
-        timer = Timer(model, loss, modules, advance)
-        noises = {}
-        for place, one in enumerate(treated):
-            if place % 2 == 0:  # so that plain steps share what the machine does
-                timer.plain()
-            noise = _Noise(one, modules, arrived, profiles)
-            with timer.timing(one.name, Plan(dict.fromkeys(modules, one.plan)), warm_up(one)) as handle:
-                noises[one.name] = noise.by_layer(handle)
-        while timer.plain_steps < _plain_steps(treated):
-            timer.plain()
-        extras = {"normalization": timer.saved_by_normalization(NORMALIZED, rounds=ROUNDS)} if switched else {}
-        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
-        rounded = penalties.measure(passes, clean, modules, signals, bits, penalties.MOST_GROUPS)
-    times = {name: one.layers for name, one in timer.times.items()}
-    steps = {name: one.step for name, one in timer.times.items()}
-    return _menus(methods, modules, times, steps, noises, extras, rounded)
-
-
-def _plain_steps(treated: Sequence[Method]) -> int:
-    """Return the plain steps that are timed: before every second method, and one at the end."""
-    return max((len(treated) + 1) // 2 + 1, TIMED)
-
-
 def warm_up(one: Method) -> int:
     """Return the steps of a method that are not timed."""
     return WARM_UP + (one.sparsity is not None)
 
 
-class Times(NamedTuple):
+class StepSeconds(NamedTuple):
     """The least seconds of a step and of each layer; infinity, or no layers, where these were not timed."""
 
     step: float
     layers: dict[str, LayerSeconds]
 
-    def least(self, other: Times | None) -> Times:
+    def least(self, other: StepSeconds | None) -> StepSeconds:
         """Return the lesser times of two, step by step and layer by layer."""
         if other is None:
             return self
@@ -137,7 +342,7 @@ class Times(NamedTuple):
             name: LayerSeconds(min(one.forward, two.forward), min(one.backward, two.backward))
             for name, one, two in pairs
         }
-        return Times(min(self.step, other.step), layers or other.layers)
+        return StepSeconds(min(self.step, other.step), layers or other.layers)
 
 
 @final
@@ -150,9 +355,8 @@ class Timer:
     ) -> None:  # fmt: skip
         self.model, self.loss, self.modules, self.advance = model, loss, modules, advance
         self.watch = Stopwatch(modules)
-        self.times: dict[str, Times] = {}
+        self.times: dict[str, StepSeconds] = {}
         self.plain_steps = 0
-        self._plans: dict[str, Plan] = {}
 
     def plain(self) -> None:
         """Time a step of the plain model, and another layer by layer."""
@@ -175,7 +379,6 @@ class Timer:
             watched: steps that are timed layer by layer.
             whole: steps that are timed as a whole.
         """
-        self._plans[name] = plan
         with attached(self.model, plan) as handle:
             modules = candidates(self.model)
             for place in range(warm_up):
@@ -188,23 +391,10 @@ class Timer:
                 release_workspace()  # as handle.step() does
             yield handle
 
-    def saved_by_normalization(self, base: str, whole: int = WHOLE, rounds: int = 1) -> float:
-        """Return the seconds that `Plan.normalization` saves in a step of a plan that was timed.
-
-        From the second round on the plan without it is timed again: a difference of two steps that were minutes apart
-        is mostly that of the moments.
-        """
-        name, plan = f"{base} with normalization", self._plans[base]
-        for place in range(rounds):
-            if place:
-                self.time(base, plan, WARM_UP, 0, whole)
-            self.time(name, replace(plan, normalization=True), WARM_UP, 0, whole)
-        return max(self.times[base].step - self.times[name].step, 0.0)
-
-    def _keep(self, name: str, times: Times) -> None:
+    def _keep(self, name: str, times: StepSeconds) -> None:
         self.times[name] = times.least(self.times.get(name))
 
-    def _step(self, watched: bool = False) -> Times:
+    def _step(self, watched: bool = False) -> StepSeconds:
         for parameter in self.model.parameters():
             parameter.grad = None
         with self.watch.running() if watched else nullcontext():
@@ -212,7 +402,7 @@ class Timer:
             self.loss().backward()  # type: ignore[no-untyped-call]
             taken = seconds() - start
         self.advance(1)
-        return Times(math.inf, self.watch.read()) if watched else Times(taken, {})
+        return StepSeconds(math.inf, self.watch.read()) if watched else StepSeconds(taken, {})
 
 
 def take_no_statistics(handle: Handle) -> None:
@@ -222,76 +412,140 @@ def take_no_statistics(handle: Handle) -> None:
             operand.control[STRIDE] = 0
 
 
-class _Noise(NamedTuple):
-    """The noise of one method's gradients, layer by layer."""
-
-    method: Method
-    modules: Mapping[str, nn.Module]
-    arrived: Mapping[str, Arrived]
-    profiles: Mapping[str, LayerProfile]
-
-    def by_layer(self, handle: Handle) -> dict[str, tuple[float, float]]:
-        """Return the noise-to-signal ratios in dX and dW of each layer; 0 in a dX that is not computed."""
-        found = {}
-        for name in self.modules:
-            ratios = self._predicted(name) if self.method.sparsity is not None else self._measured_over(name, handle)
-            ratios = {product: min(ratio, MOST_NOISE) for product, ratio in ratios.items()}
-            if not self.arrived[name].passed_on:
-                ratios.pop(DX, None)
-            found[name] = (ratios.get(BACKWARD[0], 0.0), ratios.get(BACKWARD[1], 0.0))
-        return found
-
-    def _predicted(self, name: str) -> dict[str, float]:
-        """Return what the laws of the layer's gradient predict, by product."""
-        sentences: dict[str, Sentence] = {product: self.method.plan.site(product, "gradient") for product in BACKWARD}
-        ratios = {product: ratio_over(one, self.profiles[name]) for product, one in sentences.items() if one}
-        return {product: ratio for product, ratio in ratios.items() if ratio is not None}
-
-    def _measured_over(self, name: str, handle: Handle) -> dict[str, float]:
-        """Return what rounding adds over all observed steps: that of the last one, which was measured, scaled."""
-        plan, profile = self.method.plan, self.profiles[name]
-        return {
-            product: ratio * steps_over_last(plan.site(product, "gradient"), profile)
-            for product, ratio in self._measured(name, handle).items()
-        }
-
-    def _measured(self, name: str, handle: Handle) -> dict[str, float]:
-        """Return what rounding adds to the gradients that have arrived, by product; mean of several draws."""
-        engine, gradients = handle.layers[name], self.arrived[name].gradients
-        signal = sum(map(energy, gradients))
-        if not signal or not engine.gradient.ready:
-            return {}
-        found: dict[str, float] = {}
-        fold = fold_of(engine, self.modules[name])
-        for site in engine.gradient.sites.values():
-            products = [product for product in BACKWARD if engine.gradient.at[product] is site]
-            draws = [noise_at(engine, site, gradients, products, fold) for _ in range(DRAWS)]
-            found |= dict.fromkeys(products, sum(draws) / DRAWS / signal)
-        return found
+# -- noise of the backward, and what a rounded forward changes --
 
 
-def _menus(
-    methods: Sequence[Method],
-    layers: Iterable[str],
-    times: Mapping[str, Mapping[str, LayerSeconds]],
-    steps: Mapping[str, float],
-    noises: Mapping[str, Mapping[str, tuple[float, float]]],
-    extras: Mapping[str, float],
-    rounded: Penalties,
-) -> Menus:
-    def candidate(layer: str, one: Method) -> Candidate:
-        spent = times[one.name][layer]
-        noise = noises.get(one.name, {}).get(layer, (0.0, 0.0))
-        penalty = 0.0 if one.bits is None else rounded.layers[one.bits][layer]
-        return Candidate(one.name, spent.forward, spent.backward, *noise, penalty)
+def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile) -> list[float]:
+    """Return the noise-to-signal ratios of a method in a layer's dX and dW; 0 in a dX that is not computed.
 
-    moved = {one.name: rounded.together[one.bits] for one in methods if one.bits in rounded.together}
-    return Menus(
-        {layer: {one.name: candidate(layer, one) for one in methods if layer in times[one.name]} for layer in layers},
-        steps[DENSE],
-        {one.name: steps[one.name] for one in methods if one.name != DENSE and one.name in steps},
-        extras,
-        torch.get_num_threads(),
-        {name: one.loss for name, one in moved.items()},
-        {name: one.penalty for name, one in moved.items()},
-    )
+    Pruning is predicted by the laws of all observed steps.  Rounding is measured on the gradients that have arrived,
+    and scaled by what theory says of the other steps.
+    """
+    measured = {} if one.sparsity is not None else _measured_noise(engine, module, arrived.gradients)
+    found = []
+    for product in BACKWARD:
+        treatments = one.plan.site(product, "gradient")
+        if one.sparsity is not None:
+            ratio = ratio_over(treatments, profile) or 0.0 if treatments else 0.0
+        else:
+            ratio = measured.get(product, 0.0) * steps_over_last(treatments, profile)
+        found.append(min(ratio, MOST_NOISE) if arrived.passed_on or product != BACKWARD[0] else 0.0)
+    return found
+
+
+def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[Tensor]) -> dict[str, float]:
+    """Return what rounding adds to gradients over their energy, by product; mean of several draws."""
+    signal = sum(map(energy, gradients))
+    if not signal or not engine.gradient.ready:
+        return {}
+    found: dict[str, float] = {}
+    fold = fold_of(engine, module)
+    for site in engine.gradient.sites.values():
+        products = [product for product in BACKWARD if engine.gradient.at[product] is site]
+        draws = [noise_at(engine, site, gradients, products, fold) for _ in range(DRAWS)]
+        found |= dict.fromkeys(products, sum(draws) / DRAWS / signal)
+    return found
+
+
+def fold_of(engine: LayerEngine, module: Any) -> Tensor | None:
+    """Return the factors by which the gradient's channels are multiplied before they are rounded; None without."""
+    site = engine.weights.at[BACKWARD[0]]
+    if not engine.folds or site is None or isinstance(module, _ConvTransposeNd):
+        return None
+    weight = module.weight.detach()
+    by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
+    return site.treat_channels(by_output, engine.weights.control)[1]
+
+
+def noise_at(
+    engine: LayerEngine, site: Site, gradients: Iterable[Tensor], products: Iterable[str], fold: Tensor | None
+) -> float:
+    """Return |Q(g) - g|^2, summed over the gradients, with the random numbers that the site's key gives.
+
+    Where channels have factors, each counts as much as in dX: an output without weights adds neither noise nor signal.
+
+    Args:
+        site: one of the gradient's, in these products.
+        fold: factors of the gradient's channels; see `fold_of`.
+    """
+    operand, into_input, total = engine.gradient, BACKWARD[0] in products, 0.0
+    for g in gradients:
+        summed = () if operand.shared else (1,) if into_input else (0, *range(2, g.dim()))
+        factors = fold if into_input else None
+        error = site.treat(g, summed, operand.control, factors) - g
+        if factors is None:
+            total += energy(error)
+        elif signal := energy(folded(g, factors)):
+            total += energy(folded(error, factors)) / signal * energy(g)
+    return total
+
+
+def folded(g: Tensor, factors: Tensor) -> Tensor:
+    """Return a gradient with its channels, dimension 1, multiplied by factors."""
+    return g * factors.reshape(-1, *(1,) * (g.dim() - 2))
+
+
+def _penalties(
+    passes: Passes, batch: Any, clean: Sequence[Tensor], modules: Mapping[str, nn.Module],
+    signals: Mapping[str, float], width: int,
+) -> dict[str, float]:  # fmt: skip
+    """Return |g_q - g|^2 with the forward of all layers in integers of so many bits, divided among the layers.
+
+    The backward is exact: straight through, with operands as the output takes them.  So the difference to the gradient
+    of the plain model is no noise that averages out over steps.  A layer's part is that of |e|^2 |G|^2 / n: e is what
+    its own rounding does to its output of n elements, and G is its gradient.
+
+    Args:
+        clean: the gradients of the plain model.
+        signals: |G|^2 of each layer.
+        width: bits of the rounded operands.
+    """
+    plan = Plan(dict.fromkeys(modules, method(f"int{width}-forward").plan))
+    with attached(passes.model, plan, "dense") as handle, _own_errors(handle, modules) as errors:
+        moved = passes.gradients(batch)
+    change = sum(energy(one - other) for one, other in zip(moved, clean, strict=True))
+    parts = {name: error * signals[name] for name, error in errors.items()}
+    total = sum(parts.values())
+    if not (math.isfinite(change) and math.isfinite(total)):
+        return dict.fromkeys(modules, NOT_FINITE)
+    return {name: change * (part / total if total else 1 / len(parts)) for name, part in parts.items()}
+
+
+@contextmanager
+def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
+    """Yield |e|^2 / n of each layer's output by its own rounding, which the next forward fills in."""
+    errors = dict.fromkeys(modules, 0.0)
+    hooks = [
+        modules[name].register_forward_hook(partial(_add_errors, errors, name, engine), with_kwargs=True)
+        for name, engine in handle.layers.items()
+    ]
+    try:
+        yield errors
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _add_errors(
+    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: tuple[Any, ...],
+    kwargs: dict[str, Any], output: Any,
+) -> None:  # fmt: skip
+    """Add a layer's relative errors in activations and weights, times the mean square of its output."""
+    inputs: Tensor = (*args, *kwargs.values())[0]
+    weight = module.weight.detach()
+    by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
+    activations, weights = engine.activations, engine.weights
+    engine.hold(True)
+    try:
+        for operand, tensor in ((activations, inputs.detach()), (weights, by_output)):
+            site, total = operand.at["output"], energy(tensor)
+            if site is None or not total:
+                continue
+            treated = (
+                site.treat_channels(tensor, operand.control)[0]
+                if operand is weights
+                else site.treat(tensor, (), operand.control)
+            )
+            errors[name] += energy(treated - tensor) / total * energy(output) / output.numel()
+    finally:
+        engine.hold(False)

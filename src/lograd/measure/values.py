@@ -1,184 +1,194 @@
-"""The values of which a measurement consists: weight tensors, sites, and the matrix of contributions.
+"""Numbers that a measurement returns: means with errors, the minibatch's variance, and how far noise travels.
 
-Squared norms have the unit of the squared gradient; ratios have none.
+Values without torch; `passes` and `noise` measure them, profiles keep them, predictions read them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InvalidValue, nearest_name
-from .measured import Measured, Values
-from .minibatch import TOTAL
+from ..files import check_number, check_whole
+from ..theory import Propagation
+
+Values = NDArray[np.float64]
+SIGMAS = 4.0
+"""Half the width of a band, in standard deviations of a normal law; chance leaves it once in 30,000 times."""
+SUM_ROUNDING = 1e-12
+"""Relative error of a sum in float64, with room to spare; what differs by less is equal."""
+VECTORS = "(vectors)"
+"""Stands for all parameters with one dimension, such as biases and the parameters of norms."""
+TOTAL = "(all)"
+"""Stands for the whole gradient."""
+LEAST_BATCHES = 3
+"""The fewest minibatches from which a variance and its standard error can be estimated."""
 
 
 @final
 @dataclass(frozen=True)
-class ForwardChange:
-    """The change of a gradient by the quantized forward alone: the exact gradient against that of float32.
+class Measured:
+    """A mean and its standard error."""
 
-    It is a bias of another kind than that of the backward, which no repetition averages out and no band contains.
-    """
+    mean: float
+    error: float
 
-    cosine: float
-    norm: float
-    """The norm of the exact gradient over that of the float32 gradient."""
+    def over(self, other: Measured) -> Measured | None:
+        """Return the ratio to another mean that is independent, to first order in both errors; None over zero."""
+        if other.mean <= 0:
+            return None
+        ratio = self.mean / other.mean
+        spread = np.hypot(self.error, ratio * other.error) / other.mean
+        return Measured(float(ratio), float(spread))
+
+    def agrees(self, value: float, error: float = 0.0) -> bool:
+        """Return True if a value, with a standard error of its own, lies within 4 standard errors of the mean.
+
+        Sums of float64 that differ by rounding alone agree, whatever their errors are.
+        """
+        rounding = SUM_ROUNDING * max(abs(self.mean), abs(value))
+        return bool(abs(self.mean - value) <= SIGMAS * np.hypot(self.error, error) + rounding)
+
+
+def mean_of(samples: Values) -> tuple[Values, Values]:
+    """Return mean and standard error over the last dimension, in which samples are independent."""
+    count = samples.shape[-1]
+    return samples.mean(-1), samples.std(-1, ddof=1) / np.sqrt(count)
 
 
 @final
 @dataclass(frozen=True)
-class TensorVariance:
-    """The gradient of one weight tensor.
+class GradientVariance:
+    """The gradient of one weight tensor over minibatches.
 
     Args:
-        name: of the parameter.
+        name: of the parameter; "(vectors)" for all with one dimension, "(all)" for the whole gradient.
         elements: of the tensor.
-        energy: |g|^2 of the exact gradient, mean over the batches that were run with the plan.
-        signal: |E g|^2 over minibatches, without bias: |mean|^2 - V / n.  By chance it may be negative.
-        minibatch: V = E|g_B - E g|^2, the variance of the exact gradient over minibatches.
-        noise: W = E|g_q - g_B|^2 over the random numbers of the plan, for the same minibatch.
-        bias: |E g_q - g_B|^2, without bias: by chance it may be negative.
-        band: the largest estimate of the bias that random numbers without a bias would give, at 4 sigma.
-        forward: the change by the quantized forward; None where the plan leaves the forward as it is.
+        variance: V = E|g_B - E g|^2.
+        signal: |E g|^2 without bias, |mean|^2 - V / n.  By chance it may be negative.
     """
 
     name: str
     elements: int
-    energy: float
+    variance: Measured
     signal: float
-    minibatch: Measured
-    noise: Measured
-    bias: Measured
-    band: float
-    forward: ForwardChange | None = None
 
     @property
-    def rho(self) -> Measured | None:
-        """W / V; None where V is zero.
+    def noise_scale(self) -> float | None:
+        """V / signal, in batches; None where the batches show no signal."""
+        return self.variance.mean / self.signal if self.signal > 0 else None
 
-        Without a bias, a step costs as much as one with 1 / (1 + rho) of the samples.  With one, W contains its square,
-        which no number of samples averages out.
-        """
-        return self.noise.over(self.minibatch)
-
-    @property
-    def inside_band(self) -> bool:
-        """True if the bias may be chance."""
-        return self.bias.mean <= self.band
+    @classmethod
+    def of(cls, name: str, numbers: Sequence[Any]) -> GradientVariance:
+        """Return the value with these elements, V, error of V and signal; each is checked."""
+        elements, variance, error, signal = numbers
+        measured = Measured(check_number(f"V of {name!r}", variance, 0), check_number(f"error of {name!r}", error, 0))
+        return cls(name, check_whole(f"elements of {name!r}", elements, 1), measured, check_number("signal", signal))
 
 
 @final
 @dataclass(frozen=True)
-class SiteVariance:
-    """The treated gradient of one layer, in one product or in both.
+class Minibatch:
+    """The variance that the minibatch itself puts into the gradient: the unit in which noise is measured.
+
+    Over minibatches B at fixed weights the gradient g_B has the variance V = E|g_B - E g|^2 and the signal |E g|^2.
+    Noise that adds W to the variance costs about as much as a batch that is smaller by 1 + W / V.  V / signal is the
+    gradient noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), in batches of this
+    size.
 
     Args:
-        layer: its name.
-        product: "dX", "dW", or "dX, dW" where one treated copy serves both.
-        words: the treatments.
-        energy: |G|^2 of the gradient that arrives, without noise.
-        noise: E|Q(G) - G|^2 of the quantizer alone.
-        predicted: the same by the law of |G|; None where the law does not tell.
-        bound: the paper's bound on it; None for treatments that the paper does not have.
+        tensors: each weight tensor that learns; the last entry may be "(vectors)".
+        total: the whole gradient, named "(all)".
+        batches: minibatches that it was estimated from, 3 at least.
     """
 
-    layer: str
-    product: str
-    words: str
-    energy: float
-    noise: Measured
-    predicted: float | None = None
-    bound: float | None = None
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Contributions:
-    """The noise that each layer brings to each weight tensor when it alone is treated.
-
-    Args:
-        layers: the rows.
-        tensors: the columns, the names of weight tensors; the last one is the whole gradient.
-        noise: in row j and column i, E|g_q - g_B|^2 of tensor i with layer j treated.
-        errors: their standard errors.
-        arrived: for each layer, the sum over the weights of layers of noise relative to |dW|^2.
-        predicted: the same by `theory.Propagation` from the measured noise of the layer's quantizers; NaN where it
-            cannot tell.
-        arrived_together: the sum for the whole plan.
-        predicted_together: the same by `theory.Propagation`, growth over depth included; NaN where it cannot tell.
-    """
-
-    layers: tuple[str, ...]
-    tensors: tuple[str, ...]
-    noise: Values
-    errors: Values
-    arrived: Values
-    predicted: Values
-    arrived_together: float
-    predicted_together: float
-
-    def __post_init__(self) -> None:
-        shape = len(self.layers), len(self.tensors)
-        for name, wanted in (
-            ("noise", shape),
-            ("errors", shape),
-            ("arrived", shape[:1]),
-            ("predicted", shape[:1]),
-        ):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=np.float64).reshape(wanted))
-        if not np.all(self.noise >= 0):
-            raise InvalidValue("contributions are squared norms, and none may be negative or NaN.")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Contributions):
-            return NotImplemented
-        names = ("noise", "errors", "arrived", "predicted", "arrived_together", "predicted_together")
-        equal = [np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True) for name in names]
-        return (self.layers, self.tensors) == (other.layers, other.tensors) and all(equal)
-
-    def sum(self, tensor: str = TOTAL) -> Measured:
-        """Return the noise of all layers in one tensor, or in the whole gradient, as if noises just added up."""
-        column = self.tensors.index(tensor)
-        return Measured(float(self.noise[:, column].sum()), float(np.hypot.reduce(self.errors[:, column])))
-
-
-@dataclass(frozen=True, repr=False)
-class Findings:
-    """The variance that a plan adds to the gradients of a model, beside the variance that they have anyway.
-
-    Attributes:
-        plan: the plan in words.
-        tensors: each weight tensor that learns; the last entry is all parameters with one dimension together.
-        total: the whole gradient.
-        sites: the treated gradient of each layer and product, the noise of its quantizer alone, predictions and bounds.
-        contributions: the noise that each layer's treatment alone brings to each weight tensor; None if not measured.
-        batches: minibatches from which V was estimated.
-        treated: those of them that were also run with the plan.
-        repeats: draws of random numbers for each of these.
-        seed: of the random numbers.
-    """
-
-    plan: str
-    tensors: tuple[TensorVariance, ...]
-    total: TensorVariance
-    sites: tuple[SiteVariance, ...]
-    contributions: Contributions | None
+    tensors: tuple[GradientVariance, ...]
+    total: GradientVariance
     batches: int
-    treated: int
-    repeats: int
-    seed: int
 
-    def __getitem__(self, name: str) -> TensorVariance:
-        for one in self.tensors:
+    def __getitem__(self, name: str) -> GradientVariance:
+        for one in (*self.tensors, self.total):
             if one.name == name:
                 return one
         names = [one.name for one in self.tensors]
-        raise InvalidValue(f"no weight tensor {name!r} was measured.{nearest_name(name, names)}")
+        raise InvalidValue(f"the profile has no weight tensor {name!r}.{nearest_name(name, names)}")
 
     @property
-    def biased(self) -> tuple[str, ...]:
-        """The names of tensors whose bias is outside the band of chance."""
-        return tuple(one.name for one in self.tensors if not one.inside_band)
+    def unit(self) -> float:
+        """V of the whole gradient, by which noise is divided."""
+        return self.total.variance.mean
+
+    def share(self, layer: str) -> float | None:
+        """Return the share of V in the weight of a layer; None where no weight tensor belongs to it alone."""
+        own = [one.variance.mean for one in self.tensors if one.name.startswith(f"{layer}.")]
+        return sum(own) / self.unit if own and self.unit > 0 else None
+
+    def words(self) -> str:
+        """Return a sentence with V, the signal and the gradient noise scale."""
+        total, scale = self.total, self.total.noise_scale
+        told = (
+            f"the signal |E g|^2 is {total.signal:.3g}, and the gradient noise scale V / signal is {scale:.3g} batches"
+            if scale is not None
+            else "so few batches show no signal |E g|^2 beside it"
+        )
+        return (
+            f"The minibatch's own variance V of the gradient is {total.variance.mean:.3g} "
+            f"(+- {total.variance.error:.2g}, over {self.batches} batches); {told}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, of which `from_dict` makes this value again."""
+        rows = {
+            one.name: [one.elements, one.variance.mean, one.variance.error, one.signal]
+            for one in (*self.tensors, self.total)
+        }
+        return {"batches": self.batches, "tensors": rows}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Minibatch:
+        """Return the value that `to_dict` was given."""
+        *tensors, total = (GradientVariance.of(name, row) for name, row in data["tensors"].items())
+        return cls(tuple(tensors), total, check_whole("batches", data["batches"], LEAST_BATCHES))
+
+
+@final
+@dataclass(frozen=True)
+class NoiseFactors:
+    """Measured factors by which noise travels between layers, in the order of `layers`.
+
+    Args:
+        layers: their names.
+        factors: relative to the energies of the weight gradients without noise, as `Propagation` says.
+        energies: the same transfer with `own` and `passed` as energies: |error of the gradient|^2 for a noise-to-signal
+            ratio of one in a layer's gradient, in the layer's own weight and bias, and in all other parameters of the
+            model, for a batch of usual size: the mean over the observed steps.  So `energies.total(n_dX, n_dW)` is the
+            variance W that a plan adds.  None where a gradient is not finite.
+    """
+
+    layers: tuple[str, ...]
+    factors: Propagation
+    energies: Propagation | None = None
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Return the places of some layers among those that were measured."""
+        return [self.layers.index(name) for name in names]
+
+    def table(self) -> Values:
+        """Return all factors as one array, of which `of_table` makes them again; energies that are unknown are NaN."""
+        factors = self.factors
+        unknown = np.full((2, len(self.layers)), np.nan)
+        energies = unknown if self.energies is None else np.vstack([self.energies.own, self.energies.passed])
+        return np.vstack([factors.own, factors.passed, energies, factors.transfer])
+
+    @classmethod
+    def of_table(cls, layers: Sequence[str], table: Values) -> NoiseFactors:
+        """Return the factors that `table` was made of."""
+        own, passed, own_energy, passed_energy, *transfer = table
+        square = np.array(transfer)
+        known = bool(np.isfinite(own_energy).all() and np.isfinite(passed_energy).all())
+        energies = Propagation(own_energy, passed_energy, square) if known else None
+        return cls(tuple(layers), Propagation(own, passed, square), energies)

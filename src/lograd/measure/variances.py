@@ -1,35 +1,71 @@
-"""`lograd.variance`: measures the variance and the bias that a plan adds to the gradients of a model."""
+"""`lograd.variance`: measures the variance and the bias that a plan adds to the gradients of a model.
+
+The exact gradient is the derivative of the forward that the plan computes, rounded operands included, taken straight
+through: StatQuant calls it the QAT gradient.  So each product of the exact backward takes weights and activations as
+the output takes them, and the gradient as it is.  `_Bench` runs a batch under the plan, its forward alone, and one
+layer's backward at a time, always from the same state; only the random numbers of the backward differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..attachment import Handle
+from ..attachment.refresh import set_keys
+from ..engine.layer import LayerEngine
 from ..engine.layers import candidates
-from ..errors import InvalidType, InvalidValue, sentence
+from ..engine.site import STRIDE, Operand, Site
+from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
-from ..plan import Plan
+from ..laws import Empirical
+from ..plan import LayerPlan, Plan, listed
 from ..report.progress import progress as steps_shown
 from ..report.progress import shown
-from . import arrivals, sites, variants
-from .bench import Bench, Gradients
-from .contributions import Contributions as Factors
-from .estimates import LEAST_REPEATS, Draws, bias_of, noise_of
-from .gradients import Groups, Minibatches
-from .loss import LossFunction
-from .measured import Measured, Values, mean_of
-from .minibatch import LEAST_BATCHES
-from .noise import check_plain, learned_weights
-from .profiler import check_kinds, restored
-from .result import Variance
-from .values import Contributions, ForwardChange, SiteVariance, TensorVariance
-from .variance_table import listed
+from ..treatments import BACKWARD, PRODUCTS, SYMBOLS, Statistics, describe, predict
+from ..treatments.products import ProductPlan
+from ..treatments.verdicts import noise_of
+from .estimates import LEAST_REPEATS, Draws, bias_of, bound_of, mean_noise
+from .noise import learned_weights
+from .passes import (
+    Arrived,
+    Groups,
+    LossFunction,
+    Minibatches,
+    Passes,
+    arriving,
+    attached,
+    check_kinds,
+    check_plain,
+    energy,
+    restored,
+    settling,
+)
+from .profiler import profile
+from .timing import fold_of, folded, noise_at
+from .values import LEAST_BATCHES, Measured, NoiseFactors, Values, mean_of
+from .variance_result import MOST_NAMES, Contributions, ForwardChange, SiteVariance, TensorVariance, Variance
+
+WARM_UP = 4
+"""Steps in which treatments take their statistics: the first without noise, the others with their own.  In the last one
+numbers follow the noise that arrives in it, as they do after many steps."""
+SITE_DRAWS = 16
+"""Random numbers for the noise of each quantizer alone."""
+PROBES = 2
+"""Passes for each layer in which it is pruned, to measure how far noise travels."""
+SAVED = "(saved activations)"
+"""The row of contributions for activations that are kept as codes (`Plan.saved`), which no one layer has."""
+
+Gradients = list[Tensor]
 
 
 def variance(
@@ -81,7 +117,7 @@ def variance(
     _check(model, plan, steps, treated, repeats, contributions)
     eager = partial(torch.compiler.set_stance, "force_eager")  # compiled code would not call the hooks
     with shown(progress), restored(model), torch.enable_grad(), eager():
-        found = _Measurement(Bench(model, plan, loss_fn, seed), treated, repeats, contributions)
+        found = _Measurement(_Bench(model, plan, loss_fn, seed), treated, repeats, contributions)
         found.run(islice(batches, steps), _length(batches, steps))
         if found.minibatches.count < LEAST_BATCHES:
             raise InvalidValue(
@@ -110,13 +146,166 @@ def _length(batches: Iterable[Any], steps: int) -> int:
         return steps
 
 
+# -- the plans that are compared --
+
+
+def _exact(layer: LayerPlan) -> LayerPlan:
+    """Return the plan of a layer with its forward as it is, and a backward that adds nothing."""
+    output = layer.output
+    return replace(
+        layer,
+        input_gradient=ProductPlan(weights=output.weights, backend=layer.input_gradient.backend),
+        weight_gradient=ProductPlan(activations=output.activations, backend=layer.weight_gradient.backend),
+        predicted_input_gradient=None,
+        predicted_weight_gradient=None,
+    )
+
+
+def _forward_only(plan: Plan, layers: Mapping[str, LayerPlan]) -> Plan:
+    """Return the plan whose gradient is the exact one."""
+    return Plan({name: _exact(layer) for name, layer in layers.items()}, attention=plan.attention)
+
+
+def _one_at_a_time(plan: Plan, layers: Mapping[str, LayerPlan]) -> dict[str, Plan]:
+    """Return, for each layer whose backward the plan treats, the plan that treats this one and no other."""
+    base = _forward_only(plan, layers)
+    found = {
+        name: replace(base, layers={**base.layers, name: layer})
+        for name, layer in layers.items()
+        if any(getattr(layer, product) != getattr(_exact(layer), product) for product in PRODUCTS)
+    }
+    if plan.saved is not None:
+        found[SAVED] = replace(base, saved=plan.saved)
+    return found
+
+
+# -- passes under plans --
+
+
+class _Settled(NamedTuple):
+    """An operand after the warm-up."""
+
+    ready: bool
+    sites: dict[str, Site]
+    """By product."""
+    tensors: dict[str, dict[str, Tensor]]
+    """Copies of numbers, memory and key, by product."""
+
+    @classmethod
+    def of(cls, operand: Operand) -> _Settled:
+        sites = {product: site for product, site in operand.at.items() if site is not None}
+        copies = {
+            product: {name: tensor.clone() for name, tensor in site.tensors().items()}
+            for product, site in sites.items()
+        }
+        return cls(operand.ready, sites, copies)
+
+    def write(self, operand: Operand) -> None:
+        """Write numbers and memory to an operand of the same layer in another plan; keys only where Y takes it."""
+        for product, site in operand.at.items():
+            for source in (product, "output"):  # the exact backward takes what the output takes
+                known = self.sites.get(source)
+                if site is not None and known is not None and known.treatments == site.treatments:
+                    copies = self.tensors[source]
+                    site.numbers.copy_(copies["numbers"])
+                    site.memory.copy_(copies["memory"])
+                    if site is operand.at.get("output"):
+                        site.key.copy_(self.tensors["output"]["key"])
+                    break
+        operand.set_ready(self.ready)
+        operand.control[STRIDE] = 0  # no histogram
+
+
+class _Bench:
+    """Gradients of a model under a plan, its parts, and without it, always from the same state.
+
+    The numbers and memories of treatments are those after a few steps of warm-up, and stay so.  Only the random numbers
+    of the backward differ from draw to draw.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, loss_fn: LossFunction | None, seed: int) -> None:
+        self.model, self.plan, self.seed = model, plan, seed
+        self.passes = Passes(model, loss_fn)
+        self.layers: dict[str, LayerPlan] = {}
+        """The treated layers, in the order of the model, and their plans."""
+        self._settled: dict[str, dict[str, _Settled]] = {}
+        self._draws = 0
+
+    def begin(self, batch: Any) -> None:
+        """Take the random state of now for all passes of this batch, and warm the plan up if it is the first one."""
+        self.passes.take_random_state()
+        if not self._settled:
+            self._warm_up(batch)
+
+    def _warm_up(self, batch: Any) -> None:
+        with attached(self.model, self.plan, "dense", seed=self.seed, silent=False) as handle:
+            modules = candidates(self.model)
+            for place in range(WARM_UP):
+                with settling(handle.layers, modules) if place == WARM_UP - 1 else nullcontext():
+                    self.passes.run(batch)
+                handle.step()
+            planned = {id(modules[name]): layer for name, layer in self.plan.layers.items()}  # names may be others
+            found = {name: planned.get(id(modules[name]), self.plan.every) for name in handle.layers}
+            self.layers = {name: layer for name, layer in found.items() if layer is not None}
+            self._settled = {
+                name: {key: _Settled.of(operand) for key, operand in engine.operands.items()}
+                for name, engine in handle.layers.items()
+            }
+        if not any(layer.treats for layer in self.layers.values()) and self.plan.saved is None:
+            raise InvalidValue("the plan treats no layer of this model, so there is no variance to measure.")
+
+    @contextmanager
+    def under(self, plan: Plan) -> Iterator[Handle]:
+        """Attach a variant of the plan, with the numbers and memories of the warm-up."""
+        with attached(self.model, plan, "dense", seed=self.seed) as handle:
+            self._settle(handle, 0)
+            yield handle
+
+    def draw(self, handle: Handle) -> None:
+        """Give the backward fresh random numbers; the forward keeps its own."""
+        self._draws += 1
+        self._settle(handle, self._draws)
+
+    def _settle(self, handle: Handle, number: int) -> None:
+        set_keys(handle.layers.values(), self.seed, WARM_UP + number)
+        for name, engine in handle.layers.items():
+            for key, operand in engine.operands.items():
+                self._settled[name][key].write(operand)
+
+    @property
+    def whole(self) -> Plan:
+        """The plan with its layers by name."""
+        return Plan(self.layers, attention=self.plan.attention, saved=self.plan.saved)
+
+    @property
+    def treats_forward(self) -> bool:
+        """True if the plan changes what the model computes in its forward."""
+        return self.plan.attention is not None or any(layer.output.treats for layer in self.layers.values())
+
+    def exact(self, batch: Any) -> Gradients:
+        """Return the exact gradient of a batch; that of the plain model, where the plan leaves the forward alone."""
+        with self.under(_forward_only(self.plan, self.layers)) if self.treats_forward else nullcontext():
+            return self.passes.gradients(batch)
+
+    def draws(self, batch: Any, plan: Plan, repeats: int, clean: Gradients) -> Iterator[Gradients]:
+        """Yield the difference to the exact gradient, again and again with fresh random numbers."""
+        with self.under(plan) as handle:
+            for _ in range(repeats):
+                self.draw(handle)
+                noisy = self.passes.gradients(batch)
+                yield [one.sub_(exact) for one, exact in zip(noisy, clean, strict=True)]
+
+
+# -- the measurement --
+
+
 class _Measurement:
     """Sums over batches, from which the result follows."""
 
-    def __init__(self, bench: Bench, treated: int, repeats: int, contributions: bool) -> None:
+    def __init__(self, bench: _Bench, treated: int, repeats: int, contributions: bool) -> None:
         self.bench, self.treated, self.repeats = bench, treated, repeats
         self.with_contributions = contributions
-        self.groups = Groups(bench.parameters)
+        self.groups = Groups(bench.passes.parameters)
         self.minibatches = Minibatches(self.groups)
         self.energies: list[Values] = []
         """|g|^2 of the exact gradient in each treated batch."""
@@ -126,22 +315,21 @@ class _Measurement:
         self.single: dict[str, list[tuple[Values, Values]]] = {}
         """Noise and its error in each treated batch with one layer treated, by layer."""
         self.sites: list[SiteVariance] = []
-        self.factors: Factors | None = None
+        self.factors: NoiseFactors | None = None
 
     def run(self, batches: Iterator[Any], count: int) -> None:
         """Run all passes of all batches, of which there are `count` or less."""
-        bench = self.bench
         for first in batches:  # once: the plan is warmed up, so that the layers are known, and then all are run
-            bench.begin(first)
+            self.bench.begin(first)
             self._run(chain([first], batches), count)
 
     def _run(self, batches: Iterator[Any], count: int) -> None:
-        bench, plan = self.bench, variants.whole(self.bench.plan, self.bench.layers)
-        singles = variants.one_at_a_time(bench.plan, bench.layers) if self.with_contributions else {}
+        bench = self.bench
+        singles = _one_at_a_time(bench.plan, bench.layers) if self.with_contributions else {}
         rows = min(self.treated, count)
         total = count + 1 + rows * (self.repeats * (1 + len(singles)) + bench.treats_forward)
         with steps_shown("measuring variance", total, "measurement") as advance:
-            bench.advance = lambda: advance(1)
+            bench.passes.advance = advance
             for step, batch in enumerate(batches):
                 if step:
                     bench.begin(batch)
@@ -151,26 +339,26 @@ class _Measurement:
                 self.minibatches.add(exact)
                 if step < self.treated:
                     self.energies.append(energies)
-                    self._compare(step, batch, exact, plan, singles)
+                    self._compare(step, batch, exact, singles)
                 if step == 0:
-                    self._look_at_sites(batch, plan)
+                    self._look_at_sites(batch)
 
     def _check(self, step: int, energies: Values, how: str = "") -> None:
         """Refuse gradients with NaN or infinite elements, and say where they are and how they came about."""
         names = [name for name, one in zip(self.groups.names[:-1], energies, strict=False) if not np.isfinite(one)]
         if names:
             raise InvalidValue(
-                f"batch {step} has NaN or infinite gradients in {listed(names)}{how}, so its gradient has no variance."
+                f"batch {step} has NaN or infinite gradients in {listed(names, MOST_NAMES)}{how}: it has no variance."
             )
 
-    def _compare(self, step: int, batch: Any, exact: Gradients, plan: Plan, singles: dict[str, Plan]) -> None:
+    def _compare(self, step: int, batch: Any, exact: Gradients, singles: dict[str, Plan]) -> None:
         """Run a batch with the plan, with one layer of it at a time, and without any."""
         bench, groups = self.bench, self.groups
         if bench.treats_forward:
-            plain = bench.plain(batch)
+            plain = bench.passes.gradients(batch)
             self._check(step, groups.energies(plain), " without the plan")
             self.plain.append(np.array([groups.products(exact, plain), groups.energies(exact), groups.energies(plain)]))
-        gram = groups.gram(list(bench.draws(batch, plan, self.repeats, exact)))
+        gram = groups.gram(list(bench.draws(batch, bench.whole, self.repeats, exact)))
         self._check(step, np.trace(gram, axis1=1, axis2=2), " under the plan")
         self.draws.append(Draws.of(gram))
         for name, single in singles.items():
@@ -178,23 +366,29 @@ class _Measurement:
             self._check(step, samples.sum(0), f" with {name} alone treated")
             self.single.setdefault(name, []).append(mean_of(samples.T))
 
-    def _look_at_sites(self, batch: Any, plan: Plan) -> None:
+    def _look_at_sites(self, batch: Any) -> None:
         """Measure the noise of the quantizers alone, and how far noise travels."""
-        bench = self.bench
-        gradients = sites.arriving(bench, batch)
-        with bench.under(plan) as handle:
-            if handle is not None:
-                self.sites = sites.measure(bench, handle, gradients)
+        bench, modules = self.bench, candidates(self.bench.model)
+        arrived = arriving({name: modules[name] for name in bench.layers}, lambda: bench.exact(batch))
+        with bench.under(bench.whole) as handle:
+            self.sites = list(_site_variances(bench, handle, arrived))
         if self.with_contributions:
-            self.factors = arrivals.factors_of(bench.model, batch, bench.loss_fn)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LogradWarning)  # why noise cannot be measured is not needed here
+                self.factors = profile(
+                    bench.model, [batch], bench.passes.loss_fn, steps=1, weight_gradients=False, noise=PROBES,
+                    progress=False,
+                ).noise  # fmt: skip
+
+    # -- the result --
 
     def result(self) -> Variance:
         """Return all estimates."""
-        every = self._tensors()
+        *tensors, total = self._tensors()
         return Variance(
             plan=_words(self.bench),
-            tensors=tuple(every[:-1]),
-            total=every[-1],
+            tensors=tuple(tensors),
+            total=total,
             sites=tuple(self.sites),
             contributions=self._contributions() if self.single else None,
             batches=self.minibatches.count,
@@ -205,11 +399,10 @@ class _Measurement:
 
     def _tensors(self) -> list[TensorVariance]:
         groups, energies = self.groups, np.mean(self.energies, axis=0)
-        noise, noise_error = noise_of(self.draws)
         bias = bias_of(self.draws, energies)
         columns = zip(
             groups.names, groups.elements, energies.tolist(), self.minibatches.signal().tolist(),
-            self.minibatches.variance(), _measured(noise, noise_error), _measured(bias.squared, bias.error),
+            self.minibatches.variance(), _measured(*mean_noise(self.draws)), _measured(bias.squared, bias.error),
             bias.band.tolist(), self._forward(), strict=True,
         )  # fmt: skip
         return [TensorVariance(*column) for column in columns]
@@ -221,26 +414,23 @@ class _Measurement:
         known = (exact > 0) & (plain > 0)
         exact, plain = np.where(known, exact, 1.0), np.where(known, plain, 1.0)
         cosine, norm = np.clip(both / np.sqrt(exact * plain), -1, 1), np.sqrt(exact / plain)
-        return [
-            ForwardChange(float(c), float(n)) if there else None
-            for c, n, there in zip(cosine, norm, known, strict=True)
-        ]
+        columns = zip(cosine.tolist(), norm.tolist(), known, strict=True)
+        return [ForwardChange(c, n) if there else None for c, n, there in columns]
 
     def _contributions(self) -> Contributions:
-        names = self.groups.names
         noise = np.array([np.mean([mean for mean, _ in several], axis=0) for several in self.single.values()])
         errors = np.array(
             [np.hypot.reduce([error for _, error in several]) / len(several) for several in self.single.values()]
         )
         layers = tuple(self.single)
-        expected = arrivals.predicted(layers, self.sites, self.factors)
+        predicted, predicted_together = _predicted_arrivals(layers, self.sites, self.factors)
         weights = self._weights_of_layers()
         energies = np.mean(self.energies, axis=0)[weights]
         relative = np.where(energies > 0, 1 / np.where(energies > 0, energies, 1.0), 0.0)
-        together, _ = noise_of(self.draws)
+        together, _ = mean_noise(self.draws)
         return Contributions(
-            layers, names, noise, errors, noise[:, weights] @ relative, expected.by_layer,
-            float(together[weights] @ relative), expected.together,
+            layers, self.groups.names, noise, errors, noise[:, weights] @ relative, predicted,
+            float(together[weights] @ relative), predicted_together,
         )  # fmt: skip
 
     def _weights_of_layers(self) -> list[int]:
@@ -248,7 +438,7 @@ class _Measurement:
         modules = candidates(self.bench.model)
         layers = self.bench.layers if self.factors is None else self.factors.layers
         weights = {id(weight) for layer in layers for weight in learned_weights(modules[layer])}
-        owners = {name for name, one in self.bench.parameters.items() if id(one) in weights}
+        owners = {name for name, one in self.bench.passes.parameters.items() if id(one) in weights}
         return [place for place, name in enumerate(self.groups.names) if name in owners]
 
 
@@ -256,7 +446,7 @@ def _measured(means: Values, errors: Values) -> list[Measured]:
     return [Measured(mean, error) for mean, error in zip(means.tolist(), errors.tolist(), strict=True)]
 
 
-def _words(bench: Bench) -> str:
+def _words(bench: _Bench) -> str:
     """Return the plan in words: what is done to each layer, once where it is the same for all, and beside layers."""
     found = list(dict.fromkeys(layer.words() for layer in bench.layers.values() if layer.treats))
     parts = found if len(found) < 2 else [f"{len(found)} different layer plans"]
@@ -265,3 +455,96 @@ def _words(bench: Bench) -> str:
     if bench.plan.saved is not None:
         parts.append(f"saved activations in {bench.plan.saved}-bit codes")
     return ", ".join(parts)
+
+
+# -- the quantizers themselves, and what propagation expects of them --
+
+
+def _site_variances(bench: _Bench, handle: Handle, arrived: Mapping[str, Arrived]) -> Iterator[SiteVariance]:
+    """Yield the noise that each site adds to the gradients that arrive at it, before any product.
+
+    Args:
+        handle: the whole plan, attached.
+        arrived: by layer; a layer at which no gradient arrives is left out.
+    """
+    modules = candidates(bench.model)
+    for name, own in arrived.items():
+        engine = handle.layers[name]
+        if not engine.gradient.ready or not any(bool(g.any()) for g in own.gradients):
+            continue
+        fold = fold_of(engine, modules[name])
+        for site in engine.gradient.sites.values():
+            products = [
+                one for one in BACKWARD if engine.gradient.at[one] is site and (own.passed_on or one != BACKWARD[0])
+            ]
+            if products:
+                draw = partial(bench.draw, handle)
+                yield _site_variance(name, engine, site, own.gradients, products, fold, draw)
+                bench.draw(handle)  # memories as they were, for the next one
+
+
+def _site_variance(
+    name: str,
+    engine: LayerEngine,
+    site: Site,
+    gradients: Sequence[Tensor],
+    products: Sequence[str],
+    fold: Tensor | None,
+    draw: Callable[[], None],
+) -> SiteVariance:
+    factors = fold if BACKWARD[0] in products else None
+    samples = []
+    for _ in range(SITE_DRAWS):
+        draw()
+        samples.append(noise_at(engine, site, gradients, products, factors))
+    draw()  # memories as they were, for the prediction
+    mean, error = mean_of(np.array(samples))
+    return SiteVariance(
+        name,
+        ", ".join(SYMBOLS[product] for product in products),
+        describe(site.treatments),
+        sum(map(energy, gradients)),
+        Measured(float(mean), float(error)),
+        _sum([_predicted_noise(site, g, factors) for g in gradients]),
+        _sum([bound_of(site.treatments, g) for g in gradients]) if factors is None else None,
+    )
+
+
+def _predicted_noise(site: Site, g: Tensor, factors: Tensor | None) -> float | None:
+    """Return the noise that the law of |g| predicts, by the cosine c of unbiased noise: |g|^2 (1 / c^2 - 1)."""
+    if not all(one.unbiased for one in site.treatments):
+        return None
+    seen = g if factors is None else folded(g, factors)
+    if not bool(seen.any()):
+        return 0.0
+    low, high = torch.aminmax(seen)
+    statistics = Statistics(Empirical.fit(seen), range=(float(low), float(high)))
+    found = predict(site.treatments, statistics, site.numbers_and_memory())
+    return None if found is None or not found.cosine else energy(g) * noise_of(found.cosine)
+
+
+def _sum(numbers: Sequence[float | None]) -> float | None:
+    """Return the sum; None where there is no number, or one of them is not known."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known and len(known) == len(numbers) else None
+
+
+def _predicted_arrivals(
+    layers: Sequence[str], sites: Sequence[SiteVariance], factors: NoiseFactors | None
+) -> tuple[Values, float]:
+    """Return the noise, relative to |dW|^2, that arrives by propagation: of each layer alone, and of all together.
+
+    It assumes that the gradient's elements share the noise as those of a pruned gradient do, and a plain forward, so a
+    comparison with what is measured shows where this does not hold.  NaN where nothing is known.
+    """
+    ratios = {
+        product: {one.layer: one.noise.mean / one.energy for one in sites if product in one.product and one.energy > 0}
+        for product in ("dX", "dW")
+    }
+    treated = {one.layer for one in sites}
+    if factors is None or not treated <= set(factors.layers):
+        return np.full(len(layers), np.nan), np.nan
+    dX, dW = (np.array([ratios[name].get(layer, 0.0) for layer in factors.layers]) for name in ("dX", "dW"))
+    arriving_alone = dict(zip(factors.layers, dW * factors.factors.own + dX * factors.factors.passed, strict=True))
+    alone = np.array([arriving_alone[layer] if layer in treated else np.nan for layer in layers])
+    return alone, factors.factors.total(dX, dW) if treated == set(layers) else np.nan

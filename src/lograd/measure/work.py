@@ -1,32 +1,32 @@
-"""Counts the operations of one whole training step, module by module, while its operators run.
+"""Operations of one whole training step, module by module, two for each multiply-add.
 
 A dispatch mode sees every operator of the forward and the backward.  In the forward, hooks tell which module is
 running.  In the backward the number of the running autograd node tells it: the forward numbers nodes as it makes them.
+PyTorch's own formulas count; those that it lacks, or has wrong, stand at the end of this file.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attachment.untreated import FUNCTION, PARAMETER, known_parts, reason_of
+from ..attachment.selection import FUNCTION, PARAMETER, known_parts, reason_of
 from ..engine.layers import kind_of, plain_name, unwrapped
 from ..plan import StepWork, Untreated
-from .layers import named_modules
-from .work_formulas import operands, operations
+from .passes import named_modules, weight_of
 
 WHOLE = "(model)"
 """Shown in place of the name of the outermost module, which is empty."""
-_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 OUTSIDE = Untreated("(outside the model)", "function", "products of the loss, or around the model")
 
 
@@ -38,31 +38,29 @@ class LayerWork(NamedTuple):
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of one forward and of the backward that follows.
+    """Counts the operations of one forward and of the backward that follows; the caller enters it around them.
 
-    `start` puts hooks on the modules, `result` returns the counts, and `stop` removes everything.
-
-    With `own_step` the caller enters the mode around the step.  Without it, counting begins at the first forward that
-    needs gradients, in the user's own loop, and ends when the next one begins.  A mode must not be entered or left
-    inside another dispatch mode, compiled code or a transform, which restore the state of the dispatcher afterwards.
-    Nothing is counted there, and `problem` says why.
+    counter = WorkCounter(model)
+    with counter:
+        loss(model(x)).backward()
+    counter.result(layers, missed)
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module, own_step: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.problem: str | None = None
+        self.problem = ""
+        """The reason why the step could not be counted."""
         self.differentiable = False
         """True if the backward records a graph as well (create_graph=True); the observer sets it."""
-        self._model, self._own_step = model, own_step
+        self._model = model
         self._modules = dict(named_modules(model))
         named = unwrapped(model).named_parameters()
         self._sources: Any = WeakIdKeyDictionary({parameter: plain_name(name) for name, parameter in named})
         self._hooks: list[Any] = []
-        self._pushed = self._stopped = self._backward_began = False
-        self._inside: list[str | None] = []
-        """Names of the modules whose forward is running, the innermost last; None for one that needs no gradient."""
+        self._inside: list[str] = []
+        """Names of the modules whose forward is running, the innermost last."""
         self._times: list[int] = []
         self._places: list[str | None] = []
         """`_places[i]` is the innermost module for autograd nodes numbered from `_times[i]` on."""
@@ -72,42 +70,21 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._backward: dict[Untreated, int] = {}
         self._recomputed = 0
 
-    # -- from the first hook to the last --
-
-    def start(self) -> None:
-        """Put hooks on all modules, which tell whose operators run."""
+    def __enter__(self) -> WorkCounter:
         for name, module in self._modules.items():
             if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks: its products count as its parent's
                 self._hooks.append(module.register_forward_pre_hook(partial(self._entered, name)))
                 self._hooks.append(module.register_forward_hook(self._left, always_call=True))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
-    def stop(self) -> None:
-        """Remove the hooks and leave the mode; where it cannot be left now, it stays idle until the next `stop`."""
-        self._stopped = True
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
-        stack = _get_current_dispatch_mode_stack()
-        if self._pushed and stack and stack[-1] is self and _obstacle() is None:
-            self._pushed = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def _begin(self) -> None:
-        self.problem = "another dispatch mode was at work" if _get_current_dispatch_mode_stack() else _obstacle()
-        if self.problem is not None:
-            self.stop()
-            return
-        self._pushed = True
-        self.__enter__()  # type: ignore[no-untyped-call]
 
     def _entered(self, name: str, module: nn.Module, args: Any) -> None:
-        evaluation = False
-        if not self._own_step:
-            records = torch.is_grad_enabled() and not _in_backward()
-            if records and not self._pushed and not self._stopped:
-                self._begin()
-            evaluation = not (records or _in_backward()) and (not self._inside or self._inside[-1] is None)
-        self._inside.append(None if evaluation else name)
+        self._inside.append(name)
         self._mark()
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -123,7 +100,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if not self._stopped and self.problem is None:
+        if not self.problem:
             try:
                 self._count(func, args, kwargs or {}, output)
             except Exception as error:  # whatever an exotic tensor does, the user's step goes on
@@ -132,32 +109,19 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._follow_cast(operator, args, output)
-        backward = _in_backward()
-        self._backward_began |= backward
-        if self._backward_began and not backward:  # the optimizer, or the next batch
-            return
-        if self._inside and self._inside[-1] is None:  # an evaluation
-            return
         count = operations(operator, args, kwargs, output)
         if not count:
             return
-        if not backward:
-            owner = self._owner(operator, args)
+        if torch._C._current_graph_task_id() == -1:
+            owner = self._owner(args)
             self._owners[torch._C._autograd._get_sequence_nr() - 1] = owner
             self._forward[owner] = self._forward.get(owner, 0) + count
-        elif self._inside or self._computes_again():
-            self._owners[torch._C._autograd._get_sequence_nr() - 1] = self._owner(operator, args)
+        elif self._inside or (torch.is_grad_enabled() and not self.differentiable):  # what a checkpoint repeats
+            self._owners[torch._C._autograd._get_sequence_nr() - 1] = self._owner(args)
             self._recomputed += count
         else:
             owner = self._owner_of_node()
             self._backward[owner] = self._backward.get(owner, 0) + count
-
-    def _computes_again(self) -> bool:
-        """Return True inside a forward that gradient checkpointing repeats in the backward.
-
-        It records a graph, which the backward of a first derivative otherwise never does.
-        """
-        return torch.is_grad_enabled() and not self.differentiable
 
     def _follow_cast(self, operator: Any, args: tuple[Any, ...], output: Any) -> None:
         """Remember that a copy made by autocast stands for the parameter it was cast from."""
@@ -175,11 +139,11 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- the owner of a product --
 
-    def _owner(self, operator: Any, args: tuple[Any, ...]) -> Untreated:
-        name = self._inside[-1] if self._inside else None
-        owner = self._owner_of_place(name)
+    def _owner(self, args: tuple[Any, ...]) -> Untreated:
+        owner = self._owner_of_place(self._inside[-1] if self._inside else None)
         if owner.reason in (FUNCTION, OUTSIDE.reason):
-            source = next((s for one in operands(operator, args) if (s := self._source(one)) is not None), None)
+            operands = (one for one in args if isinstance(one, Tensor) and one.dim() > 1)  # a bias is no operand
+            source = next((found for one in operands if (found := self._source(one)) is not None), None)
             if source is not None:
                 return Untreated(source, "parameter", PARAMETER)
         return owner
@@ -210,7 +174,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             observed: operations of the layers that the profile observed in this step; a plan can treat these.
             missed: for other layers, the reason why they were not observed.
         """
-        if self.problem is not None or not (self._forward or observed):
+        if self.problem or not (self._forward or observed):
             return None
         parts = {part.name: part for part in known_parts(self._model).values()}
         for owner in dict.fromkeys([*self._forward, *self._backward]):
@@ -235,22 +199,146 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+# -- the products of a layer --
 
 
-def _obstacle() -> str | None:
-    """Return the reason why a dispatch mode may not be entered or left here; None where it may.
+class Flops(NamedTuple):
+    """Operations of the three products in one call of a layer, two for each multiply-add; None for other modules."""
 
-    The code that runs around us restores the state of the dispatcher afterwards.
+    forward: int | None = None
+    input: int | None = None
+    """For dX; 0 where the input needs no gradient."""
+    weight: int | None = None
+    """For dW; 0 where the weight needs none."""
+
+    def plus(self, other: Flops) -> Flops:
+        """Return the operations of two calls together."""
+        pairs = zip(self, other, strict=True)
+        return Flops(*(mine if more is None else more if mine is None else mine + more for mine, more in pairs))
+
+
+def flops_of(module: nn.Module, x: Any, output: Tensor) -> Flops:
+    """Return the operations of the products in one call of a module.
+
+    Args:
+        x: the first argument of the call.
+        output: its result.
     """
-    if _in_backward():
-        return "a module first ran inside a backward"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "the model runs inside a transform of torch.func"
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename == _DYNAMO:
-            return "the model runs inside compiled code; lograd.profile counts it"
-        frame = frame.f_back
+    count = _multiply_adds(module, x if isinstance(x, Tensor) else None, output)
+    if count is None:
+        return Flops()
+    input_needs = isinstance(x, Tensor) and x.requires_grad
+    own = weight_of(module)
+    weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
+    return Flops(2 * count, 2 * count * input_needs, 2 * count * weight_needs)
+
+
+def _multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
+    """Return the multiply-adds of each of the three products in one call of a layer; None for any other module."""
+    if isinstance(module, nn.Linear):
+        return output.numel() * module.in_features
+    if isinstance(module, _ConvTransposeNd):
+        return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
+    if isinstance(module, _ConvNd):
+        return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
+    if kind_of(module) is not None:  # Conv1D of transformers: a linear layer whose weight is transposed
+        return output.numel() * int(module.weight.shape[0])
     return None
+
+
+# -- operations of an operator --
+
+
+def operations(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> int:
+    """Return the operations of one call of an operator; 0 for one that computes no product."""
+    packet = getattr(operator, "overloadpacket", operator)
+    if packet in _MULTIPLY_ADDS:
+        return 2 * _MULTIPLY_ADDS[packet](*arguments)
+    if packet in flop_registry:
+        counted: int = flop_registry[packet](*arguments, **keywords, out_val=output)
+        return counted
+    return 0
+
+
+def _matrices(first: Tensor, second: Tensor, *_: Any) -> int:
+    """Return the multiply-adds of (..., n, m) times (..., m, p)."""
+    return first.numel() * second.shape[-1]
+
+
+def _added_matrices(added: Tensor, first: Tensor, second: Tensor, *_: Any) -> int:
+    return _matrices(first, second)
+
+
+def _vector(matrix: Tensor, *_: Any) -> int:
+    return matrix.numel()
+
+
+def _added_vector(added: Tensor, matrix: Tensor, *_: Any) -> int:
+    return matrix.numel()
+
+
+def _linear(x: Tensor, weight: Tensor, *_: Any) -> int:
+    return x.numel() * weight.shape[0]
+
+
+def _convolution_backward(
+    g: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: Any, needed: list[bool], *_: Any,
+) -> int:  # fmt: skip
+    """dX and dW cost as much as the forward each, if they are needed.
+
+    PyTorch's own formula is not used: it counts dW of a grouped convolution once for each group.
+    """
+    return (needed[0] + needed[1]) * (x if transposed else g).numel() * math.prod(weight.shape[1:])
+
+
+def _attention(query: Tensor, key: Tensor, *_: Any) -> int:
+    """Every query meets every key, and their scores weigh the values, which are as wide here; a mask skips nothing."""
+    return 2 * math.prod(query.shape) * key.shape[-2]
+
+
+def _attention_backward(g: Tensor, query: Tensor, key: Tensor, *_: Any) -> int:
+    """The scores are computed again, then the gradients of values, scores, queries and keys."""
+    return 5 * math.prod(query.shape) * key.shape[-2]
+
+
+def _recurrent(x: Tensor, weight_input: Tensor, weight_hidden: Tensor, *_: Any) -> int:
+    """One direction of one layer multiplies with both weights at each step of each sample."""
+    return math.prod(x.shape[:-1]) * (weight_input.numel() + weight_hidden.numel())
+
+
+def _recurrent_backward(x: Tensor, weight_input: Tensor, weight_hidden: Tensor, *_: Any) -> int:
+    return 2 * _recurrent(x, weight_input, weight_hidden)
+
+
+def _trilinear(first: Tensor, second: Tensor, third: Tensor, *new: Any) -> int:
+    """The product of three tensors in nn.Bilinear, broadcast against each other along new dimensions."""
+    shapes = []
+    for tensor, dimensions in zip((first, second, third), new[:3], strict=True):
+        shape = list(tensor.shape)
+        for place in sorted(dimensions):
+            shape.insert(place, 1)
+        shapes.append(shape)
+    return math.prod(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+_aten = torch.ops.aten
+_MULTIPLY_ADDS: dict[Any, Callable[..., int]] = {
+    _aten.mv: _vector,
+    _aten.dot: _vector,
+    _aten.vdot: _vector,
+    _aten.addmv: _added_vector,
+    _aten.addmv_: _added_vector,
+    _aten.linear: _linear,
+    _aten.addmm_: _added_matrices,
+    _aten._addmm_activation: _added_matrices,
+    _aten.baddbmm_: _added_matrices,
+    _aten.addbmm: _added_matrices,
+    _aten.addbmm_: _added_matrices,
+    _aten.convolution_backward: _convolution_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten.mkldnn_rnn_layer: _recurrent,
+    _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    _aten._trilinear: _trilinear,
+}

@@ -25,6 +25,7 @@ from ..treatments import (
     Treated,
     both,
     can_take_rows,
+    coder,
     describe,
     from_json,
     meet_as_levels,
@@ -113,10 +114,10 @@ class LayerPlan:
         dX sums over the outputs, so a weight with a step for each output needs it.
         """
         gradient, weights = self.input_gradient.gradient, self.input_gradient.weights
-        if not gradient or not weights:
+        one, other = coder(gradient), coder(weights)
+        if one is None or other is None or not other.levels or other.scales != "channel":
             return False
-        one, other = gradient[-1], weights[-1]
-        return (one.levels or one.per_sample) and one.can_fold and other.levels and other.per_channel
+        return (one.levels or one.scales == "sample") and one.can_fold
 
     @property
     def folds_rows(self) -> bool:
@@ -126,9 +127,10 @@ class LayerPlan:
         dW sums over the rows, so activations with a step for each row need it.
         """
         gradient, activations = self.weight_gradient.gradient, self.weight_gradient.activations
-        if not gradient or not activations:
+        one, other = coder(gradient), coder(activations)
+        if one is None or other is None or not other.levels or other.scales != "row":
             return False
-        return can_take_rows(gradient[-1]) and activations[-1].levels and activations[-1].per_row
+        return can_take_rows(one)
 
     @property
     def treats(self) -> bool:

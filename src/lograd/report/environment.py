@@ -1,15 +1,22 @@
-"""Facts about the machine: those of a bug report, by `lograd doctor`, and those that a file of results notes."""
+"""Facts about the machine: those of a bug report, by `lograd doctor`, and those that a file of results notes.
+
+Some virtual machines announce AMX and end a process that uses it, as PyTorch does for 16-bit products.  Only a child
+process can tell, so `probe_amx` starts one; `./dev` asks it, too.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from .. import native
 
@@ -107,14 +114,8 @@ def machine() -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of the checkout that lograd is imported from; None where it is installed without one."""
     here = Path(__file__).parent
-    command = [
-        "git",
-        "-C",
-        str(here),
-        "ls-files",
-        "--error-unmatch",
-        Path(__file__).name,
-    ]  # a checkout of lograd itself
+    # The file is tracked only in a checkout of lograd itself.
+    command = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]
     try:
         subprocess.run(command, capture_output=True, timeout=5, check=True)
         found = subprocess.run(
@@ -123,3 +124,99 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
+
+
+# -- instruction sets --
+
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""The variable that keeps oneDNN, and so PyTorch, from newer instructions."""
+WITHOUT_AMX = "AVX512_CORE_FP16"
+"""Its value for everything but AMX."""
+PATIENCE = 60.0
+"""Seconds after which a child process that tries AMX counts as dead."""
+
+_PROBE = "import torch; x = torch.ones(64, 64).bfloat16(); torch.nn.functional.linear(x, x)"
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_VNNI = {"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"}  # as Linux and as our kernels spell them
+
+
+@final
+@dataclass(frozen=True)
+class Amx:
+    """The state of AMX on this machine.
+
+    Args:
+        announced: True if the CPU says that it has AMX; None where the system does not tell.
+        death: how a process ended that was free to use AMX, such as "SIGILL"; empty if it ended well.
+        limit: the value of ONEDNN_MAX_CPU_ISA; empty where it is not set.
+        deadly: True if 16-bit products would end this process, with its ONEDNN_MAX_CPU_ISA.
+    """
+
+    announced: bool | None = False
+    death: str = ""
+    limit: str = ""
+    deadly: bool = False
+
+    def __str__(self) -> str:
+        if not self.announced:
+            return "AMX is not announced" if self.announced is False else "AMX is unknown"
+        if not self.death:
+            return "AMX works" + (f"; {LIMIT}={self.limit} may keep PyTorch from it" if self.limit else "")
+        broken = f"AMX is announced but kills the process ({self.death})"
+        if self.deadly:
+            return f"{broken}: set {LIMIT}={WITHOUT_AMX}"
+        return f"{broken}; {LIMIT}={self.limit} keeps PyTorch from it"
+
+
+def probe_amx() -> Amx:
+    """Return the state of AMX; where the CPU announces it, a child process tries a product in bfloat16."""
+    flags = cpuinfo("flags").split()
+    if "amx_bf16" not in flags:
+        return Amx(announced=False if flags else None)
+    limit = os.environ.get(LIMIT, "")
+    death = _death({name: value for name, value in os.environ.items() if name != LIMIT})
+    # A limit that oneDNN does not know limits nothing, so that it is tried rather than read.
+    deadly = bool(death and (not limit or _death(os.environ)))
+    return Amx(True, death, limit, deadly)
+
+
+def _death(environment: Mapping[str, str]) -> str:
+    """Return how a child process ended that multiplies in bfloat16; empty if it ended well."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], env=environment, capture_output=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {PATIENCE:.0f} s"
+    if done.returncode >= 0:
+        return f"exit code {done.returncode}" if done.returncode else ""
+    try:
+        return signal.Signals(-done.returncode).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-done.returncode}"
+
+
+def instruction_sets(amx: Amx) -> dict[str, Any]:
+    """Return the section of a report: which instruction sets the CPU has, and which are used; plain values."""
+    kernels, listed = native.status(), cpuinfo("flags").split()
+    flags = {*listed, *kernels.features}
+    return {
+        "AVX2": "avx2" in flags,
+        "AVX-512": flags >= _AVX512,
+        "VNNI": bool(flags & _VNNI),
+        "AVX512_BF16": "avx512_bf16" in flags if listed else None,  # our kernels do not ask for it
+        "AMX": str(amx).removeprefix("AMX ").removeprefix("is "),
+        "PyTorch uses": _torch_capability(),
+        **{name: os.environ[name] for name in (LIMIT, "ATEN_CPU_CAPABILITY") if name in os.environ},
+        "lograd uses": kernels.isa if kernels.available else f"plain PyTorch: {kernels.reason}",
+    }
+
+
+def _torch_capability() -> str:
+    # A broken torch is what this report may be needed for.
+    try:
+        import torch
+
+        return torch.backends.cpu.get_cpu_capability()
+    except Exception as error:
+        return f"torch cannot be imported: {error}"

@@ -6,14 +6,15 @@ page (`write_page`).  Values that are not finite are left out of the drawing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import LogradError
 from ..laws import Empirical, Law
-from .extra import plotting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,19 @@ SIZE = (6.4, 4.0)
 """Inches."""
 MOST_NAMES = 40
 """The most names below an axis; of more layers only some are named."""
+
+
+class MissingExtra(LogradError, ImportError):
+    """An optional package is needed and is not installed."""
+
+
+@contextmanager
+def plotting(what: str) -> Iterator[None]:
+    """Raise MissingExtra where an import inside fails; `what` begins the sentence."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f"{what} needs {error.name}; install it with: pip install 'lograd[plot]'") from error
 
 
 def axes(title: str, x_label: str, y_label: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from ..files.atomic import check_folder, replace_file
-from .extra import plotting
+from ..files import check_folder, replace_file
+from .figures import plotting
 from .text import TextTable
 
 if TYPE_CHECKING:

@@ -51,10 +51,10 @@ from .sentence import (
 from .statistics import Prediction, Statistics
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
-from .treatment import Numbers, Setting, Treatment
+from .treatment import Coded, Numbers, Setting, Treatment, coder
 
 __all__ = [
-    "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment",
+    "Coded", "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment", "coder",
     "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
     "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",

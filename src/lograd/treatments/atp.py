@@ -11,11 +11,10 @@ from scipy.stats import norm
 from .. import ops
 from ..formats.values import check_width
 from ..laws.law import Values
-from .fields import checked_sparsity
 from .prune import pruned
 from .statistics import Statistics
 from .tensors import finite_part, is_finite, steady_sum
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Numbers, Outcomes, Setting, Treatment, checked_sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from ..ops.codings import reason_without_levels, why_biased
 from ..ops.layouts import dense
 from .quantize import Rounding
 from .tensors import contracted_last
-from .treatment import Setting, Treatment
+from .treatment import Coded, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class Blocks(Treatment):
+class Blocks(Coded):
     """Q(g / s) s with a scale s for each block of neighbours along the dimension that the product sums over.
 
     So dX and dW take copies of their own.  Rounded stochastically, a format with power-of-two scales is made unbiased
@@ -60,10 +60,6 @@ class Blocks(Treatment):
         matrix, back = contracted_last(g, setting.contracted)
         result = cast(ops.Counted, ops.quantize_blocks(matrix, **self._arguments(matrix, setting)))
         return ops.Counted(back(result.result), result.counts)
-
-    @property
-    def can_encode(self) -> bool:
-        return True
 
     @property
     def block_levels(self) -> bool:

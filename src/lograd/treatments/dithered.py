@@ -11,11 +11,10 @@ import torch
 from .. import ops
 from ..laws.law import Values
 from ..ops.layouts import dense
-from .fields import checked_number
 from .quantize import stepped
 from .statistics import Statistics
 from .tensors import counted, finite_part, steady_square_sum, steady_sum
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Numbers, Outcomes, Setting, Treatment, checked_number
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,9 @@ from ..errors import InvalidValue, sentence
 from ..ops import coded as coding
 from ..ops.coded import Encoded, Layout
 from ..ops.layouts import dense
+from .learned import Learned
 from .tensors import contracted_last, counted
-from .treatment import Numbers, Setting, Treatment
+from .treatment import Coded, Numbers, Setting, Treatment, coder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class Hadamard(Treatment):
+class Hadamard(Coded):
     """H^-1 T(H g), block by block along the dimension that the product sums over [tseng2025].
 
     On hardware both operands of the product are transformed and neither is transformed back, as H is orthogonal:
@@ -47,7 +48,7 @@ class Hadamard(Treatment):
             object.__setattr__(self, "inner", Treatment.from_json(inner))
         if not isinstance(self.inner, Treatment):
             raise InvalidValue(sentence("inner of a Hadamard transform", inner, "a treatment"))
-        if self.inner.learns:
+        if isinstance(self.inner, Learned):
             raise InvalidValue(
                 f"a Hadamard transform cannot hold {self.inner}, which learns; take Integers in its place."
             )
@@ -86,11 +87,11 @@ class Hadamard(Treatment):
     @property
     def can_encode(self) -> bool:
         """True if the inner treatment can encode; its codes are those of the transformed tensor."""
-        return self.inner.can_encode
+        return coder((self.inner,)) is not None
 
     @property
     def block_levels(self) -> bool:
-        return self.inner.block_levels
+        return isinstance(self.inner, Coded) and self.inner.block_levels
 
     @property
     def rotation(self) -> tuple[int, bool]:
@@ -103,6 +104,7 @@ class Hadamard(Treatment):
         """
         layout = Layout.summed_last(dense(g), setting.contracted)
         spread, seed = self._spread(layout.matrix(g), setting)
+        assert isinstance(self.inner, Coded)
         inner, counts = self.inner.encode(spread, setting._replace(contracted=(1,)))
         key = None if seed is None else torch.cat([seed, torch.zeros_like(seed)])
         coded = replace(inner, layout=layout, transform=(*inner.transform, coding.Hadamard(self.block, key)))

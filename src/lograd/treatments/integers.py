@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, final, get_args
 
@@ -16,10 +17,9 @@ from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
 from ..ops.registry import call, kernel_of
-from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
-from .treatment import RARE, LevelCodes, Numbers, Outcomes, Setting, Treatment
+from .treatment import RARE, Coded, LevelCodes, Numbers, Outcomes, Scales, Setting, check_choice
 
 Per = Literal["tensor", "channel", "column", "row"]
 Ranges = Literal["current", "hindsight"]
@@ -29,9 +29,37 @@ LOW, HIGH, SEEN = range(3)
 LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
+class PackedLevels(Coded, abstract=True):
+    """Levels over one range, whose values are those of their codes: a treatment whose only step is `_packed`."""
+
+    bits: int
+
+    @abstractmethod
+    def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
+        """Return the tensor as levels, with its counts."""
+
+    @property
+    def element_bits(self) -> float:
+        return self.bits
+
+    @property
+    def level_bits(self) -> int:
+        return self.bits
+
+    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
+        """Return the values of the levels, with their counts."""
+        found = self._packed(g, setting)
+        return ops.Counted(found.coded.decode(), found.counts)
+
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """Return the levels, with their counts."""
+        found = self._packed(g, setting)
+        return Encoded(found.coded, found.counts)
+
+
 @final
 @dataclass(frozen=True)
-class Integers(Treatment):
+class Integers(Coded):
     """Whole multiples of a step around a zero point, as integer products take them: see `ops.pack_integers`.
 
     Args:
@@ -121,29 +149,17 @@ class Integers(Treatment):
         return ops.Counted(found.result, found.counts)
 
     @property
-    def can_encode(self) -> bool:
-        return True
-
-    @property
     def level_bits(self) -> int:
         return self.bits
 
     @property
-    def per_channel(self) -> bool:
-        return self.per == "channel"
+    def scales(self) -> Scales:
+        return self.per
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         found = ops.pack_integers(g, self.bits, **self._arguments(g, setting))
         self._remember(found.range, found.counts, setting)
         return Encoded(found.coded, found.counts)
-
-    @property
-    def per_column(self) -> bool:
-        return self.per == "column"
-
-    @property
-    def per_row(self) -> bool:
-        return self.per == "row"
 
     @property
     def can_fold(self) -> bool:

@@ -10,11 +10,10 @@ from .. import ops
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
-from .fields import checked_number
 from .quantize import Rounding, stepped
 from .statistics import Statistics
 from .tensors import finite_part, is_finite
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Coded, Numbers, Outcomes, Setting, checked_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,7 @@ SMALLEST = 0.001
 
 @final
 @dataclass(frozen=True)
-class Interval(Treatment):
+class Interval(Coded):
     """[kim2024]: 2^bits - 1 levels over [-c, c], c = gamma max |g|, unbiased inside and clipped outside.
 
     The paper bounds the error of the large gradients, the share `alpha` of the largest magnitudes.  The bound is least
@@ -72,10 +71,6 @@ class Interval(Treatment):
         clipped = ops.quantize_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
         self._remember(gamma, g, clipped, setting)
         return ops.Counted(clipped.result, clipped.counts)
-
-    @property
-    def can_encode(self) -> bool:
-        return True
 
     @property
     def level_bits(self) -> int:

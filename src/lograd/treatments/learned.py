@@ -11,10 +11,9 @@ import torch
 from .. import ops
 from ..formats.values import check_width
 from ..ops.registry import call
-from .fields import check_choice
-from .packed import PackedLevels
+from .integers import PackedLevels
 from .tensors import finite_part, steady_square_sum, steady_sum
-from .treatment import LevelCodes, Numbers, Setting, Treatment
+from .treatment import LevelCodes, Numbers, Setting, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,7 @@ SMALLEST, LARGEST = 1e-12, 1e38
 
 @final
 @dataclass(frozen=True)
-class Learned(PackedLevels, Treatment):
+class Learned(PackedLevels):
     """Levels over [-c, c], or over [0, c] where the first tensor has nothing negative, with a clip c that is learned.
 
         x_q = s clamp(round(x / s), -Q, Q)        s = c / Q        Q = 2^(bits - 1) - 1
@@ -61,6 +60,7 @@ class Learned(PackedLevels, Treatment):
     bits: int
     method: Method = "clip"
     kind: ClassVar[str] = "learned"
+    learns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_width("bits", self.bits, 2, 8)
@@ -71,11 +71,8 @@ class Learned(PackedLevels, Treatment):
         """The clip, 0 before the first tensor; 1 if there are levels below zero; and the clip at first."""
         return 3
 
-    @property
-    def learns(self) -> bool:
-        return True
-
     def follow(self, x: Tensor, learned: float, memory: Tensor) -> None:
+        """Set the clip to its initial value, from the first tensor that is not empty, plus its parameter."""
         _, signed, initial = memory.tolist()
         if not initial:
             signed, initial = self._start(x)
@@ -98,6 +95,7 @@ class Learned(PackedLevels, Treatment):
         return signed, 3 * spread if signed else 3 * spread / math.sqrt(1 - 2 / math.pi)
 
     def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of x and of the parameter (float32, one), from that of the treated x."""
         clip, signed, _ = memory.tolist()
         if not clip:
             return g.clone(), memory.new_zeros(1, dtype=torch.float32)

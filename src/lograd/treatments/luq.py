@@ -13,12 +13,11 @@ from ..laws.law import Values
 from ..ops.coded import Encoded
 from ..ops.logarithmic import check_samples, format_of_mean
 from ..ops.registry import call
-from .fields import check_choice
 from .integers import MOMENTUM, Ranges
 from .quantize import Rounding, level_bits, rounded
 from .statistics import Statistics
 from .tensors import is_finite
-from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
+from .treatment import RARE, Coded, Numbers, Outcomes, Setting, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,7 @@ LARGEST, SEEN = range(2)
 
 @final
 @dataclass(frozen=True)
-class Luq(Treatment):
+class Luq(Coded):
     """LUQ of [chmiel2023]: 2^(bits - 1) - 1 powers of two up to max |g|, and zero, rounded stochastically throughout.
 
     See `ops.luq` for how many powers of two the paper's formula and its code have.
@@ -79,10 +78,6 @@ class Luq(Treatment):
         found = ops.luq(g, self.bits, setting.key, **self._options(setting))
         self._remember(g, found.largest, found.counts, setting)
         return ops.Counted(found.result, found.counts)
-
-    @property
-    def can_encode(self) -> bool:
-        return True
 
     @property
     def level_bits(self) -> int:

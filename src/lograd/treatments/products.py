@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, final, get_args
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
 from .sentence import Sentence
-from .treatment import Treatment
+from .treatment import Coded, Treatment, coder
 
 PRODUCTS = ("output", "input_gradient", "weight_gradient")
 """The three products of a layer."""
@@ -146,26 +146,26 @@ def meet_as_levels(product: str, first: Sentence, second: Sentence) -> bool:
         product: its name, as in `PRODUCTS`.
         first, second: the sentences of its operands, in the order of `OPERANDS`.
     """
-    if not (first and second):
+    one, other = coder(first), coder(second)
+    if one is None or other is None:
         return False
-    one, other = first[-1], second[-1]
     if one.block_levels and other.block_levels:  # in linear layers
         return one.rotation == other.rotation
-    if not other.levels or not (one.levels or (one.per_sample and product == "input_gradient")):
+    if not other.levels or not (one.levels or (one.scales == "sample" and product == "input_gradient")):
         return False
-    if other.per_column or (one.per_column and product != "weight_gradient"):
+    if other.scales == "column" or (one.scales == "column" and product != "weight_gradient"):
         return False
-    if product == "weight_gradient" and other.per_row:
+    if product == "weight_gradient" and other.scales == "row":
         return can_take_rows(one)
-    return product != "input_gradient" or one.can_fold or not other.per_channel
+    return product != "input_gradient" or one.can_fold or other.scales != "channel"
 
 
-def can_take_rows(gradient: Treatment) -> bool:
+def can_take_rows(gradient: Coded) -> bool:
     """Return True if rows of a gradient may be multiplied by the steps of activations before it is rounded to levels.
 
     Ranges of columns are found after that, so they do not stand in the way.
     """
-    return gradient.levels and (gradient.can_fold or gradient.per_column)
+    return gradient.levels and (gradient.can_fold or gradient.scales == "column")
 
 
 _FORMER = {"input": "input_gradient", "weight": "weight_gradient"}

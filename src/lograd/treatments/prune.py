@@ -12,9 +12,8 @@ from ..laws import Empirical, HalfNormal, Law, LogNormal
 from ..laws.law import Values
 from ..ops.arguments import in_type_of
 from ..ops.registry import call
-from .fields import check_choice, checked_sparsity
 from .statistics import Statistics
-from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
+from .treatment import RARE, Numbers, Outcomes, Setting, Treatment, check_choice, checked_sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +46,6 @@ class Prune(Treatment):
     allocation: Split = field(default="uniform", metadata=RARE)
     kind: ClassVar[str] = "prune"
     changeable: ClassVar[frozenset[str]] = frozenset({"sparsity", "law"})
-    fuses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", checked_sparsity(self.sparsity))

@@ -19,9 +19,8 @@ from ..ops.coded import Encoded
 from ..ops.codings import arguments_of, grid_of, levels_of, reason_without_levels
 from ..ops.registry import call
 from ..theory.clipping import CRITERIA
-from .fields import check_choice
 from .statistics import Statistics
-from .treatment import RARE, Numbers, Outcomes, Setting, Treatment
+from .treatment import RARE, Coded, Numbers, Outcomes, Setting, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ _POWER = re.compile(r"2\^(-?\d{1,3})")
 
 @final
 @dataclass(frozen=True)
-class Quantize(Treatment):
+class Quantize(Coded):
     """Q(s g) / s, simulated: the values of the format in the gradient's own type.
 
     Args:
@@ -134,7 +133,7 @@ class Quantize(Treatment):
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         if not self.can_encode:
-            return super().encode(g, setting)
+            raise InvalidValue(f"{self} has no code for infinity in most formats; apply it, or let it saturate.")
         scale = setting.numbers.get("scale", self.fixed_scale)
         assert scale is not None
         return cast(Encoded, ops.pack_codes(g, self.format, scale, self.rounding, setting.key, counted=True))

@@ -9,9 +9,8 @@ from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.layouts import dense
 from ..ops.row_pruning import check_noise, keep_rows, row_norms, row_threshold
-from .fields import check_choice, checked_sparsity
 from .tensors import counted
-from .treatment import RARE, Setting, Treatment
+from .treatment import RARE, Setting, Treatment, check_choice, checked_sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from ..ops.layouts import dense
 from .quantize import rounded
 from .statistics import Statistics
 from .tensors import counted, finite_part, steady_sum
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Coded, Numbers, Outcomes, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ TOP = 15.0
 
 @final
 @dataclass(frozen=True)
-class S2fp8(Treatment):
+class S2fp8(Coded):
     """[cambier2020]: y = sign(g) 2^beta |g|^alpha is rounded to 1-5-2, to nearest, and taken back.
 
     With mu the mean and m the largest of log2 |g| over the nonzero elements, alpha = 15 / (m - mu), beta = -alpha mu.
@@ -64,10 +64,6 @@ class S2fp8(Treatment):
         place, table = found
         result = torch.where(g.isnan(), g, table[place].copysign(g))
         return counted(torch.empty_like(dense(g)).copy_(result), g.isinf().sum())
-
-    @property
-    def can_encode(self) -> bool:
-        return True
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         """Return codes of 1-5-2 with a table of the values that they stand for, once the map is undone."""

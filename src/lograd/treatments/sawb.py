@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 from .. import ops
 from ..errors import InvalidValue, sentence
 from ..ops.layouts import dense, flat
-from .packed import PackedLevels
+from .integers import PackedLevels
 from .tensors import finite_part, is_finite, steady_magnitude_sum, steady_square_sum
-from .treatment import Setting, Treatment
+from .treatment import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ COEFFICIENTS = {2: (3.212, 2.178), 4: (12.1, 12.2), 5: (17.74, 18.64)}
 
 @final
 @dataclass(frozen=True)
-class Sawb(PackedLevels, Treatment):
+class Sawb(PackedLevels):
     """SAWB [choi2019]: 2^bits - 1 levels over [-c, c], c = a sqrt(E x^2) - b E|x|, to nearest.
 
     The coefficients make c nearly the range of least squared error for the usual bell-shaped laws; they are published

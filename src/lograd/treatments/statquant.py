@@ -10,10 +10,9 @@ from .. import ops
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
 from ..ops.coded import Encoded
-from .fields import check_choice
 from .quantize import Rounding, stepped
 from .statistics import Statistics
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Coded, Numbers, Outcomes, Scales, Setting, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +22,7 @@ Method = Literal["ptq", "psq", "bhq"]
 
 @final
 @dataclass(frozen=True)
-class StatQuant(Treatment):
+class StatQuant(Coded):
     """The quantizers of [chen2020]: 2^bits codes from the smallest to the largest element.
 
     "ptq": per tensor, with zero as one of the codes.  "psq": per sample; rows of a linear layer (tokens, where it has
@@ -73,17 +72,13 @@ class StatQuant(Treatment):
         return cast(ops.Counted, quantize(g, self.bits, self.rounding, setting.key, counted=True))
 
     @property
-    def can_encode(self) -> bool:
-        return True
-
-    @property
     def level_bits(self) -> int:
         """The bits of "ptq", whose codes have a zero; codes of the other methods count from the end of a range."""
         return self.bits if self.method == "ptq" else 0
 
     @property
-    def per_sample(self) -> bool:
-        return self.method != "ptq"
+    def scales(self) -> Scales:
+        return "tensor" if self.method == "ptq" else "sample"
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
         per_row = g.dim() >= 2

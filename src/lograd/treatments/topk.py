@@ -11,11 +11,10 @@ import torch
 from .. import ops
 from ..laws.law import Values
 from ..ops.layouts import dense
-from .fields import check_choice, checked_sparsity
 from .prune import pruned
 from .statistics import Statistics
 from .tensors import counted, steady_sum
-from .treatment import Numbers, Outcomes, Setting, Treatment
+from .treatment import Numbers, Outcomes, Setting, Treatment, check_choice, checked_sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,20 +1,34 @@
 """The protocol of a treatment: a frozen value with a few short methods that treat a tensor and predict the error.
 
-A new method is one file with one dataclass.  Its `kind` enters the registry, so that plans can name it.
+A new method is one file with one dataclass, a `Treatment`, or a `Coded` one if its values have codes of few bits.  Its
+`kind` enters the registry, so that plans can name it; what a plan may hold in its fields is at the end.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
-from ..files.checks import check_object
+from ..files.checks import MANY, MAX_FLOAT, check_object
 from ..laws.law import Values
-from .fields import values_of_fields
+from ..theory.pruning import check_sparsity
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -70,7 +84,11 @@ class LevelCodes(NamedTuple):
 
 @dataclass(frozen=True)
 class Treatment(ABC):
-    """One thing done to a tensor of a backward product, the gradient or the operand that it meets."""
+    """One thing done to an operand of a product.
+
+    A new method needs `apply` and a few words for tables.  Where its numbers follow from statistics it has `numbers`,
+    and where a magnitude alone decides what becomes of it, `outcomes`, from which the error is predicted.
+    """
 
     kind: ClassVar[str]
     """Its name in plans."""
@@ -79,12 +97,15 @@ class Treatment(ABC):
     """True if the two products need copies of their own, as it works along the dimension that is summed over."""
     changeable: ClassVar[frozenset[str]] = frozenset()
     """Fields that `Plan.override` may change."""
-    fuses: ClassVar[bool] = False
-    """True if sparse kernels do it on the way to their lists: stochastic pruning, whose one number is the threshold."""
     reads_fold: ClassVar[bool] = False
     """True if it multiplies by `Setting.fold` and divides by it on its own way, which saves two passes."""
 
-    def __init_subclass__(cls) -> None:
+    learns: ClassVar[bool] = False
+    """True if a number of its memory is learned: an initial value, and a parameter that is added to it (`Learned`)."""
+
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        if abstract:
+            return
         kind = getattr(cls, "kind", None)
         if not isinstance(kind, str) or not kind:
             raise InvalidType(f'{cls.__name__} needs a name for plans: kind: ClassVar[str] = "..."; got {shown(kind)}.')
@@ -97,6 +118,11 @@ class Treatment(ABC):
         Without any, a treatment looks at the tensor itself, and begins with the first one.
         """
         return ()
+
+    @property
+    def can_encode(self) -> bool:
+        """True if its values have codes of at most 8 bits: it is `Coded`, and its fields allow for them."""
+        return False
 
     @property
     def memory_size(self) -> int:
@@ -112,80 +138,6 @@ class Treatment(ABC):
     def makes_zeros(self) -> bool:
         """True if it is there to make zeros, which sparse products skip."""
         return False
-
-    @property
-    def level_bits(self) -> int:
-        """Bits of the levels that its codes stand for, 0 where they stand for none.
-
-        Levels are whole steps from a zero point, which integer products take.  There is one scale for the tensor, or
-        one for each channel (`per_channel`).
-        """
-        return 0
-
-    @property
-    def levels(self) -> bool:
-        """True if its codes stand for levels, which integer products take in any place."""
-        return self.level_bits > 0
-
-    @property
-    def per_channel(self) -> bool:
-        """True if each channel, the first dimension of a weight of (outputs, inputs), has a scale of its own."""
-        return False
-
-    @property
-    def per_column(self) -> bool:
-        """True if each column, the second dimension of a gradient of (samples, outputs), has a scale of its own."""
-        return False
-
-    @property
-    def per_row(self) -> bool:
-        """True if each row of a matrix of (samples, inputs) has a scale of its own, and all rows have one zero point.
-
-        dW sums over these rows, so their steps must be in the gradient before that is rounded.
-        """
-        return False
-
-    @property
-    def learns(self) -> bool:
-        """True if a number of its memory is learned: an initial value, and a parameter that is added to it."""
-        return False
-
-    def follow(self, x: Tensor, learned: float, memory: Tensor) -> None:
-        """Set what is learned to its initial value, from the first tensor that is not empty, plus its parameter."""
-        raise InvalidValue(f"{self} has nothing to learn.")
-
-    def learn(self, g: Tensor, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of x and of the parameter (float32, one), from that of the treated x."""
-        raise InvalidValue(f"{self} has nothing to learn.")
-
-    @property
-    def per_sample(self) -> bool:
-        """True if its codes count whole steps from the lowest element of each sample, the first dimension.
-
-        The integer product for dX takes such a gradient, as each row of dX belongs to one sample; dW sums over samples.
-        """
-        return False
-
-    @property
-    def block_levels(self) -> bool:
-        """True if its codes stand for levels in blocks along the dimension that the product sums over.
-
-        Each block has a scale.  Integer products of linear layers take two such operands.
-        """
-        return False
-
-    @property
-    def rotation(self) -> tuple[int, bool] | None:
-        """The blocks of a Hadamard transform around it, and whether their signs are random; None without one.
-
-        Codes are then those of the transformed tensor, which meet an operand that was transformed alike.
-        """
-        return None
-
-    @property
-    def can_fold(self) -> bool:
-        """True if it serves tensors whose channels were multiplied by factors: it takes no numbers from statistics."""
-        return not self.number_names
 
     @property
     def overflows(self) -> bool:
@@ -212,26 +164,6 @@ class Treatment(ABC):
 
         Counts are int64; where they are None, zeros and NaN are counted, and nothing is taken to be saturated.
         """
-
-    @property
-    def can_encode(self) -> bool:
-        """True if `encode` serves: every value that `apply` gives has a code of at most 8 bits."""
-        return False
-
-    def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """Return a coded tensor that decodes to the bits of `apply`, with its counts (zeros, NaN, saturated).
-
-        It draws the same random numbers and changes the memory in the same way, so a tensor is either applied or
-        encoded.  Where NaN and -0.0 have no code, `CodedTensor` says what becomes of them.
-        """
-        raise InvalidValue(f"{self} has no codes of at most 8 bits for its values; apply it, or choose a quantizer.")
-
-    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes | None:
-        """Return what `encode` gives in plain tensors, which takes less time; None where only `encode` serves.
-
-        NaN and infinity make the scale NaN, and are counted as NaN.
-        """
-        return None
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """Return the possible results of each magnitude with their probabilities, which `apply` must meet on average.
@@ -290,11 +222,94 @@ class Treatment(ABC):
         known = _arguments(kinds[kind])
         required = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
         check_object(f"treatment {kind!r}", arguments, required, [one.name for one in known])
-        for name, values in values_of_fields(kinds[kind]).items():
-            if name in arguments:
-                values.check(f"{name} of treatment {kind!r}", arguments[name])
+        for name, annotation in _annotations(kinds[kind]).items():
+            if name in arguments and not _fits(arguments[name], annotation):
+                raise InvalidValue(
+                    sentence(f"{name} of treatment {kind!r}", arguments[name], f"of type {_type_words(annotation)}")
+                )
         nested = {name: Treatment.from_json(value) for name, value in arguments.items() if isinstance(value, dict)}
         return kinds[kind](**arguments | nested)
+
+
+Scales = Literal["tensor", "channel", "column", "row", "sample"]
+"""The elements that share a scale.
+
+All; those of a channel, the first dimension of a weight; of a column, the second dimension of a gradient; of a row of a
+matrix, where all rows have one zero point; of a sample, where codes count from its lowest element.  dW sums over rows
+and samples: the steps of rows must be in the gradient before that is rounded.
+"""
+
+
+class Coded(Treatment, abstract=True):
+    """A treatment whose values have codes of at most 8 bits; last in its sentence, it gives a coded tensor."""
+
+    @property
+    def can_encode(self) -> bool:
+        """True unless some field forbids it."""
+        return True
+
+    @property
+    def level_bits(self) -> int:
+        """Bits of the levels that codes stand for, 0 where they stand for none.
+
+        Levels are whole steps from a zero point, which integer products take in any place.
+        """
+        return 0
+
+    @property
+    def levels(self) -> bool:
+        """True if codes stand for levels."""
+        return self.level_bits > 0
+
+    @property
+    def scales(self) -> Scales:
+        """The elements that share a scale."""
+        return "tensor"
+
+    @property
+    def block_levels(self) -> bool:
+        """True if codes stand for levels in blocks along the dimension that the product sums over.
+
+        Each block has a scale.  Integer products of linear layers take two such operands.
+        """
+        return False
+
+    @property
+    def rotation(self) -> tuple[int, bool] | None:
+        """The blocks of a Hadamard transform around it, and whether their signs are random; None without one.
+
+        Codes are then those of the transformed tensor, which meet an operand that was transformed alike.
+        """
+        return None
+
+    @property
+    def can_fold(self) -> bool:
+        """True if it serves tensors whose channels were multiplied by factors: it takes no numbers from statistics."""
+        return not self.number_names
+
+    @abstractmethod
+    def encode(self, g: Tensor, setting: Setting) -> Encoded:
+        """Return a coded tensor that decodes to the bits of `apply`, with its counts (zeros, NaN, saturated).
+
+        It draws the same random numbers and changes the memory in the same way, so a tensor is either applied or
+        encoded.  Where NaN and -0.0 have no code, `CodedTensor` says what becomes of them.
+        """
+
+    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes | None:
+        """Return what `encode` gives in plain tensors, which takes less time; None where only `encode` serves.
+
+        NaN and infinity make the scale NaN, and are counted as NaN.
+        """
+        return None
+
+
+def coder(treatments: Sequence[Treatment]) -> Coded | None:
+    """Return the treatment by which a sentence gives codes, its last; None if it gives values alone."""
+    last = treatments[-1] if treatments else None
+    return last if isinstance(last, Coded) and last.can_encode else None
+
+
+# ------------------------------------------------------------------------------------------------------ fields in plans
 
 
 def _arguments(kind: type[Treatment]) -> list[Field[Any]]:
@@ -347,4 +362,69 @@ def _check_returns(treatment: Treatment, name: str, value: Any, data: dict[str, 
         raise InvalidType(
             f"{name} of treatment {treatment.kind!r} is of type {type(value).__name__}, which a plan cannot hold; give "
             "it a number, bool, str, Literal, None or a treatment, or let __post_init__ read the text of its value."
+        )
+
+
+@lru_cache(maxsize=256)
+def _annotations(owner: type) -> dict[str, Any]:
+    """Return the type of each field; Any for all where some annotation names nothing that is there at run time."""
+    try:
+        hints = get_type_hints(owner, include_extras=True)
+    except Exception:  # an annotation is an expression, which may raise anything
+        hints = {}
+    return {one.name: hints.get(one.name, Any) for one in fields(owner)}
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Return True if a value of JSON may be a field of this type; formats and the like read themselves from text."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return any(type(one) is type(value) and one == value for one in parts)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Annotated or hasattr(annotation, "__supertype__"):  # a typing.NewType
+        return _fits(value, parts[0] if parts else annotation.__supertype__)
+    if annotation is Any:
+        return _fits(value, str | float | bool | None)
+    if annotation is int:
+        return type(value) is int and abs(value) <= MANY
+    if annotation is float:  # NaN and infinity are no JSON, and a bool is no number
+        return type(value) in (int, float) and abs(value) <= MAX_FLOAT
+    if annotation in (bool, NoneType):
+        return isinstance(value, annotation)
+    return isinstance(value, dict if hasattr(annotation, "from_json") else str)
+
+
+def _type_words(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+# ------------------------------------------------------------------------------------------------- checks of arguments
+
+
+def checked_sparsity(value: Any) -> float:
+    """Return a target share of zeros as a float, or refuse what is none."""
+    if not _is_number(value):
+        raise InvalidType(sentence("sparsity", value, "a number above 0 and below 1, such as 0.85"))
+    return float(check_sparsity(value))
+
+
+def checked_number(what: str, value: Any, low: float, high: float) -> float:
+    """Return a number above `low` and at most `high` as a float, or refuse what is none."""
+    if not _is_number(value):
+        raise InvalidType(sentence(what, value, f"a number above {low:g} and at most {high:g}"))
+    if not low < value <= high:
+        raise InvalidValue(sentence(what, value, f"above {low:g} and at most {high:g}"))
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_choice(what: str, value: Any, valid: Sequence[str]) -> None:
+    """Refuse a value that is not one of a few words."""
+    if value not in valid:
+        raise InvalidValue(
+            sentence(what, value, "one of " + ", ".join(map(repr, valid))) + nearest_name(str(value), valid)
         )

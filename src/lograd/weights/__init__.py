@@ -1,8 +1,6 @@
 """Weights that are stored in low precision only, and updated by stochastic rounding: no float32 copy between steps."""
 
-from . import dispatch  # noqa: F401  gives the tensor its operators
-from .counters import Counters
-from .handle import WeightsHandle, low_precision_weights
+from .handle import Counters, WeightsHandle, low_precision_weights
 from .tensor import LowPrecisionTensor
 
 __all__ = ["Counters", "LowPrecisionTensor", "WeightsHandle", "low_precision_weights"]

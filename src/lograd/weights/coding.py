@@ -35,15 +35,15 @@ BLOCK = 2**17
 
 
 class Spacings(NamedTuple):
-    """The spacing of each row for its new weights."""
+    """The spacing of each row for its new weights, and flags for rows whose spacing changed."""
 
     spacing: Tensor
     grown: Tensor
-    """True for rows whose weights left the range."""
+    """A weight left the range."""
     shrunk: Tensor
-    """True for rows whose weights use less than half of an integer range, or a quarter of a float range."""
+    """The weights use less than half of an integer range, or a quarter of a float range."""
     lost: Tensor
-    """True for rows that hold NaN or infinity; all of the row decodes to NaN."""
+    """The row holds NaN or infinity, and decodes to NaN."""
 
 
 @final
@@ -54,16 +54,14 @@ class Coding:
     Args:
         format: text of the format, as `parse_format` reads it.
         per: one spacing for each "channel", the first dimension, or one for the "tensor".
-        root: codes are of square roots, and no positive number becomes zero: for second moments, which are divided by.
     """
 
     format: str
     per: Per = "channel"
-    root: bool = False
 
     @property
     def is_bfloat16(self) -> bool:
-        """True where weights are plain bfloat16 numbers, without a spacing."""
+        """True if weights are plain bfloat16 numbers, without a spacing."""
         return self.format == BFLOAT16
 
     @property
@@ -83,19 +81,15 @@ class Coding:
         several = self.per == "channel" and len(shape) > 0 and not self.is_bfloat16
         return tuple(size if several and place == 0 else 1 for place, size in enumerate(shape))
 
-    def prepared_(self, values: Tensor) -> Tensor:
-        """Turn values, in place, into the numbers that are rounded: themselves or their square roots."""
-        return values.sqrt_() if self.root else values
-
     def fresh(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return the narrowest spacings that hold all prepared values, in the shape of `like`.
+        """Return the narrowest spacings that hold all values, in the shape of `like`.
 
         A row that is not finite has NaN.  Decoded values give the numbers again that they were decoded from.
         """
         return self._spacing(_largest(values, like), 1.0)
 
     def following(self, values: Tensor, spacing: Tensor) -> Spacings:
-        """Return the spacings for new prepared values: the old ones while they fit.
+        """Return the spacings for new values: the old ones while they fit.
 
         A row grows as soon as a weight leaves its range, so that no weight is clipped.
         """
@@ -121,7 +115,7 @@ class Coding:
         return torch.where(largest.isfinite(), spacing, torch.nan).float()
 
     def encode_(self, values: Tensor, spacing: Tensor, codes: Tensor, rounding: Rounding, key: Tensor) -> Tensor:
-        """Write the codes of prepared values, which are overwritten, and return how many of them were clipped."""
+        """Write the codes of values, which are overwritten, and return how many of them were clipped."""
         if self.is_bfloat16:
             alike = codes.stride() == values.stride() and is_dense(codes)
             own = codes if alike else torch.empty_like(values, dtype=codes.dtype)
@@ -131,20 +125,17 @@ class Coding:
             return torch.zeros((), dtype=torch.int64)
         values.div_(spacing)
         counts: Tensor = quantize_codes_into(codes, values, self.numbers, 1.0, rounding, key)
-        if self.root:
-            torch.maximum(codes, (values > 0).to(torch.uint8), out=codes)
         return counts[2]
 
     def decode(self, codes: Tensor, spacing: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return numbers in place of codes."""
+        """Return the numbers that codes stand for."""
         if self.is_bfloat16:
             return codes.to(dtype, copy=True)
         if self.format == "int8":
             values = codes.view(torch.int8).to(torch.float32)
         else:
             values = dequantize_codes(codes, self.numbers)
-        values.mul_(spacing)
-        return (values.square_() if self.root else values).to(dtype)
+        return values.mul_(spacing).to(dtype)
 
 
 BFLOAT16 = str(parse_format("bfloat16"))
@@ -169,7 +160,7 @@ def coding_of(format: Format | str, per: Per = "channel") -> Coding:
 
 
 def _largest(values: Tensor, like: Tensor) -> Tensor:
-    """The largest magnitude of each row, NaN where it holds one."""
+    """Return the largest magnitude of each row; NaN if the row holds one."""
     if not values.numel():
         return torch.zeros_like(like)
     dims = tuple(place for place, size in enumerate(like.shape) if size == 1)
@@ -198,5 +189,5 @@ def _encode_bfloat16_(values: Tensor, codes: Tensor, rounding: Rounding, key: Te
 
 
 def all_finite(values: Tensor) -> bool:
-    """True only if no value is NaN or infinite; a sum, which seldom overflows, is far faster than a look at each."""
+    """Return True only if no value is NaN or infinite; a sum is far faster than a test of each."""
     return bool(values.sum().isfinite())

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import copy
 import operator
+import weakref
 from collections.abc import Iterable
-from typing import Any, Literal, final
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, final
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attachment.explain import Explanation
-from ..attachment.keys import mix
-from ..errors import InvalidType, InvalidValue, plural, sentence
+from ..attachment.refresh import mix
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence, shown
 from ..formats import Format
-from . import saving
-from .choice import chosen
+from ..ops.contracts import FLOATS, type_name
+from ..ops.layouts import is_dense
 from .coding import Per, coding_of
-from .counters import Counters, counted
-from .moments import Moments
-from .stepping import Stepping, check_optimizer
-from .swapping import swap_all
+from .stepping import AT_ONCE, Stepping, check_optimizer
 from .tensor import LowPrecisionTensor
-from .words import explained
+
+PARTS = ("codes", "spacing", "ledger")
+"""The tensors of a weight in low precision that a state holds."""
+ABOUT = "lograd.weights"
+"""The name of the tensor in a state that holds its version and the steps."""
+VERSION = 1
 
 
 def low_precision_weights(
@@ -36,7 +41,6 @@ def low_precision_weights(
     *,
     optimizer: Optimizer | None = None,
     per: Per = "channel",
-    state_bits: Literal[8] | None = None,
     keep: str | Iterable[str] = (),
     seed: int = 0,
 ) -> WeightsHandle:
@@ -56,7 +60,6 @@ def low_precision_weights(
         format: "int8", "e4m3fn", "e5m2" or another format of at most 8 bits, one byte for each weight; or "bfloat16".
         optimizer: the one that trains the model; `handle.bind` takes one that is made later, or a second one.
         per: one spacing for each output "channel", or one for the "tensor".
-        state_bits: 8 also keeps the optimizer's moments as FP8 codes between steps; None leaves them as they are.
         keep: names of parameters or modules that stay as they are; * stands for anything.  Vectors, such as biases and
             the parameters of normalisation, stay in any case.
         seed: of the rounding.  Random numbers depend on it, the weight, the step and the element; not on the rank of a
@@ -66,39 +69,55 @@ def low_precision_weights(
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
-    if state_bits not in (None, 8) or isinstance(state_bits, bool):
-        raise InvalidValue(sentence("state_bits", state_bits, "8, or None for the optimizer's own state"))
     coding = coding_of(format, per)
-    parameters, kept = chosen(model, keep)
+    parameters, kept = _chosen(model, keep)
     if optimizer is not None:
         check_optimizer(optimizer, parameters.values())
     seed = operator.index(seed)
-    swap_all(
-        parameters,
-        {
-            name: nn.Parameter(LowPrecisionTensor.of(parameter, coding, _stream(seed, number)), parameter.requires_grad)
-            for number, (name, parameter) in enumerate(parameters.items())
-        },
-    )
-    handle = WeightsHandle(model, parameters, kept, seed, state_bits)
+    stored = {}
+    for number, (name, parameter) in enumerate(parameters.items()):
+        stream = int(mix(mix(np.uint64(seed % 2**64)) + np.uint64(number)).astype(np.int64))
+        stored[name] = nn.Parameter(LowPrecisionTensor.of(parameter, coding, stream), parameter.requires_grad)
+    _swap_all(parameters, stored)
+    handle = WeightsHandle(model, parameters, kept)
     if optimizer is not None:
         handle.bind(optimizer)
     return handle
+
+
+class Counters(NamedTuple):
+    """Exact counts of what a handle has done, and bytes in memory now."""
+
+    steps: int
+    """Steps of the optimizers that are bound."""
+    weights: int
+    """Weights in low precision, element by element."""
+    elements: int
+    """Elements that were rounded stochastically."""
+    clipped: int
+    """Elements outside of the range of their row; none, as rows grow before."""
+    grown: int
+    """Rows that got a wider spacing, since a weight left the range."""
+    shrunk: int
+    """Rows that got a finer spacing, since their weights had become small."""
+    lost: int
+    """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
+    bytes: int
+    """Bytes of the weights in low precision, spacings included."""
+    float_bytes: int
+    """Bytes that they had before."""
 
 
 @final
 class WeightsHandle:
     """Weights in low precision; `remove` makes them plain parameters again, with their present values."""
 
-    def __init__(
-        self, model: nn.Module, weights: dict[str, Any], kept: dict[str, str], seed: int, state_bits: int | None
-    ) -> None:
+    def __init__(self, model: nn.Module, weights: dict[str, Any], kept: dict[str, str]) -> None:
         self.model, self.weights, self.kept = model, weights, kept
         """The model; its weights in low precision by name; parameters that were left alone, and why."""
-        self.seed, self.state_bits = seed, state_bits
         self._steppings: list[Stepping] = []
         self._steps_before = 0
-        self._float_bytes = {name: weight.numel() * weight.element_size() for name, weight in weights.items()}
+        self._float_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
         self._removed = False
 
     def __enter__(self) -> WeightsHandle:
@@ -126,12 +145,7 @@ class WeightsHandle:
         weights = self._present()
         check_optimizer(optimizer, weights.values())
         if all(stepping.optimizer is not optimizer for stepping in self._steppings):
-            moments = Moments(self._seed_of_moment) if self.state_bits else None
-            self._steppings.append(Stepping(optimizer, weights.values(), moments))
-
-    def _seed_of_moment(self, weight: LowPrecisionTensor, part: int) -> int:
-        number = next(place for place, each in enumerate(self.weights.values()) if each is weight)
-        return _stream(self.seed, number, part + 1)
+            self._steppings.append(Stepping(optimizer, weights.values()))
 
     def _stored(self) -> dict[str, LowPrecisionTensor]:
         return {} if self._removed else self.weights
@@ -147,11 +161,37 @@ class WeightsHandle:
 
     def counters(self) -> Counters:
         """Return exact counts since the weights were stored, and the bytes that they have."""
-        return counted(self._stored(), self.steps, sum(self._float_bytes.values()))
+        stored = self._stored().values()
+        columns = zip(*(weight.counts for weight in stored), strict=True)
+        _, clipped, grown, shrunk, lost = [sum(column) for column in columns] or [0] * 5
+        return Counters(
+            self.steps,
+            sum(weight.numel() for weight in stored),
+            sum(weight.rounded for weight in stored),
+            clipped,
+            grown,
+            shrunk,
+            lost,
+            sum(weight.bytes for weight in stored),
+            self._float_bytes,
+        )
 
     def explain(self) -> Explanation:
         """Return a text to print: how each parameter is stored, or why it was left alone, and a summary."""
-        return explained(self._stored(), self.kept, self.counters(), self._steppings, self.state_bits)
+        lines = {name: _line(weight) for name, weight in self._stored().items()}
+        counts = self.counters()
+        summary = [
+            f"{counts.weights:,} weights in {counts.bytes:,} bytes, {counts.bytes / max(counts.weights, 1):.2f} each "
+            f"({counts.bytes / max(counts.float_bytes, 1):.0%} of before)",
+            f"{plural(counts.steps, 'step')}; {counts.clipped:,} clipped; rows: {counts.grown:,} grown, "
+            f"{counts.shrunk:,} shrunk, {counts.lost:,} lost to NaN or infinity",
+        ]
+        for stepping in self._steppings:
+            how = f"at most {AT_ONCE:,} weights" if stepping.one_by_one else "all weights"
+            summary.append(f"{type(stepping.optimizer).__name__}: {how} in float32 at a time, rounded once a step")
+        if not self._steppings:
+            summary.append("no optimizer is bound: each operator that changes a weight in place rounds it")
+        return Explanation(lines | self.kept, ".\n".join(summary) + ".")
 
     # -- saving and undoing --
 
@@ -172,11 +212,22 @@ class WeightsHandle:
         safetensors takes it as it is.  Together with the rest of the model's state and the optimizer's, a run goes on
         with the same bits.
         """
-        return saving.state_of(self._present(), self.steps)
+        state = {ABOUT: torch.tensor([VERSION, self.steps])}
+        for name, weight in self._present().items():
+            for part in PARTS:
+                state[f"{name}.{part}"] = getattr(weight, part).detach().clone(memory_format=torch.contiguous_format)
+            state[f"{name}.format"] = torch.tensor(list(_format(weight).encode()), dtype=torch.uint8)
+        return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take the weights of another handle on the same model; a state that does not fit is refused whole."""
-        self._steps_before = saving.load_state(self._present(), state)
+        _check_state(state, self.state_dict())
+        for name, weight in self.weights.items():
+            with torch.no_grad():
+                for part in PARTS:
+                    getattr(weight, part).copy_(state[f"{name}.{part}"])
+                torch.autograd.graph.increment_version(weight)
+        self._steps_before = int(state[ABOUT][1])
         for stepping in self._steppings:
             stepping.steps = 0
 
@@ -190,13 +241,136 @@ class WeightsHandle:
         self._removed = True
 
 
+def _line(weight: LowPrecisionTensor) -> str:
+    shape, coding = " x ".join(map(str, weight.shape)), weight.coding
+    if weight.bare:
+        return f"bfloat16, {shape}"
+    return f"{coding.format}, {shape}, {plural(weight.spacing.numel(), 'spacing')}"
+
+
+def _format(weight: LowPrecisionTensor) -> str:
+    return f"{weight.coding.format} per {weight.coding.per}"
+
+
+def _check_state(state: Any, own: dict[str, Tensor]) -> None:
+    """Refuse a state whose names, types, shapes or formats are not those of a handle's own."""
+    if not isinstance(state, dict):
+        raise InvalidType(sentence("the state", state, "a dict of tensors, as state_dict() gives it"))
+    for name in own.keys() - state.keys():
+        raise InvalidValue(f"the state has no {name!r}; it is not that of these weights.")
+    for name in state.keys() - own.keys():
+        raise InvalidValue(f"the state has {name!r}, and the weights do not.{nearest_name(str(name), own)}")
+    for name, part in own.items():
+        found = state[name]
+        if not isinstance(found, Tensor):
+            raise InvalidType(sentence(f"{name!r} of the state", found, "a tensor"))
+        if found.dtype != part.dtype or found.shape != part.shape:
+            raise InvalidValue(
+                f"{name!r} must be {part.dtype} of shape {tuple(part.shape)}; the state has {found.dtype} of shape "
+                f"{tuple(found.shape)}: it is that of other weights or of another format."
+            )
+        if name.endswith(".format") and not torch.equal(found, part):
+            text = bytes(found.tolist()).decode(errors="replace")
+            raise InvalidValue(f"{name!r} is {bytes(part.tolist()).decode()}; the state has {shown(text)}.")
+    if int(state[ABOUT][0]) != VERSION:
+        raise InvalidValue(f"the state has another version than {VERSION}: {shown(state[ABOUT].tolist())}.")
+
+
+# -- which parameters --
+
+
+def _chosen(model: nn.Module, keep: str | Iterable[str]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Return the parameters to store, and the reason for each that is left alone, by name."""
+    parameters = dict(model.named_parameters())
+    if any(isinstance(parameter, LowPrecisionTensor) for parameter in parameters.values()):
+        raise InvalidValue("the model has weights in low precision already; call remove() of that handle first.")
+    asked = _asked(model, parameters, keep)
+    found, kept = {}, {}
+    for name, parameter in parameters.items():
+        reason = asked.get(name) or _reason(name, parameter)
+        if reason is None:
+            found[name] = parameter
+        else:
+            kept[name] = reason
+    if not found:
+        first = next((f"; {name!r} is {reason}" for name, reason in kept.items()), "")
+        raise InvalidValue(f"the model has no parameter that could be stored in low precision{first}.")
+    return found, kept
+
+
+def _asked(model: nn.Module, parameters: dict[str, nn.Parameter], keep: str | Iterable[str]) -> dict[str, str]:
+    """The parameters that are kept by name."""
+    if not isinstance(keep, Iterable):
+        raise InvalidType(sentence("keep", keep, "names of parameters or modules"))
+    patterns = [keep] if isinstance(keep, str) else list(keep)
+    names = [*parameters, *(name for name, _ in model.named_modules() if name)]
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InvalidType(sentence("keep", pattern, "names of parameters or modules"))
+        hits = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not hits:
+            raise InvalidValue(
+                f"keep names {pattern!r}, and the model has no parameter or module of that name."
+                f"{nearest_name(pattern, names)}"
+            )
+        found |= dict.fromkeys(hits, "kept: asked for")
+    return found
+
+
+def _reason(name: str, parameter: nn.Parameter) -> str | None:
+    """Return the reason to leave a parameter alone; None if there is none."""
+    if type(parameter) is not nn.Parameter:
+        return f"left alone: a {type(parameter).__name__} of its own"
+    if parameter.dtype not in FLOATS:
+        return f"left alone: {type_name(parameter.dtype)}"
+    if parameter.dim() < 2:
+        return "left alone: a vector"
+    if weakref.getweakrefcount(parameter):
+        return "left alone: a recurrent layer or compiled code has a weak reference to it"
+    if not parameter.numel() or not is_dense(parameter.detach()):
+        return "left alone: empty, or a view with gaps or overlaps"
+    if not bool(parameter.detach().isfinite().all()):
+        raise InvalidValue(f"{name!r} holds NaN or infinity, which has no code; keep={name!r} leaves it as it is.")
+    return None
+
+
+# -- parameters that get another inside: the objects stay, and so does all that holds them or hangs on them --
+
+_swap: Any = torch.utils.swap_tensors  # untyped
+_INSIDE = {"codes", "spacing", "ledger", "coding", "window", "_is_param"}
+"""Attributes that belong to what is inside; any other was put there by the user."""
+
+
 def _make_plain(weights: dict[str, Any]) -> None:
-    swap_all(weights, {name: nn.Parameter(each.decode(), each.requires_grad) for name, each in weights.items()})
+    _swap_all(weights, {name: nn.Parameter(each.decode(), each.requires_grad) for name, each in weights.items()})
 
 
-def _stream(seed: int, *numbers: int) -> int:
-    """A seed of its own for each weight, and each part of its optimizer state."""
-    found = mix(np.uint64(seed % 2**64))
-    for number in numbers:
-        found = mix(found + np.uint64(number))
-    return int(np.int64(found.astype(np.int64)))
+def _swap_all(parameters: dict[str, Any], others: dict[str, Any]) -> None:
+    """Swap each parameter with the other of its name; all of them, or none.
+
+    Gradient, hooks and the user's attributes stay with the parameter.
+    """
+    done: list[str] = []
+    for name, parameter in parameters.items():
+        others[name].grad = parameter.grad
+        try:
+            _swap_inside(parameter, others[name])
+        except RuntimeError as error:
+            for other in done:
+                _swap_inside(parameters[other], others[other])
+            raise InvalidValue(
+                f"{name!r} is held by a graph, by DistributedDataParallel or by compiled code, which would go on with "
+                "the old numbers; change how weights are stored before these are made, or after they are gone. "
+                f"PyTorch says: {str(error).splitlines()[0].rstrip(chr(46))}."
+            ) from None
+        done.append(name)
+
+
+def _swap_inside(parameter: Any, other: Any) -> None:
+    _swap(parameter, other)
+    parameter.__dict__.update({name: value for name, value in other.__dict__.items() if name not in _INSIDE})
+    # The dicts of hooks stay with the object, but PyTorch calls them from what is inside: assigning tells it.
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(parameter, hooks):
+            setattr(parameter, hooks, getattr(parameter, hooks))

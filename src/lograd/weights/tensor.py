@@ -1,18 +1,21 @@
 """A parameter that is stored in low precision: a tensor for everyone else, codes and spacings inside.
 
-Operators see float32 numbers, which are decoded for them and freed afterwards; those that change the tensor in place
-have their result rounded back.  `dispatch` has the rules.
+Operators see decoded numbers, which are freed afterwards.  Transposing, and taking rows, give views that share codes
+and spacings; so a product saves codes for its backward and not a float32 copy of the weight.  What an operator changes
+in place is rounded back, stochastically; what it overwrites altogether, to nearest.  Any other view is a window: it
+decodes the whole tensor when it is read, and changes it when it is written.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, final
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import InvalidValue
 from .coding import Coding, Per, Rounding, all_finite, coding_of
@@ -20,35 +23,27 @@ from .coding import Coding, Per, Rounding, all_finite, coding_of
 LEDGER = SEED, OFFSET, WRITES, CLIPPED, GROWN, SHRUNK, LOST = range(7)
 """Places in a ledger: the key of the random numbers, and exact counts of elements and rows."""
 
+aten: Any = torch.ops.aten
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "log_normal_", "cauchy_", "exponential_"}
+"""Operators in place whose result has nothing to do with the numbers before."""
+_TURNS = {aten.t.default, aten.transpose.int, aten.permute.default}
+"""Views that only change the order of dimensions."""
+_ROWS = {aten.slice.Tensor, aten.select.int}
+"""Views of whole rows, if they take the first dimension."""
+_COPIED = {aten.as_strided.default, aten.view.dtype}
+"""Views that depend on how numbers lie in memory: they give copies."""
+
 _Base: Any = torch.Tensor  # its class methods for subclasses are untyped
 
 
 class Counts(NamedTuple):
-    """Exact counts of what was written to a tensor in low precision."""
+    """Exact counts of what was written to one tensor; `Counters` explains the last four."""
 
     writes: int
-    """How often it was written: once in each step."""
     clipped: int
-    """Elements outside of the range of their row; none, as rows grow before."""
     grown: int
-    """Rows that got a wider spacing, since a weight left the range."""
     shrunk: int
-    """Rows that got a finer spacing, since their weights had become small."""
     lost: int
-    """Rows that were written with NaN or infinity among them, and decode to NaN; for bfloat16, such elements."""
-
-
-class Window(NamedTuple):
-    """The tensor from which a view has its numbers, and how."""
-
-    whole: LowPrecisionTensor
-    view: Callable[[Tensor], Tensor]
-    """Gives the view of a plain tensor in the place of the whole."""
-
-
-def new_ledger(seed: int) -> Tensor:
-    """Return a ledger with this seed and nothing counted."""
-    return torch.tensor([seed, 0, 0, 0, 0, 0, 0], dtype=torch.int64)
 
 
 @final
@@ -56,10 +51,10 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     """Numbers V(code) times spacing, of which only codes and spacings are in memory.
 
     Args:
-        codes: uint8, or bfloat16 where these are the numbers themselves.
+        codes: uint8, or bfloat16 if these are the numbers themselves.
         spacing: float32, one for each row, in a shape that is broadcast with the codes.
         ledger: int64 (7,): seed and offset of the random numbers, then counts.
-        format, per: as in `Coding`.
+        coding: what the codes mean.
         dtype: the type that operators see.
     """
 
@@ -67,10 +62,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     spacing: Tensor
     ledger: Tensor
     coding: Coding
-    window: Window | None = None
-    """For a view of some elements whose rows are shared with others: it reads, and writes, by way of the whole."""
-    rules: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
-    """Gives the result of an operator; `dispatch`, which needs this class, puts it here."""
+    window: tuple[LowPrecisionTensor, Callable[[Tensor], Tensor]] | None = None
+    """For a view whose rows have other elements, too: the whole tensor, and how to take the view of a plain one."""
 
     @staticmethod
     def __new__(
@@ -83,20 +76,22 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         return made
 
     @classmethod
-    def of(cls, values: Tensor, coding: Coding, seed: int, rounding: Rounding = "nearest") -> LowPrecisionTensor:
-        """Return float numbers with the narrowest spacings that fit, in their layout."""
+    def of(cls, values: Tensor, coding: Coding, seed: int) -> LowPrecisionTensor:
+        """Return float numbers, rounded to nearest, with the narrowest spacings that fit, in their layout."""
         values = values.detach()
         codes = torch.empty_like(values, dtype=coding.dtype)
         spacing = torch.ones(coding.rows(values.shape), device=values.device)
-        made = cls(codes, spacing, new_ledger(seed).to(values.device), coding, values.dtype)
-        made._renew_(coding.prepared_(values.to(torch.float32, copy=True)), rounding)
+        ledger = torch.tensor([seed, 0, 0, 0, 0, 0, 0], dtype=torch.int64, device=values.device)
+        made = cls(codes, spacing, ledger, coding, values.dtype)
+        made._renew_(values.to(torch.float32, copy=True))
         return made
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return a plain tensor with the same numbers, float32 or of another type; it records no gradient."""
         with torch.no_grad():
             if self.window is not None:
-                return self.window.view(self.window.whole.decode(dtype or self.dtype))
+                whole, view = self.window
+                return view(whole.decode(dtype or self.dtype))
             return self.coding.decode(self.codes, self.spacing, dtype or self.dtype)
 
     # -- writing --
@@ -108,18 +103,17 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         """
         with torch.no_grad():
             if self.window is not None:
-                self.window.whole.write_(self._whole_with(values), rounding)
+                whole, view = self.window
+                numbers = torch.empty_like(whole.codes, dtype=torch.float32).copy_(whole.decode(torch.float32))
+                view(numbers).copy_(values)
+                whole.write_(numbers, rounding)
                 return
-            self.coding.prepared_(values)
-            if self.bare:
-                if not all_finite(values):
-                    self.ledger[LOST] += values.numel() - values.isfinite().sum()
-            else:
+            if not self.bare:
                 found = self.coding.following(values, self.spacing)
                 self.spacing.copy_(found.spacing)
-                self.ledger[GROWN : LOST + 1] += torch.stack(
-                    [each.sum() for each in (found.grown, found.shrunk, found.lost)]
-                )
+                self.ledger[GROWN:] += torch.stack([rows.sum() for rows in (found.grown, found.shrunk, found.lost)])
+            elif not all_finite(values):
+                self.ledger[LOST] += values.numel() - values.isfinite().sum()
             self._encode_(values, rounding)
 
     def overwrite_(self, values: Tensor) -> None:
@@ -128,32 +122,20 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         Numbers that the present spacings hold exactly, as far as its type can tell, keep these; else spacings are the
         narrowest that fit.  A view of a part is written like any other change, since the rest of the rows stays.
         """
+        if self.window is not None:
+            self.write_(values)
+            return
         with torch.no_grad():
-            if self.window is not None:
-                whole, numbers = self.window.whole, self._whole_with(values)
-                if whole.numel() == self.numel():
-                    whole.overwrite_(numbers)
-                else:
-                    whole.write_(numbers)
-                return
-            own = self.coding.prepared_(torch.empty_like(self.codes, dtype=torch.float32).copy_(values))
+            own = torch.empty_like(self.codes, dtype=torch.float32).copy_(values)
             self._encode_(own.clone(), "nearest")
             if not torch.equal(self.decode(), values.to(self.dtype)):
-                self._renew_(own, "nearest")
+                self._renew_(own)
 
-    def _whole_with(self, values: Tensor) -> Tensor:
-        """The numbers of the whole tensor, in which those of this view are new."""
-        assert self.window is not None
-        numbers = torch.empty_like(self.window.whole.codes, dtype=torch.float32)
-        numbers.copy_(self.window.whole.decode(torch.float32))
-        self.window.view(numbers).copy_(values)
-        return numbers
-
-    def _renew_(self, values: Tensor, rounding: Rounding) -> None:
+    def _renew_(self, values: Tensor) -> None:
         if not self.bare:
             self.spacing.copy_(self.coding.fresh(values, self.spacing))
             self.ledger[LOST] += self.spacing.isnan().sum()
-        self._encode_(values, rounding)
+        self._encode_(values, "nearest")
 
     def _encode_(self, values: Tensor, rounding: Rounding) -> None:
         ledger = self.ledger
@@ -162,6 +144,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
             ledger[OFFSET] += values.numel()
             ledger[WRITES] += 1
             ledger[CLIPPED] += clipped
+
+    # -- what is inside --
 
     @property
     def counts(self) -> Counts:
@@ -181,7 +165,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
 
     @property
     def bare(self) -> bool:
-        """True where there are no spacings."""
+        """True if there are no spacings."""
         return self.coding.is_bfloat16
 
     def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> LowPrecisionTensor:
@@ -198,7 +182,14 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return cls.rules(func, args, kwargs or {})
+        kwargs, first = kwargs or {}, args[0] if args else None
+        if isinstance(first, LowPrecisionTensor):
+            found = _in_codes(func, first, args, kwargs) if first.window is None else None
+            if found is not None:
+                return found
+            if func.is_view and func not in _COPIED and type(first.codes) is Tensor:  # else a compiler traces it
+                return _windows(func, first, args, kwargs)
+        return _decoded(func, args, kwargs)
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """Return the names of the tensors inside, and the rest."""
@@ -225,10 +216,8 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy with its own codes, and the same random numbers from here on; of a part, a plain tensor."""
         if self.window is not None:
-            return copy.deepcopy(self.decode(), memo)
-        twin = self.mapped(torch.clone)
-        twin.ledger = self.ledger.clone()
-        twin.requires_grad_(self.requires_grad)
+            return self.decode()
+        twin = _apart(self.mapped(torch.clone), self).requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
             twin._is_param = True
         if self.grad is not None:
@@ -241,18 +230,19 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         if self.window is not None:
             plain: Any = self.decode().clone()
             return plain.__reduce_ex__(protocol)
-        coding = self.coding
-        parts = (self.codes, self.spacing, self.ledger, coding.format, coding.per, coding.root, self.dtype)
+        parts = (self.codes, self.spacing, self.ledger, self.coding.format, self.coding.per, self.dtype)
         return rebuilt, (*parts, bool(self.requires_grad), bool(getattr(self, "_is_param", False)))
 
 
 def rebuilt(
-    codes: Tensor, spacing: Tensor, ledger: Tensor, format: str, per: Per, root: bool, dtype: torch.dtype, grad: bool,
-    own: bool,
-) -> LowPrecisionTensor:  # fmt: skip
-    """Return an unpickled tensor; what its file says is checked."""
-    coding = replace(coding_of(format, per), root=bool(root))
-    check_parts(codes, spacing, ledger, coding)
+    codes: Tensor, spacing: Tensor, ledger: Tensor, format: str, per: Per, dtype: torch.dtype, grad: bool, own: bool
+) -> LowPrecisionTensor:
+    """Return an unpickled tensor, or refuse parts that do not fit together."""
+    coding = coding_of(format, per)
+    if (codes.dtype, spacing.dtype, ledger.dtype) != (coding.dtype, torch.float32, torch.int64):
+        raise InvalidValue(f"the parts of a tensor in {format} have other types than such tensors have.")
+    if ledger.shape != (len(LEDGER),) or tuple(spacing.shape) not in (coding.rows(codes.shape), (1,) * codes.dim()):
+        raise InvalidValue(f"the parts of a tensor in {format} have shapes that do not fit together.")
     made = LowPrecisionTensor(codes, spacing, ledger, coding, dtype)
     made.requires_grad_(bool(grad))
     if own:
@@ -260,12 +250,114 @@ def rebuilt(
     return made
 
 
-def check_parts(codes: Tensor, spacing: Tensor, ledger: Tensor, coding: Coding) -> None:
-    """Refuse parts from a file that do not fit together."""
-    if codes.dtype != coding.dtype or spacing.dtype != torch.float32 or ledger.dtype != torch.int64:
-        raise InvalidValue(f"the parts of a tensor in {coding.format} have other types than such tensors have.")
-    if ledger.shape != (len(LEDGER),) or tuple(spacing.shape) not in (coding.rows(codes.shape), (1,) * codes.dim()):
-        raise InvalidValue(f"the parts of a tensor in {coding.format} have shapes that do not fit together.")
-
-
 torch.serialization.add_safe_globals([rebuilt])
+
+
+# -- operators --
+
+
+def _in_codes(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operator that needs no numbers, or few; None for any other."""
+    if func in _TURNS or (func in _ROWS and _takes_rows(first, args)):
+        return _aliased(func, args, kwargs, first.mapped(lambda part: func(part, *args[1:], **kwargs)))
+    if func in (aten.detach.default, aten.alias.default):
+        return _aliased(func, args, kwargs, first.mapped(func))
+    to_float = func is aten._to_copy.default and (kwargs.get("dtype") or first.dtype).is_floating_point
+    if func is aten.clone.default or to_float:
+        options = {name: value for name, value in kwargs.items() if name not in ("dtype", "pin_memory")}
+        return _apart(first.mapped(lambda part: func(part, **options), kwargs.get("dtype")), first)
+    if func is aten.embedding.default and not first.bare:
+        return _embedded(first, args[1])
+    if func is aten.copy_.default and _copied(first, args[1]):
+        return first
+    return None
+
+
+def _takes_rows(x: LowPrecisionTensor, args: tuple[Any, ...]) -> bool:
+    """Return True for a slice or selection of whole rows, each with its spacing."""
+    dim = args[1] if len(args) > 1 else 0
+    return dim in (0, -x.dim()) and x.spacing.shape[0] == x.shape[0] and not x.bare
+
+
+def _windows(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the view, or views, of any other kind: they read and write by way of the whole tensor."""
+
+    def view(place: int, x: Tensor) -> Tensor:
+        found = func(x, *args[1:], **kwargs)
+        return found if isinstance(found, Tensor) else found[place]
+
+    found = func(first.codes, *args[1:], **kwargs)
+    made = []
+    for place, codes in enumerate([found] if isinstance(found, Tensor) else found):
+        window = LowPrecisionTensor(codes, first.spacing, first.ledger, first.coding, first.dtype)
+        window.window = first, partial(view, place)
+        made.append(window)
+    return _aliased(func, args, kwargs, made[0] if isinstance(found, Tensor) else made)
+
+
+def _aliased(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    return return_and_correct_aliasing(func, args, kwargs, result)  # type: ignore[no-untyped-call]
+
+
+def _apart(made: LowPrecisionTensor, first: LowPrecisionTensor) -> LowPrecisionTensor:
+    """Give a copy a ledger of its own."""
+    made.ledger = first.ledger.to(made.codes.device, copy=True)
+    return made
+
+
+def _embedded(table: LowPrecisionTensor, index: Tensor) -> Tensor:
+    """Return rows of a table, of which only these are decoded."""
+    flat = index.reshape(-1)
+    spacing = table.spacing.index_select(0, flat) if table.spacing.shape[0] > 1 else table.spacing
+    found = table.coding.decode(table.codes.index_select(0, flat), spacing, table.dtype)
+    return found.reshape(*index.shape, *table.shape[1:])
+
+
+def _copied(target: LowPrecisionTensor, source: Any) -> bool:
+    """Return True if codes could be copied as they are: both have the same coding."""
+    if not isinstance(source, LowPrecisionTensor) or source.coding != target.coding or source.window is not None:
+        return False
+    if source.shape != target.shape or source.spacing.shape != target.spacing.shape:
+        return False
+    target.codes.copy_(source.codes)
+    target.spacing.copy_(source.spacing)
+    return True
+
+
+def _decoded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on decoded numbers, and round back what it has changed."""
+    opened: dict[int, tuple[LowPrecisionTensor, Tensor]] = {}
+    written = _written(func, args, kwargs) if func._schema.is_mutable else []
+    changed = [x for x in written if isinstance(x, LowPrecisionTensor)]
+    # Numbers that stay must come back as they were, so what is rounded again is decoded to float32 in any model.
+    wide = any(x.dtype != torch.float32 for x in changed)
+    fixed = {id(x) for x in written}
+
+    def plain(x: Tensor) -> Tensor:
+        if isinstance(x, LowPrecisionTensor):
+            if id(x) not in opened:
+                opened[id(x)] = x, x.decode(torch.float32 if wide else None)
+            return opened[id(x)][1]
+        return x.to(torch.float32) if wide and x.is_floating_point() and id(x) not in fixed else x
+
+    result = func(*tree_map_only(Tensor, plain, args), **tree_map_only(Tensor, plain, kwargs))
+    if not changed:
+        return result
+    for x in changed:
+        values = opened[id(x)][1]
+        if func._schema.name.split("::")[1] in _OVERWRITES:
+            x.overwrite_(values)
+        else:
+            x.write_(values.to(torch.float32))
+    originals = {id(values): x for x, values in opened.values()}
+    return tree_map_only(Tensor, lambda x: originals.get(id(x), x), result)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operator writes to."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    return found

@@ -8,15 +8,12 @@ bytes.  Schedules, process groups and data parallelism are PyTorch's own.
 import importlib as _importlib
 import typing as _typing
 
-from .reading import DEFAULT_LIMIT, decode
-from .sizes import largest
-from .writing import encode, prune_and_encode
+from .packets import DEFAULT_LIMIT, decode, encode, largest, prune_and_encode
 
 if _typing.TYPE_CHECKING:
     from .channel import EdgeCount
-    from .faults import LinkError, fail_together
     from .hook import HookState, comm_hook
-    from .stage import CompressedStage
+    from .stage import CompressedStage, LinkError, fail_together
 
 __all__ = [
     "DEFAULT_LIMIT", "CompressedStage", "EdgeCount", "HookState", "LinkError", "comm_hook", "decode", "encode",
@@ -28,9 +25,9 @@ _ON_FIRST_USE = {
     "CompressedStage": "stage",
     "EdgeCount": "channel",
     "HookState": "hook",
-    "LinkError": "faults",
+    "LinkError": "stage",
     "comm_hook": "hook",
-    "fail_together": "faults",
+    "fail_together": "stage",
 }
 
 

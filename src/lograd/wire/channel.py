@@ -1,8 +1,10 @@
-"""A channel: packets of varying size between two stages, in messages whose size both ends know beforehand.
+"""Packets of varying size between two stages, in messages whose size both ends know beforehand.
 
 A receiver posts its buffer before the packet exists.  So both ends derive the capacity of an edge from the packets that
 crossed it in the step before, which both have seen; it changes between steps only, so that all microbatches in flight
-agree.  What does not fit follows in a second message, which the receiver posts when it has read the length.
+agree.  What does not fit follows in a second message, which the receiver asks for when it has read the length.  Other
+receipts may already be posted by then, so second messages are told apart by tags, which gloo has and NCCL has not:
+beside another backend they take a gloo group.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PacketError
-from ..files.checks import check_object, check_whole
+from ..files import check_object, check_whole
 
 HEAD = struct.Struct("<QII")
 """The first bytes of a message: length of the packet, number of the message on this edge, checksum of the two."""
@@ -140,9 +143,6 @@ class Channel:
             room = self._largest + self._largest // MARGIN + (self._largest - self._smallest)
             self._capacity = (room + UNIT - 1) // UNIT * UNIT
             self._number += self._passed
-        self._forget_sizes()
-
-    def _forget_sizes(self) -> None:
         self._largest, self._smallest, self._passed = 0, LONGEST, 0
 
     def place(self, microbatch: int) -> str:
@@ -160,19 +160,63 @@ class Channel:
         self.count.packets += length
         self.count.overflows += overflow
 
-    # -- saving --
-
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, int]:
         """Return all that both ends must agree on, between two steps."""
         return {"capacity": self._capacity, "messages": self._number}
 
-    def check(self, what: str, state: Any) -> None:
-        """Refuse what is not the state of a channel."""
+    @classmethod
+    def of(cls, name: str, state: Any) -> Channel:
+        """Return the channel with a state, or refuse what is not one."""
+        what, channel = f"the channel {name}", cls(name)
         check_object(what, state, ("capacity", "messages"))
-        for name, value in state.items():
-            check_whole(f"{name} of {what}", value, 0, LONGEST)
+        channel._capacity = check_whole(f"capacity of {what}", state["capacity"], 0, LONGEST)
+        channel._number = check_whole(f"messages of {what}", state["messages"], 0, LONGEST)
+        return channel
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from the `state` of another."""
-        self._capacity, self._number = state["capacity"], state["messages"]
-        self._forget_sizes()
+
+_beside: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+"""The gloo group beside each group that has none."""
+
+
+def _tagged(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group of the same ranks that sends tensors of the CPU with tags."""
+    if "gloo" in str(dist.get_backend_config(group)):
+        return group
+    if group not in _beside:
+        ranks = dist.get_process_group_ranks(group)
+        _beside[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _beside[group]
+
+
+@final
+class SideWay:
+    """The second messages: with tags, between the ranks of a group; peers are global ranks."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        own = dist.group.WORLD if group is None else group
+        assert own is not None
+        self._group = _tagged(own)
+        self.is_main = self._group is own
+        """True if the group of the edges has tags itself."""
+        self._sending: list[tuple[dist.Work, Tensor]] = []
+
+    def operation(self, data: Tensor, peer: int, tag: int) -> dist.P2POp:
+        """Return the operation that sends bytes, for a schedule to start and to wait for."""
+        return dist.P2POp(dist.isend, data, peer, self._group, tag)
+
+    def send(self, data: Tensor, peer: int, tag: int) -> None:
+        """Start to send bytes; `wait` waits for it."""
+        work = dist.isend(data, peer, self._group, tag)
+        assert work is not None
+        self._sending.append((work, data))
+
+    def receive(self, size: int, peer: int, tag: int) -> Tensor:
+        """Return so many bytes, once they have arrived."""
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, peer, self._group, tag)
+        return data
+
+    def wait(self) -> None:
+        """Wait until all that was sent has gone."""
+        while self._sending:
+            self._sending.pop()[0].wait()

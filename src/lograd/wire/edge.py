@@ -1,33 +1,130 @@
 """An edge: a site without a layer, whose treated operand goes over a wire instead of into a product.
 
-Statistics, numbers, random key, memory and counters are those of a site of the engine.  A step of an edge is a step of
-the schedule: all microbatches together give one histogram, and numbers change between steps only.
+`edge_sentences` says which sentence the tensors of each edge are treated by.  Statistics, numbers, random key, memory
+and counters of an edge are those of a site of the engine.  A step of an edge is a step of the schedule: all
+microbatches together give one histogram, and numbers change between steps only.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.keys import mix
-from ..attachment.refresh import Cost, OperandStatistics, Refresh, sample_due
+from ..attachment.refresh import Cost, Drift, OperandStatistics, Refresh, check_refresh, mix, sample_due
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
-from ..errors import InvalidValue, sentence
-from ..files.checks import check_object, check_whole
+from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
+from ..files import check_flag, check_object, check_one_of, check_whole
+from ..ops import Counted
 from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOAT_TYPES
-from ..treatments import OPERANDS, PRODUCTS, Sentence, describe, to_json
+from ..plan import LayerPlan, Plan
+from ..treatments import OPERANDS, PRODUCTS, Sentence, Treated, Treatment, describe, recipe, to_json
 from ..treatments.tensors import is_finite
-from .packets import Packing, encode, prune_and_encode
+from .packets import decode, encode, prune_and_encode
+from .pruned import VALUES, Values
 
+BACKWARD, FORWARD = "backward", "forward"
+OPERAND = {BACKWARD: "gradient", FORWARD: "activations"}
+"""The tensors that travel in each direction."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The types of tensors that packets hold."""
 FIRST_NUMBER = 2**41
 """Sites of attached layers have smaller numbers, so that edges draw other random numbers than these."""
 LONGEST = 2**62
+
+EdgePlan = str | Treatment | Sentence | LayerPlan | None
+"""A recipe by name, treatments, or the plan of a layer, whose sentence is taken; None sends plain tensors."""
+EdgePlans = EdgePlan | Plan | Mapping[str, EdgePlan]
+"""One for all edges of a direction, or one for each by name: "1->0" is the gradient from stage 1 to stage 0."""
+
+
+def edge_name(source: int, target: int) -> str:
+    """Return the name of the edge from one stage to another: "1->0" carries a gradient, "0->1" activations."""
+    return f"{source}->{target}"
+
+
+def edge_names(direction: str, stages: int) -> list[str]:
+    """Return the names of all edges of one direction."""
+    pairs = [(index, index + 1) for index in range(stages - 1)]
+    return [edge_name(a, b) if direction == FORWARD else edge_name(b, a) for a, b in pairs]
+
+
+def edge_sentences(plans: EdgePlans, direction: str, stages: int) -> dict[str, Sentence | None]:
+    """Return the sentence of each edge of a direction by name; None where plain tensors travel.
+
+    >>> edge_sentences("fp8", "backward", 2)["1->0"][0].format.bits
+    8
+    """
+    names = edge_names(direction, stages)
+    if isinstance(plans, Plan):
+        plans = {**({} if plans.every is None else dict.fromkeys(names, plans.every)), **plans.layers}
+    if not isinstance(plans, Mapping):
+        plans = dict.fromkeys(names, plans)
+    for name in plans:
+        if name not in names:
+            raise InvalidValue(
+                sentence(f"an edge of {direction}", name, "one of " + (", ".join(names) or "none: there is one stage"))
+                + nearest_name(str(name), names)
+            )
+    return {name: _sentence(plans.get(name), direction) for name in names}
+
+
+def _sentence(plan: Any, direction: str) -> Sentence | None:
+    """Return the sentence of a plan; that of the forward is the output's activations, or else the gradient's."""
+    if plan is None:
+        return None
+    given = plan
+    if isinstance(plan, Treatment):
+        plan = (plan,)
+    if isinstance(plan, str):
+        plan = recipe(plan)
+    if isinstance(plan, Treated | LayerPlan):
+        treats = plan.treats
+        found = plan.output.activations if direction == FORWARD else ()
+        found = found or plan.input_gradient.gradient
+        if treats and not found:
+            raise InvalidValue(f"{shown(given)} says nothing about the {OPERAND[direction]} that travel {direction}.")
+        plan = found
+    if not isinstance(plan, tuple) or not all(isinstance(one, Treatment) for one in plan):
+        raise InvalidType(sentence(direction, plan, "a recipe such as 'prune90', treatments, a LayerPlan, or None"))
+    for one in plan:
+        if one.learns or one.shared_sparsity is not None:
+            raise InvalidValue(f"{describe(plan)} cannot treat an edge: {one} belongs to the layers of one model.")
+    return plan
+
+
+def check_edge_refresh(refresh: Refresh) -> Refresh:
+    """Return the policy of refreshing statistics: a number of steps or a `Drift`; edges know no epochs."""
+    found = check_refresh(refresh)
+    if not isinstance(found, int | Drift):
+        raise InvalidValue(sentence("refresh", refresh, "a number of steps, 'drift' or a Drift"))
+    return found
+
+
+class Packing(NamedTuple):
+    """How tensors are encoded, as the arguments of `encode` say; codes of a format are packed as they are."""
+
+    values: Values = "exact"
+    entropy: bool = False
+
+    def check(self) -> Packing:
+        """Return these settings, or refuse them."""
+        check_one_of("values", self.values, VALUES)
+        check_flag("entropy", self.entropy)
+        return self
+
+
+def decode_like(packet: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor of a packet; a packet that claims to be much larger than another tensor is refused."""
+    found = decode(packet, limit=2 * like.numel() * like.element_size() + 4096)
+    tensor: Tensor = found.decode() if isinstance(found, CodedTensor) else found
+    return tensor
 
 
 @final
@@ -95,14 +192,19 @@ class Edge:
         ):
             return self.packed(self.treat(x, held), packing)
         self._observe(x, held)
-        packet, counts = prune_and_encode(x, site.threshold, site.key, packing)
-        site.count(counts, x.numel())
-        return packet
+        found: Counted = prune_and_encode(x, site.threshold, *site.key.unbind(), **packing._asdict(), counted=True)
+        site.count(found.counts, x.numel())
+        return found.result
 
     def packed(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
         """Return the packet of what `treat` has returned."""
+        if isinstance(treated, CodedTensor) or treated.dtype == torch.float64:
+            return encode(treated)
         known = self.site is not None and self.operand.ready
-        return encode(treated, packing, self.site.threshold if known and self.site else None)
+        packet: Tensor = encode(
+            treated, **packing._asdict(), alpha=self.site.threshold if known and self.site else None
+        )
+        return packet
 
     def _observe(self, x: Tensor, held: bool) -> None:
         assert self.site is not None

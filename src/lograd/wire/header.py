@@ -54,7 +54,7 @@ class Header:
 
     @classmethod
     def of(cls, method: int, x: Tensor, alpha: int = 0, parameter: int = 0) -> Header:
-        """The header of a tensor whose elements are taken in the order of `in_order`."""
+        """Return the header of a tensor whose elements are taken in the order of `in_order`."""
         return cls(method, x.dtype, tuple(x.shape), order_of(x), alpha, parameter)
 
     @property
@@ -68,7 +68,7 @@ class Header:
         return math.prod(self.shape)
 
     def to_bytes(self, length: int, checksum: int = 0) -> bytes:
-        """The header of a packet of `length` bytes."""
+        """Return the bytes of the header of a packet of `length` bytes."""
         d = len(self.shape)
         fixed = FIXED.pack(
             MAGIC, VERSION, self.method, DTYPES.index(self.dtype), d, length, checksum, self.alpha, self.parameter
@@ -76,30 +76,38 @@ class Header:
         return fixed + struct.pack(f"<{d}Q{d}B", *self.shape, *self.order)
 
     def empty(self) -> Tensor:
-        """Memory for the tensor, laid out as the one that was encoded."""
+        """Return memory for the tensor, with the order of dimensions of the one that was encoded."""
         out = torch.empty([self.shape[dim] for dim in self.order], dtype=self.dtype, device="cpu")
         return out.permute([self.order.index(dim) for dim in range(len(self.order))])
 
 
 def order_of(x: Tensor) -> tuple[int, ...]:
-    """The dimensions of a tensor without gaps from the outermost to the innermost; as they are where it has gaps."""
+    """Return the dimensions of a tensor from the outermost to the innermost; 0, 1, ... if it has gaps."""
     dims = range(x.dim())
     return tuple(dims) if dense(x) is not x else tuple(sorted(dims, key=lambda dim: (-x.stride()[dim], dim)))
 
 
 def in_order(x: Tensor) -> Tensor:
-    """The elements of a tensor as a vector in the order of `order_of`; a view where the tensor has no gaps."""
+    """Return the elements of a tensor as a vector in the order of `order_of`; a view where the tensor has no gaps."""
     return x.permute(order_of(x)).reshape(-1).contiguous()
 
 
 def checksum(packet: Bytes) -> int:
-    """CRC-32 of all bytes of a packet but the checksum's own four."""
+    """Return the CRC-32 of all bytes of a packet but the checksum's own four."""
     before, after = packet[:CHECKSUM_AT], packet[CHECKSUM_AT + 4 :]
     crc = zlib.crc32(before)  # type: ignore[arg-type]  # a buffer is enough
     kernel = native.kernel("crc32")
     if kernel is None:
         return zlib.crc32(after, crc)  # type: ignore[arg-type]
     return int(kernel(native.array_address("packet", after), after.size, crc))
+
+
+def packet_of(header: Header, body: Bytes) -> Tensor:
+    """Return a packet from its header and all that follows."""
+    packet = np.empty(header.size + body.size, np.uint8)
+    packet[header.size :] = body
+    seal(packet, header)
+    return torch.from_numpy(packet)
 
 
 def seal(packet: Bytes, header: Header) -> None:
@@ -109,7 +117,7 @@ def seal(packet: Bytes, header: Header) -> None:
 
 
 def read_header(packet: Bytes, limit: int) -> Header:
-    """The header of a packet whose length and checksum are right, and whose tensor has at most `limit` bytes."""
+    """Return the header of a packet whose length and checksum are right, and whose tensor has at most `limit` bytes."""
     if packet.size < FIXED.size:
         raise PacketError(f"a packet has at least {FIXED.size} bytes; got {plural(packet.size, 'byte')}.")
     magic, version, method, number, d, length, crc, alpha, parameter = FIXED.unpack(packet[: FIXED.size].tobytes())

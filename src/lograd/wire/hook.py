@@ -8,7 +8,7 @@ how DDP puts gradients into buckets, which it does anew after the first step.
 
 import struct
 import time
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,22 @@ from torch._C._distributed_c10d import GradBucket
 
 from ..attachment.refresh import Refresh
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
-from ..files.checks import check_object, check_whole
+from ..files import check_object, check_whole
 from ..ops.coded import CodedTensor
 from .channel import EdgeCount
-from .edge import Edge, check_tensor
-from .packets import FLOATS, Packing, decode, encode
-from .plans import BACKWARD, EdgePlan, check_edge_refresh, edge_sentences
+from .edge import (
+    BACKWARD,
+    FLOATS,
+    Edge,
+    EdgePlan,
+    Packing,
+    check_edge_refresh,
+    check_tensor,
+    decode_like,
+    edge_sentences,
+)  # fmt: skip
+from .packets import encode
+from .pruned import Values
 
 LENGTH = struct.Struct("<Q")
 VERSION = 1
@@ -70,7 +80,7 @@ class HookState:
         start: int = 0,
         seed: int = 0,
         refresh: Refresh = 10,
-        values: Literal["exact", "bfloat16", "float8"] = "exact",
+        values: Values = "exact",
         entropy: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -125,7 +135,7 @@ class HookState:
     def _packet(self, name: str, gradient: Tensor) -> Tensor:
         edge = self._edges.get(name)
         if edge is None or self.steps < self.start:
-            return encode(gradient, Packing())
+            return encode(gradient)
         if not self.error_feedback:
             return edge.packet(gradient, self._packing)
         wanted = gradient + self._errors[name] if name in self._errors else gradient
@@ -240,7 +250,7 @@ def average(places: list[Place], total: Tensor, gathered: list[Tensor], count: E
             view = total.as_strided(shape, stride, offset)
             packet, at = _next(data, at, rank, name)
             try:
-                found = decode(packet, view)
+                found = decode_like(packet, view)
             except PacketError as error:
                 raise PacketError(f"the gradient of {name!r} from rank {rank}: {error}") from error
             if found.shape != view.shape or found.dtype != view.dtype:

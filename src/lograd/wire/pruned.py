@@ -1,160 +1,290 @@
-"""The method "pruned" on tensors: by the native kernels where they are there, else by the reference."""
+"""The method "pruned" in NumPy: the definition of its bytes, which the native kernels equal byte for byte.
+
+A tensor is blocks of 4096 elements.  Most elements of a block are +0.0.  The others are told by their positions, as
+gaps in a Rice code, and each has a sign.  Many share the magnitude alpha, which a bit says; of the rest, the distance
+to alpha is stored, in as many bits as the block needs.  docs/packet-format.md describes the bytes.
+
+Elements are whole numbers here, and a magnitude is the bits of an element without its sign: as whole numbers,
+magnitudes are ordered as the numbers are.
+"""
 
 from __future__ import annotations
 
-import threading
-from typing import NamedTuple
+import struct
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import native
 from ..errors import PacketError
-from ..ops.contracts import COUNTS, FLOAT_TYPES
-from ..ops.elementwise import stochastic_prune
-from .elements import KINDS, rounded, smallest_magnitude, tensor_of, words_of
-from .header import PRUNED, RAW, Bytes, Header, in_order, seal
-from .reference import Coding, decode_blocks, encode_blocks
-from .sizes import most_bytes
+from .header import BLOCK, Bytes
 
-FAULTS = (
-    "",
-    "a packet ends before its table of blocks does.",
-    "the blocks of a packet do not fill it.",
-    "a block is shorter than its head.",
-    "the head of a block holds numbers that no block has.",
-    "a block ends before its numbers do.",
-    "the positions of a block go beyond its end.",
-    "a distance of a block has more bits than its type.",
-    "a block that is not compressed has another length than its elements.",
-)
-"""Sentences on packets that a native kernel refuses, by the number that it returns."""
+Whole = NDArray[np.int64]
 
-MOST_KEPT = 2**28
-"""The most bytes that a thread keeps from packet to packet; more is given back after each."""
+# -- elements --
+
+Values = Literal["exact", "bfloat16", "float8"]
+VALUES = ("exact", "bfloat16", "float8")
+_MANTISSA = {"bfloat16": 7, "float8": 2}
+"""Mantissa bits of a kept value; its exponent keeps its range, as it is stored relative to alpha."""
 
 
-class Pruning(NamedTuple):
-    """Stochastic pruning on the way into a packet."""
+class Kind(NamedTuple):
+    """The bits of an element type."""
 
-    threshold: Tensor
-    key: Tensor
-    counted: bool
+    bits: int
+    mantissa: int
+
+    @property
+    def infinity(self) -> int:
+        """The magnitude of infinity; larger ones are NaN."""
+        return (1 << (self.bits - 1)) - (1 << self.mantissa)
 
 
-class _Kept(threading.local):
-    """Memory of each thread where packets are written before their size is known.
+KINDS = {torch.float32: Kind(32, 23), torch.bfloat16: Kind(16, 7), torch.float16: Kind(16, 10)}
+"""The types that the method "pruned" takes."""
+_WORDS = {32: (torch.int32, np.uint32), 16: (torch.int16, np.uint16)}
 
-    Only what was written to costs memory, and that is what the largest packet took; a fresh page costs more time than
-    the bytes that are written into it.
+
+def cut_of(values: str, dtype: torch.dtype) -> int:
+    """Return how many mantissa bits are cut from kept values of a type."""
+    return 0 if values == "exact" else max(0, KINDS[dtype].mantissa - _MANTISSA[values])
+
+
+def words_of(x: Tensor) -> Whole:
+    """Return the elements of a CPU vector as whole numbers from 0 on."""
+    signed, unsigned = _WORDS[KINDS[x.dtype].bits]
+    return x.view(signed).numpy().view(unsigned).astype(np.int64)
+
+
+def tensor_of(words: Whole, dtype: torch.dtype) -> Tensor:
+    """Return the CPU vector of which these are the `words_of`."""
+    signed, unsigned = _WORDS[KINDS[dtype].bits]
+    return torch.from_numpy(words.astype(unsigned).view(unsigned.__name__.removeprefix("u"))).view(signed).view(dtype)
+
+
+def smallest_magnitude(words: Whole, kind: Kind) -> int:
+    """Return the smallest magnitude that is not zero; 0 if there is none."""
+    magnitudes = words & ((1 << (kind.bits - 1)) - 1)
+    return int(magnitudes[magnitudes > 0].min(initial=1 << kind.bits)) % (1 << kind.bits)
+
+
+def rounded(words: Whole, kind: Kind, alpha: int, cut: int) -> Whole:
+    """Return elements with `cut` mantissa bits less, to nearest with ties to even.
+
+    Zeros and those of magnitude alpha stay; finite values stay finite, and NaN stays NaN.
     """
-
-    memory: Tensor | None = None
-
-    def room(self, size: int) -> Tensor:
-        """At least so many bytes."""
-        memory = self.memory
-        if memory is None or memory.numel() < size:
-            memory = torch.empty(size, dtype=torch.uint8)
-            if size <= MOST_KEPT:
-                self.memory = memory
-        return memory
-
-
-_kept = _Kept()
-
-
-def encode_pruned(
-    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The packet of a CPU tensor, and the counts of pruning; "raw" where that is `smaller` and this is asked for."""
-    if native.kernel("encode_packet") is None:
-        return encode_by_reference(x, alpha, cut, entropy, smaller, pruning)
-    kernel, address, vector, threads = native.kernel, native.address, in_order(x), torch.get_num_threads()
-    n, type_number = x.numel(), FLOAT_TYPES[x.dtype]
-    where = address("x", vector, x.dtype, n)
-    if alpha is None:
-        alpha = int(kernel("smallest_magnitude")(type_number, where, n, threads))
-    header = Header.of(PRUNED, x, alpha, cut)
-    room = _kept.room(most_bytes(x.shape, x.dtype))
-    body = address("packet", room, torch.uint8, room.numel()) + header.size
-    counts = None
-    if pruning is None:
-        size = kernel("encode_packet")(type_number, where, n, alpha, cut, entropy, body, threads)
-    else:
-        counts = torch.zeros(COUNTS + 1, dtype=torch.int64) if pruning.counted else None
-        size = kernel("prune_packet")(
-            type_number, where, n, address("threshold", pruning.threshold, torch.float32, 1),
-            address("key", pruning.key, torch.int64, 2), alpha, cut, entropy, body, threads,
-            0 if counts is None else address("counts", counts, torch.int64, COUNTS + 1),
-        )  # fmt: skip
-    if smaller and size > n * x.element_size():
-        x = x if pruning is None else stochastic_prune(x, pruning.threshold, pruning.key)
-        return _rounded_raw(x, alpha, cut), counts
-    packet = room[: header.size + size].clone()
-    seal(packet.numpy(), header)
-    return packet, counts
-
-
-def encode_by_reference(
-    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The packet of a CPU tensor by the definition; arguments and result as those of `encode_pruned`."""
-    counts = None
-    if pruning is not None:
-        x, counts = stochastic_prune(x, pruning.threshold, pruning.key, counted=True)
-        counts = counts if pruning.counted else None
-    kind, words = KINDS[x.dtype], words_of(in_order(x))
-    if alpha is None:
-        alpha = smallest_magnitude(words, kind)
-    body = encode_blocks(rounded(words, kind, alpha, cut), Coding(kind, alpha, cut), entropy)
-    if smaller and body.size > words.size * x.element_size():
-        return _rounded_raw(x, alpha, cut), counts
-    return with_header(Header.of(PRUNED, x, alpha, cut), body), counts
-
-
-def _rounded_raw(x: Tensor, alpha: int, cut: int) -> Tensor:
-    """The packet of elements as they are, but for mantissa bits that are cut from kept values."""
     if not cut:
-        return encode_raw(x)
-    words = rounded(words_of(in_order(x)), KINDS[x.dtype], alpha, cut)
-    return with_header(Header.of(RAW, x), bytes_of(tensor_of(words, x.dtype)))
+        return words
+    sign_bit = 1 << (kind.bits - 1)
+    magnitude = words & (sign_bit - 1)
+    near = (magnitude + (1 << (cut - 1)) - 1 + ((magnitude >> cut) & 1)) >> cut << cut
+    near = np.minimum(near, kind.infinity - (1 << cut))
+    nan = (magnitude | (1 << (kind.mantissa - 1))) >> cut << cut
+    near = np.where(magnitude > kind.infinity, nan, np.where(magnitude == kind.infinity, magnitude, near))
+    return (words & sign_bit) | np.where(magnitude == alpha, magnitude, near)
 
 
-def encode_raw(x: Tensor) -> Tensor:
-    """The packet of a CPU tensor as it is."""
-    return with_header(Header.of(RAW, x), bytes_of(in_order(x)))
+# -- strings of bits in bytes, the lowest bit of a byte first --
 
 
-def bytes_of(x: Tensor) -> Bytes:
-    """The memory of a contiguous CPU vector."""
-    return x.view(torch.uint8).numpy() if x.numel() else np.empty(0, np.uint8)
+def bytes_for(bits: int) -> int:
+    """Return the bytes that hold so many bits."""
+    return (bits + 7) // 8
 
 
-def with_header(header: Header, body: Bytes) -> Tensor:
-    """A packet from its header and all that follows."""
-    packet = np.empty(header.size + body.size, np.uint8)
-    packet[header.size :] = body
-    seal(packet, header)
-    return torch.from_numpy(packet)
+def pack(numbers: Whole, width: int) -> Bytes:
+    """Return the lowest `width` bits of each number, one after the other.
+
+    >>> pack(np.array([1, 2, 3]), 4)
+    array([33,  3], dtype=uint8)
+    """
+    bits = (numbers[:, None] >> np.arange(width)) & 1
+    return np.packbits(bits.astype(np.uint8), bitorder="little")
 
 
-def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
-    """Write the elements of a packet into a CPU vector; where this fails, some of them may have been written."""
-    kernel = native.kernel("decode_packet")
-    if kernel is None:
-        decode_by_reference(body, header, out)
-        return
-    fault = kernel(
-        native.array_address("packet", body), body.size, FLOAT_TYPES[header.dtype], header.alpha, header.parameter,
-        native.address("out", out, header.dtype, header.count), header.count, torch.get_num_threads(),
-    )  # fmt: skip
-    if fault:
-        raise PacketError(FAULTS[fault])
+def unpack(data: Bytes, width: int, count: int) -> Whole:
+    """Return the numbers that `pack` was given; the data must have all bytes."""
+    if not width or not count:
+        return np.zeros(count, np.int64)
+    bits = np.unpackbits(data[: bytes_for(width * count)], count=width * count, bitorder="little")
+    found: Whole = bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
+    return found
 
 
-def decode_by_reference(body: Bytes, header: Header, out: Tensor) -> None:
-    """Write the elements of a packet into a CPU vector by the definition."""
-    coding = Coding(KINDS[header.dtype], header.alpha, header.parameter)
-    out.copy_(tensor_of(decode_blocks(body, header.count, coding), header.dtype))
+def pack_unary(numbers: Whole) -> Bytes:
+    """Return each number as that many zeros and a one.
+
+    >>> pack_unary(np.array([0, 2, 1]))
+    array([41], dtype=uint8)
+    """
+    ends = np.cumsum(numbers + 1) - 1
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
+    bits[ends] = 1
+    return np.packbits(bits, bitorder="little")
+
+
+def unpack_unary(data: Bytes, count: int) -> tuple[Whole, int]:
+    """Return the first `count` numbers of a string in unary, and the bytes that they take."""
+    ends = np.flatnonzero(np.unpackbits(data, bitorder="little"))[:count]
+    if len(ends) < count:
+        raise PacketError("a block ends before its numbers do.")
+    return np.diff(ends, prepend=-1) - 1, bytes_for(int(ends[-1]) + 1 if count else 0)
+
+
+# -- blocks --
+
+NO_FLAGS, FLAGS, ALL_ALPHA, AS_THEY_ARE = range(4)
+"""How a block tells its values: each by its distance; a flag for each says whether it is alpha; all are; no code."""
+HEAD = struct.Struct("<HBB")
+"""The first bytes of a block: how many elements are not +0.0; l, mode and tail in one byte; the width of values."""
+TAIL = 1 << 6
+CANDIDATES = 8
+"""How many smaller widths an encoder tries for distances with a tail."""
+RICE = tuple(int(BLOCK * (1 - 0.6180339887498949 ** (1 / 2**j))) for j in range(11))
+"""l of a Rice code grows by one at each of these numbers of elements, of 4096: those that suit geometric gaps."""
+
+
+class Coding(NamedTuple):
+    """Numbers that all blocks of a packet share."""
+
+    kind: Kind
+    alpha: int
+    cut: int
+
+    @property
+    def distance_bits(self) -> int:
+        """Bits of a distance to alpha, which is taken modulo 2 to that power."""
+        return self.kind.bits - 1 - self.cut
+
+
+def rice_parameter(kept: int, count: int) -> int:
+    """Return the bits of a gap that are stored as they are, for so many of `count` elements.
+
+    >>> [rice_parameter(share * 4096 // 100, 4096) for share in (100, 30, 20, 10, 5)]
+    [0, 1, 2, 3, 4]
+    """
+    return sum(kept * BLOCK <= most * count for most in RICE)
+
+
+def encode_block(words: Whole, coding: Coding, entropy: bool) -> bytes:
+    """Return the bytes of a block; none if all elements are +0.0."""
+    sign_bit, count = 1 << (coding.kind.bits - 1), len(words)
+    positions = np.flatnonzero(words)
+    n = len(positions)
+    if not n:
+        return b""
+    l = rice_parameter(n, count)  # noqa: E741  # the letter of docs/packet-format.md
+    gaps = np.diff(positions, prepend=-1) - 1
+    kept = words[positions]
+    is_alpha = (kept & (sign_bit - 1)) == coding.alpha
+    distances = (((kept & (sign_bit - 1)) >> coding.cut) - (coding.alpha >> coding.cut)) % (1 << coding.distance_bits)
+    mode, distances = _mode(distances, is_alpha, coding.cut)
+    width, tail = _width(distances, entropy)
+    parts = [pack(gaps, l), pack(kept >> (coding.kind.bits - 1), 1)]
+    if mode == FLAGS:
+        parts.append(pack((~is_alpha).astype(np.int64), 1))
+    parts.append(pack(distances, width))
+    if tail:
+        parts.append(pack_unary(distances >> width))
+    parts.append(pack_unary(gaps >> l))
+    block = HEAD.pack(n, l | mode << 4 | (TAIL if tail else 0), width) + b"".join(part.tobytes() for part in parts)
+    plain = words.astype(f"<u{coding.kind.bits // 8}").tobytes()
+    return block if len(block) < HEAD.size + len(plain) else HEAD.pack(0, AS_THEY_ARE << 4, 0) + plain
+
+
+def _mode(distances: Whole, is_alpha: NDArray[np.bool_], cut: int) -> tuple[int, Whole]:
+    """Return how values are told, and the distances that are stored."""
+    n, alphas = len(distances), int(is_alpha.sum())
+    if alphas == n:
+        return ALL_ALPHA, distances[:0]
+    width = int(distances.max()).bit_length()
+    # A flag costs a bit of each element, and saves the distance of those that have none.
+    if not alphas or (not cut and alphas * width <= n):
+        return NO_FLAGS, distances
+    return FLAGS, distances[~is_alpha]
+
+
+def _width(distances: Whole, entropy: bool) -> tuple[int, bool]:
+    """Return the width of distances, and whether what is beyond it follows in unary."""
+    n, full = len(distances), int(distances.max(initial=0)).bit_length()
+    best, least = full, n * full
+    for width in range(full - 1, max(full - 1 - CANDIDATES, -1), -1) if entropy else ():
+        cost = n * (width + 1) + int((distances >> width).sum())
+        if cost < least:
+            best, least = width, cost
+    return best, best < full
+
+
+def decode_block(data: Bytes, count: int, coding: Coding) -> Whole:
+    """Return the elements of a block; PacketError if its bytes are not those of one."""
+    words = np.zeros(count, np.int64)
+    if not data.size:
+        return words
+    if data.size < HEAD.size:
+        raise PacketError("a block is shorter than its head.")
+    n, byte, width = HEAD.unpack(data[: HEAD.size].tobytes())
+    l, mode, tail, rest = byte & 15, byte >> 4 & 3, bool(byte & TAIL), data[HEAD.size :]  # noqa: E741
+    if mode == AS_THEY_ARE:
+        return _as_they_are(rest, count, coding.kind)
+    most = HEAD.size + count * coding.kind.bits // 8
+    if not 1 <= n <= count or width > coding.distance_bits or byte & 128 or data.size > most:
+        raise PacketError("the head of a block holds numbers that no block has.")
+    low, rest = _take(rest, l, n)
+    signs, rest = _take(rest, 1, n)
+    flags, rest = _take(rest, 1, n) if mode == FLAGS else (np.full(n, mode == NO_FLAGS, np.int64), rest)
+    stored = int(flags.sum())
+    distances, rest = _take(rest, width, stored)
+    if tail:
+        high, used = unpack_unary(rest, stored)
+        if int(high.max(initial=0)) >> (coding.distance_bits - width):
+            raise PacketError("a distance of a block has more bits than its type.")
+        distances, rest = distances | high << width, rest[used:]
+    gaps, used = unpack_unary(rest, n)
+    positions = np.cumsum((gaps << l | low) + 1) - 1
+    if used != rest.size or positions[-1] >= count:
+        raise PacketError("the positions of a block go beyond its end.")
+    magnitudes = np.full(n, coding.alpha, np.int64)
+    wrap = (1 << coding.distance_bits) - 1
+    magnitudes[flags > 0] = ((distances + (coding.alpha >> coding.cut)) & wrap) << coding.cut
+    words[positions] = magnitudes | signs << (coding.kind.bits - 1)
+    return words
+
+
+def _take(data: Bytes, width: int, count: int) -> tuple[Whole, Bytes]:
+    """Return numbers from the front of some bytes, and the bytes behind them."""
+    used = bytes_for(width * count)
+    if used > data.size:
+        raise PacketError("a block ends before its numbers do.")
+    return unpack(data, width, count), data[used:]
+
+
+def _as_they_are(data: Bytes, count: int, kind: Kind) -> Whole:
+    if data.size != count * kind.bits // 8:
+        raise PacketError("a block that is not compressed has another length than its elements.")
+    return np.frombuffer(data.tobytes(), f"<u{kind.bits // 8}").astype(np.int64)
+
+
+def encode_blocks(words: Whole, coding: Coding, entropy: bool) -> Bytes:
+    """Return the table of lengths and the blocks of a tensor."""
+    blocks = [encode_block(words[at : at + BLOCK], coding, entropy) for at in range(0, len(words), BLOCK)]
+    table = np.array([len(block) for block in blocks], "<u2")
+    return np.frombuffer(table.tobytes() + b"".join(blocks), np.uint8)
+
+
+def decode_blocks(data: Bytes, count: int, coding: Coding) -> Whole:
+    """Return the elements of a tensor from the table of lengths and the blocks."""
+    number = (count + BLOCK - 1) // BLOCK
+    if data.size < 2 * number:
+        raise PacketError("a packet ends before its table of blocks does.")
+    lengths = np.frombuffer(data[: 2 * number].tobytes(), "<u2").astype(np.int64)
+    ends = 2 * number + np.cumsum(lengths)
+    if (int(ends[-1]) if number else 0) != data.size:
+        raise PacketError("the blocks of a packet do not fill it.")
+    words = np.zeros(count, np.int64)
+    for index, end in enumerate(ends):
+        part = slice(index * BLOCK, min((index + 1) * BLOCK, count))
+        words[part] = decode_block(data[end - lengths[index] : end], part.stop - part.start, coding)
+    return words

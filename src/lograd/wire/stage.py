@@ -6,9 +6,15 @@ Activations and gradients are decoded when the stage's own computation asks for 
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import json
 import re
 import time
-from typing import Any, Literal, final
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -16,26 +22,74 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from ..attachment.refresh import Refresh
-from ..errors import InvalidType, InvalidValue, PacketError, sentence
-from ..files.checks import check_object
-from .channel import Channel, EdgeCount, Message
-from .edge import Edge
-from .faults import Waiting
-from .handshake import SIZE, compare, fingerprint
-from .packets import FLOATS, Packing, decode
-from .plans import BACKWARD, FORWARD, OPERAND, EdgePlans, check_edge_refresh, edge_name, edge_sentences, words_of
-from .side import SideWay
-from .sizes import largest
+from ..errors import InvalidType, InvalidValue, LogradError, PacketError, sentence
+from ..files import check_object
+from ..treatments import Sentence, to_json
+from .channel import Channel, EdgeCount, Message, SideWay
+from .edge import (
+    BACKWARD,
+    FLOATS,
+    FORWARD,
+    OPERAND,
+    Edge,
+    EdgePlans,
+    Packing,
+    check_edge_refresh,
+    decode_like,
+    edge_name,
+    edge_sentences,
+)  # fmt: skip
+from .packets import largest
+from .pruned import Values
 
 VERSION = 1
 NAME = re.compile(r"(\d+->\d+)(?: \((\d{1,3})\))?", re.ASCII)
 """An edge, and the place of a tensor among several that cross it."""
 MOST_TENSORS = 256
 """Tensors that may cross one edge; in practice it is one."""
+DIGEST = 32
+"""Bytes of a digest of SHA-256."""
 SMALL = 4096
 """Bytes by which the packet of a small tensor may be larger than a plain one: codes bring a description along."""
 FIRST_TAG = 2**30
 """Tags of handshakes are this one and those after it; those of rests are below."""
+
+
+class LinkError(LogradError, RuntimeError):
+    """A peer is gone or silent; the message says which tensors were under way."""
+
+
+@final
+class Waiting:
+    """The tensors of one stage that are under way in this step."""
+
+    def __init__(self) -> None:
+        self._sent: tuple[str, int] | None = None
+        self._expected: dict[tuple[str, int], None] = {}
+
+    def sending(self, what: str, microbatch: int) -> None:
+        """Note that a tensor was handed to the schedule."""
+        self._sent = (what, microbatch)
+
+    def receiving(self, what: str, microbatch: int) -> None:
+        """Note that the receipt of a tensor was asked for."""
+        self._expected[what, microbatch] = None
+
+    def received(self, what: str, microbatch: int) -> None:
+        """Note that a tensor has arrived."""
+        self._expected.pop((what, microbatch), None)
+
+    def clear(self) -> None:
+        """Forget all, as a step begins."""
+        self._sent = None
+        self._expected.clear()
+
+    def words(self) -> str:
+        """Return what is under way, for a message."""
+        expected = [f"{what} of microbatch {microbatch}" for what, microbatch in self._expected]
+        parts = [f"waiting for {', '.join(expected)}"] if expected else []
+        parts += ["sending {} of microbatch {}".format(*self._sent)] if self._sent else []
+        return "; ".join(parts) or "neither sending nor waiting"
 
 
 @final
@@ -70,7 +124,7 @@ class CompressedStage(PipelineStage):
         forward: EdgePlans = None,
         seed: int = 0,
         refresh: Refresh = 10,
-        values: Literal["exact", "bfloat16", "float8"] = "exact",
+        values: Values = "exact",
         entropy: bool = False,
         **others: Any,
     ) -> None:
@@ -205,7 +259,7 @@ class CompressedStage(PipelineStage):
             rest = self._side.receive(missing, source, self._tag(name, microbatch, place))
         start = time.perf_counter()
         try:
-            tensor = decode(channel.unwrap(first, rest), buffer)
+            tensor = decode_like(channel.unwrap(first, rest), buffer)
         except PacketError as error:
             raise PacketError(f"{channel.place(microbatch)}: {error}") from error
         if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
@@ -246,17 +300,16 @@ class CompressedStage(PipelineStage):
 
     def _check_neighbours(self) -> None:
         """Refuse to go on where two neighbouring stages have other plans, or states of other steps."""
-        plan = "; ".join(words_of(self._sentences[way]) for way in (BACKWARD, FORWARD))
         for other in (self.stage_index + 1, self.stage_index - 1):
             if self.stage_index_to_group_rank.get(other, self.group_rank) == self.group_rank:
                 continue
             names = (edge_name(self.stage_index, other), edge_name(other, self.stage_index))
             shared = {one: channel.state() for one, channel in self._channels.items() if one.startswith(names)}
-            own, peer = fingerprint(plan, shared), self._resolve_peer_global_rank(other)
+            own, peer = _fingerprint(self._sentences, shared), self._resolve_peer_global_rank(other)
             if other > self.stage_index:
                 self._side.send(own, peer, FIRST_TAG + self.stage_index)
             else:
-                compare(own, self._side.receive(SIZE, peer, FIRST_TAG + other), (other, self.stage_index))
+                _compare(own, self._side.receive(2 * DIGEST, peer, FIRST_TAG + other), (other, self.stage_index))
 
     def forget(self) -> None:
         """Drop the process group and all that is under way, after a failure; the stage is of no further use."""
@@ -307,10 +360,7 @@ class CompressedStage(PipelineStage):
         edges = {name: self._new_edge(leaving, name) for name in state["edges"]}
         for name, edge in edges.items():
             edge.check(f"the state of edge {name}", state["edges"][name])
-        channels = {name: Channel(name) for name in state["channels"]}
-        for name, channel in channels.items():
-            channel.check(f"the channel {name} of a stage's state", state["channels"][name])
-            channel.load(state["channels"][name])
+        channels = {name: Channel.of(name, saved) for name, saved in state["channels"].items()}
         for name, edge in edges.items():
             edge.load(state["edges"][name])
         self._edges, self._channels = edges, channels
@@ -357,3 +407,82 @@ class CompressedStage(PipelineStage):
 
 def _placed(name: str, place: int) -> str:
     return name if place == 0 else f"{name} ({place})"
+
+
+# -- the handshake of two neighbouring stages: they go on only with the same plan, from the same step --
+
+
+def _fingerprint(
+    plan: Mapping[str, Mapping[str, Sentence | None]], channels: Mapping[str, Mapping[str, Any]]
+) -> Tensor:
+    """Return two digests: of the plan of all edges, and of the channels between two stages."""
+    sentences = {way: {name: one and to_json(one) for name, one in edges.items()} for way, edges in plan.items()}
+    parts = (json.dumps(one, sort_keys=True).encode() for one in (sentences, channels))
+    return torch.tensor([byte for part in parts for byte in hashlib.sha256(part).digest()], dtype=torch.uint8)
+
+
+def _compare(own: Tensor, other: Tensor, stages: tuple[int, int]) -> None:
+    """Raise InvalidValue where the fingerprints of two neighbouring stages differ."""
+    if not torch.equal(own[:DIGEST], other[:DIGEST]):
+        raise InvalidValue(
+            f"stages {stages[0]} and {stages[1]} were given different plans; `backward` and `forward` must be the same "
+            "for all stages."
+        )
+    if not torch.equal(own[DIGEST:], other[DIGEST:]):
+        raise InvalidValue(
+            f"stages {stages[0]} and {stages[1]} were loaded from different steps; load the states of one checkpoint "
+            "into all stages."
+        )
+
+
+# -- faults: a rank that fails and lives on leaves its peers waiting until the time-out of the process group.  One that
+#    leaves the group closes its connections, so that its neighbours fail at once, and theirs in turn.
+
+
+@contextmanager
+def fail_together(schedule: Any) -> Iterator[None]:
+    """Run steps of a schedule so that a failure of one rank becomes an error of all, at once.
+
+        with lograd.wire.fail_together(schedule):
+            schedule.step(x)
+
+    Whatever is raised inside makes this rank leave all process groups, which closes its connections; a new group is
+    needed to go on.  An error of the link becomes a `LinkError` that names edge and microbatch.
+
+    Args:
+        schedule: one of torch.distributed.pipelining, with stages that are `CompressedStage`.
+    """
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    try:
+        yield
+    except BaseException as error:
+        known = [one for one in stages if isinstance(one, CompressedStage)]
+        words = "; ".join(f"stage {one.stage_index} was {one.waiting.words()}" for one in known)
+        broken = isinstance(error, RuntimeError) and not isinstance(error, LogradError) and _is_of_link(error)
+        _leave(schedule, stages, error)
+        if broken:
+            raise LinkError(f"the link of this rank is broken ({words}): {error}") from error
+        raise
+
+
+def _is_of_link(error: RuntimeError) -> bool:
+    """Return True for errors of a process group; gloo has no type of its own for them."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return any(words in text for words in ("/gloo/", "connection closed", "connection reset", "timed out", "nccl"))
+
+
+def _leave(schedule: Any, stages: list[Any], error: BaseException) -> None:
+    """Destroy all groups, and drop what else keeps connections open: works in the frames of the error."""
+    traceback.clear_frames(error.__traceback__)
+    for name in ("fwd_recv_ops", "bwd_recv_ops"):
+        getattr(schedule, name, {}).clear()
+    for stage in stages:
+        if isinstance(stage, CompressedStage):
+            stage.forget()
+    if dist.is_initialized():
+        # Destroying a group of NCCL waits for what is under way in it.
+        abort = "nccl" in str(dist.get_backend_config(dist.group.WORLD))
+        (dist.distributed_c10d._abort_process_group if abort else dist.destroy_process_group)()
+    gc.collect()
