@@ -787,16 +787,15 @@ def _integer_codes_native(
     fold = fold.contiguous() if fold is not None and factors else None
     native.kernel("integer_codes")(
         type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
-        codes=address("codes", codes, torch.uint8, x.numel()),
+        codes=codes.data_ptr(),
         batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
         per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
         fold=0 if fold is None else address("fold", fold, torch.float32, factors),
         fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
         bits=bits, symmetric=symmetric, power_of_two=power_of_two, stochastic=stochastic,
         key=address("key", key, torch.int64, 2),
-        parameters=address("parameters", parameters, torch.float32, 2 * rows),
-        found=address("found", found, torch.float32, 2 * rows),
-        counts=address("counts", counts, torch.int64, COUNTS + 1), threads=torch.get_num_threads(),
+        parameters=parameters.data_ptr(), found=found.data_ptr(), counts=counts.data_ptr(),
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     return codes, parameters, found, counts
 
@@ -858,7 +857,7 @@ def _column_largest_native(x: Tensor, rows: Tensor | None) -> Tensor:
     last = x.dim() == 2 or x.is_contiguous(memory_format=torch.channels_last) if x.dim() in (2, 4) else False
     if x.dtype != torch.float32 or not x.numel() or (rows is not None and x.dim() != 2):
         return column_largest(x, rows)
-    if not (x.is_contiguous() or last and x.dim() == 4):
+    if not (x.is_contiguous() or (last and x.dim() == 4)):
         x = x.contiguous()
     count, channels = x.numel(), x.shape[1]
     batch, inner = (count // channels, 1) if last else (x.shape[0], count // channels // x.shape[0])

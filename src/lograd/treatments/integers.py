@@ -184,7 +184,7 @@ class Integers(Coded):
         if columns:
             assert fold is not None
             scale = fold if rows else parameters[0] * fold
-            parameters = torch.stack([scale, parameters[1, :1].expand(len(scale))])
+            parameters = torch.stack([scale, torch.full_like(scale, self._middle)])
         return LevelCodes(codes, parameters, counts)
 
     @property
