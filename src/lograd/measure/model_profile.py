@@ -8,7 +8,7 @@ The file is one .npz of plain arrays, whose archive has a checksum of each:
 - masked: float64, a number for each record; NaN where there is no BatchNorm
 - counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
-- noise: float64, `NoiseFactors.table` of the layers that "noise" in the header names; empty if it was not measured
+- noise: float64, only where it was measured: `NoiseFactors.table`
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Profile:
         """Return a plan: the best methods for a goal, or the gradient of each layer with fewer bits or more zeros.
 
         With a goal, noise= or objective=, a method is chosen for each layer from those that
-        `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
+        `lograd.profile(noise=2, times=True)` has timed.  Without one, bits= and sparsity=
         say what is done to the gradient, by the last observed step; `Plan.override` changes formats, scales and
         rounding of the result.
 
@@ -203,7 +203,7 @@ class Profile:
                 "The minibatch's own variance, the unit of noise, was not estimated: it takes "
                 f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
             )
-        return "The minibatch's own variance, the unit of noise, was not estimated: not all gradients of parameters were finite."
+        return "The unit of noise was not estimated: not all gradients of parameters were finite."
 
     # -- for people and for programs --
 
@@ -230,7 +230,7 @@ class Profile:
 
     def plot(self, layer: str | None = None) -> Figure:
         """Return a figure: how far all layers are from the fitted laws, or the magnitudes of one layer."""
-        return pages.distances(list(self.layers.values())) if layer is None else pages.magnitudes(self[layer])
+        return pages.distances(list(self.layers.values())) if layer is None else pages.layer_figure(self[layer])
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
@@ -267,9 +267,8 @@ class Profile:
             "layers": [_described(layer) for layer in self.layers.values()],
             "uncounted": self.uncounted,
             "loss": None if self.loss is None else asdict(self.loss) | {"value": str(self.loss.value)},
-            "noise": None if self.noise is None else list(self.noise.layers),
         }
-        for name in ("work", "minibatch", "menus"):
+        for name in ("noise", "work", "minibatch", "menus"):
             value = getattr(self, name)
             header[name] = None if value is None else value.to_dict()
         file = io.BytesIO()
@@ -280,7 +279,7 @@ class Profile:
             masked=np.array(masked, dtype=np.float64),
             counts=np.concatenate(counts),
             samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in self.layers.values())]),
-            noise=np.zeros((0, 0)) if self.noise is None else self.noise.table(),
+            **({} if self.noise is None else {"noise": self.noise.table()}),  # type: ignore[arg-type]
         )
         return replace_file(path, file.getvalue())
 
@@ -372,7 +371,7 @@ def _built(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Pro
         {name: check_text("a reason", reason) for name, reason in header["missed"].items()},
         check_whole("steps", header["steps"]),
         check_whole("every", header["every"], 1),
-        known("noise", lambda names: NoiseFactors.of_table(names, arrays["noise"])),
+        known("noise", lambda noise: NoiseFactors.from_dict(noise, arrays["noise"])),
         known("work", StepWork.from_dict),
         known("loss", lambda loss: NonFiniteLoss(loss["step"], float(loss["value"]), loss["steps"])),
         check_text("why the step was not counted", header["uncounted"]),

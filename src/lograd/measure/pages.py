@@ -138,7 +138,7 @@ def distances(layers: Sequence[LayerProfile]) -> Figure:
     return figures.bars(names, series, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER)
 
 
-def magnitudes(layer: LayerProfile) -> Figure:
+def layer_figure(layer: LayerProfile) -> Figure:
     """Return the histogram of one layer's last gradient with the fitted laws; refuse a gradient of zeros."""
     if layer.law is None:
         raise InvalidValue(f"the gradient of layer {layer.name!r} was zero, so there is nothing to draw.")
@@ -230,12 +230,14 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) ->
     layers = list(profile.layers.values())
     broken = f"{profile.broken} No plan follows from such gradients. " if profile.broken else ""
     if not layers:
-        return write_page(path, title, [Section(text=f"{broken}No layer was observed."), *_missed(profile)])
+        return write_page(
+            path, title, [Section(text=f"{broken}No layer was observed.", tables=[profile_table(profile)])]
+        )
     trials = {name: prediction.format_trials(layer) for name, layer in profile.layers.items()}
     zeros = prediction.pruning_outlooks(profile.layers, profile.noise)
     observed = max(len(layer.records) for layer in layers)
     text = f"{broken}{plural(len(layers), 'layer')}, {observed:,} of {profile.steps:,} backward passes observed."
-    sections = [Section(text=text, numbers=_numbers(layers, zeros, trials)), *_zeros(profile, zeros)]
+    sections = [Section(text=text, numbers=_numbers(layers, zeros)), *_zeros(profile, zeros)]
     sections.append(
         Section(
             "Laws over depth and time",
@@ -247,7 +249,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) ->
             tables=[profile_table(profile)],
         )
     )
-    sections += [*_missed(profile), *_minibatch(profile), _formats(trials), *_by_layer(layers, trials, zeros)]
+    sections += [*_minibatch(profile), _formats(trials), *_by_layer(layers, trials, zeros)]
     footer = (
         "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
         "memory; it shows what such hardware would compute. Made by lograd: Profile.to_html."
@@ -255,34 +257,16 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) ->
     return write_page(path, title, sections, footer)
 
 
-def _numbers(
-    layers: Sequence[LayerProfile], zeros: Sequence[PruningOutlook], trials: dict[str, list[FormatTrial]]
-) -> dict[str, str]:
+def _numbers(layers: Sequence[LayerProfile], zeros: Sequence[PruningOutlook]) -> dict[str, str]:
     gaining = [one for one in zeros if one.no_gain is None]
-    elements = np.array([layer.elements for layer in layers])
-    share = float(elements @ [layer.zero_share for layer in layers] / max(elements.sum(), 1))
-    gaps = [_gap(trial) for found in trials.values() for trial in found if trial.name == "FP6" and trial.measured]
-    bad = sum(record.nan + record.infinities for layer in layers for record in layer.records)
-    ks = {name: median(layer.ks(family) for layer in layers) for family, name in LAWS.items()}
-    found = {
-        f"zeros with a good cosine; median of {len(gaining)} of {len(zeros)} layers that may gain time": (
-            f"{median(one.good for one in gaining):.0%}" if gaining else "none"
-        ),
-        f"KS distance to lognormal, median; normal {_number(ks['normal'], '.2f')}": _number(ks["lognormal"], ".2f"),
+    share = sum(layer.elements * layer.zero_share for layer in layers) / max(sum(layer.elements for layer in layers), 1)
+    good = f"{median(one.good for one in gaining):.0%}" if gaining else "none"
+    return {
+        f"zeros with a good cosine; median of {len(gaining)} of {len(zeros)} layers that may gain time": good,
+        "KS distance to lognormal, median": _number(median(layer.ks(LogNormal) for layer in layers), ".2f"),
         "σ of ln|g|, median": _number(median(layer.sigma for layer in layers), ".2f"),
-        f"exact zeros already, of {elements.sum():,} elements per step": f"{share:.1%}",
+        "exact zeros already": f"{share:.1%}",
     }
-    if gaps:
-        found["gap, predicted to measured relative error of FP6; median"] = f"{np.median(gaps):.1%}"
-    if bad:
-        found["NaN or infinite elements, left out of all laws"] = f"{bad:,}"
-    return found
-
-
-def _gap(trial: FormatTrial) -> float:
-    """Return the distance of the predicted relative error from the measured one, as a share of the latter."""
-    measured = trial.measured.relative_error if trial.measured else 0.0
-    return abs(trial.predicted.relative_error / measured - 1) if measured else 0.0
 
 
 def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
@@ -319,14 +303,6 @@ def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
     joint = prediction.joint_outlook(found, profile.noise)
     table = text_table("Predicted cosine over sparsity", columns, rows)
     return [Section("Sparsity: zeros that save time", text, figures=_over_sparsity(found, joint), tables=[table])]
-
-
-def _missed(profile: Profile) -> list[Section]:
-    if not profile.missed:
-        return []
-    rows = [[name, reason] for name, reason in profile.missed.items()]
-    table = text_table("Layers without a gradient", ("layer", "<why it was not observed"), rows)
-    return [Section(tables=[table])]
 
 
 def _minibatch(profile: Profile) -> list[Section]:
@@ -395,7 +371,7 @@ def _by_layer(
             text += f" Zeros: the cosine is good up to {one.good:.0%} and fair up to {one.fair:.0%}; {gain}."
         tables = [_trial_table(layer, trials[layer.name])]
         sections.append(
-            Section(heading, text, figures=[magnitudes(layer)] if place in places else (), tables=tables, folded=True)
+            Section(heading, text, figures=[layer_figure(layer)] if place in places else (), tables=tables, folded=True)
         )
     return sections
 

@@ -21,7 +21,7 @@ from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
 from ..plan import Evidence, Expected, Forecast, LayerPlan, Plan, check_bits, predicted
-from ..theory import Choice, Option, Problem, choose, pruned_options
+from ..theory import Choice, Option, Problem, choose
 from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
@@ -415,7 +415,9 @@ def goal_problem(
         reasons = ", ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:3])
         raise InvalidValue(f"a plan needs a layer with a choice of methods; all are left alone ({reasons}).")
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in kept)
-    options = [_worth(_options(menus.layers[name], layers[name]), patterns) for name in names]
+    options = [
+        _worth([option_of(one, layers[name]) for one in menus.layers[name].values()], patterns) for name in names
+    ]
     energies = noise.energies.among(noise.places(names))
     return GoalProblem(names, Problem(options, energies, minibatch.unit, menus.rest + fixed), kept, menus.step)
 
@@ -450,58 +452,6 @@ def option_of(candidate: Candidate, layer: LayerProfile | None) -> Option:
         rise_of(plan.site(product, "gradient"), layer, noise) for product, noise in zip(BACKWARD, noises, strict=True)
     ]
     return Option(candidate.method, candidate.seconds, *noises, candidate.penalty, *rises)
-
-
-def _options(menu: Mapping[str, Candidate], layer: LayerProfile) -> list[Option]:
-    """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
-    options = {one.method: option_of(one, layer) for one in menu.values()}
-    pruned: dict[float, Candidate] = {}
-    for one in menu.values():
-        sparsity = method(one.method).sparsity
-        if sparsity is not None and _pruned(sparsity) == one.method:
-            pruned[sparsity] = one
-    if layer.law is None or len(pruned) < 2:
-        return list(options.values())
-    # The forward in integers changes neither the pruned gradient nor the products of the backward.
-    joint = [
-        (one, other)
-        for sparsity, other in pruned.items()
-        for one in menu.values()
-        if one.method.endswith(f"+{_pruned(sparsity)}")
-    ]
-    for sparsity, seconds, noise in _between(layer.law, pruned):
-        plain = _pruned(sparsity)
-        rise = rise_of((Prune(sparsity),), layer, noise)
-        options.setdefault(plain, Option(plain, seconds, noise, noise, 0.0, rise, rise))
-        for one, other in joint:
-            both = one.method.removesuffix(other.method) + plain
-            shifted = max(one.seconds + seconds - other.seconds, one.forward)
-            options.setdefault(both, Option(both, shifted, noise, noise, one.penalty, rise, rise))
-    return list(options.values())
-
-
-def _between(law: Empirical, pruned: Mapping[float, Candidate]) -> list[tuple[float, float, float]]:
-    """Return sparsities, seconds and noise of a pruned layer, at and between the sparsities that were timed.
-
-    The law is that of one step.  Noise over all steps is known at the sparsities that were timed; its ratio to the
-    noise of that step changes slowly from one to the next.
-    """
-    zeros, seconds = float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()}
-    shares = {
-        sparsity: pruned[sparsity].weight_noise / noise
-        for sparsity, _, noise in pruned_options(law, zeros, seconds, sorted(pruned))
-        if noise > 0
-    }
-    found = pruned_options(law, zeros, seconds)
-    if not shares:
-        return found
-    over = np.interp([one for one, _, _ in found], list(shares), list(shares.values())).tolist()
-    return [(sparsity, time, noise * share) for (sparsity, time, noise), share in zip(found, over, strict=True)]
-
-
-def _pruned(sparsity: float) -> str:
-    """Return the name of the method that prunes to a sparsity."""
-    return f"prune{100 * sparsity:g}"
 
 
 def _planned(name: str, layer: LayerProfile, statistics: Statistics | None) -> LayerPlan:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 from ..errors import InvalidValue, sentence
-from ..files.checks import check_number, check_object, check_text, check_whole
+from ..files import check_number, check_object, check_text, check_whole
 from ..treatments import Statistics
 
 MOST_NAMES = 3
@@ -80,17 +80,6 @@ class StepWork:
     def share(self, operations: float) -> float:
         """Return so many operations as a share of the whole step."""
         return operations / self.total if self.total else 0.0
-
-    @classmethod
-    def sum(cls, several: Sequence[StepWork]) -> StepWork:
-        """Return the sum over several ranks, each with its part of the batch."""
-        parts: dict[tuple[str, str, str], Untreated] = {}
-        for part in (part for one in several for part in one.untreated):
-            key = (part.name, part.kind, part.reason)
-            before = parts.get(key, Untreated(*key))
-            parts[key] = Untreated(*key, before.forward + part.forward, before.backward + part.backward)
-        counts = {name: sum(getattr(one, name) for one in several) for name in ("forward", "backward", "recomputed")}
-        return cls(**counts, untreated=tuple(parts.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, of which `from_dict` makes these counts again."""

@@ -7,7 +7,7 @@ lognormal law.
 from .allocation import allocate, thresholds_for
 from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
-from .frontier import Choice, Option, Problem, choose, frontier, pruned_options
+from .frontier import Choice, Option, Problem, choose, frontier
 from .intervals import (
     IntervalErrors,
     best_interval,
@@ -65,7 +65,6 @@ __all__ = [
     "optimal_interval",
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
-    "pruned_options",
     "relative_error",
     "risen",
     "rounding_cosine",
