@@ -146,11 +146,6 @@ class Profile:
 
         Predictions are in it (`plan.evidence`); a LogradWarning tells if noise explodes.
         """
-        amounts = {
-            "bits": bits, "sparsity": sparsity, "allocation": allocation, "split": split or None,
-            "everywhere": everywhere or None, "law": None if law == "empirical" else law,
-            "products": None if products == BACKWARD else products,
-        }  # fmt: skip
         if noise is None and objective is None:
             if methods is not None:
                 raise InvalidValue("methods= says what to choose from for noise= or objective=.")
@@ -160,6 +155,11 @@ class Profile:
             )  # fmt: skip
             expected = expected_of(plan.layers, self.layers, self.noise, self.minibatch)
             return replace(plan, evidence=replace(plan.evidence, step=self.work, expected=expected))
+        amounts = {
+            "bits": bits, "sparsity": sparsity, "allocation": allocation, "split": split or None,
+            "everywhere": everywhere or None, "law": None if law == "empirical" else law,
+            "products": None if products == BACKWARD else products,
+        }  # fmt: skip
         if given := [f"{name}=" for name, value in amounts.items() if value is not None]:
             raise InvalidValue(
                 f"noise= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "

@@ -273,7 +273,8 @@ class _Factors:
     def result(self) -> Propagation:
         """Return the factors, for a noise-to-signal ratio of one."""
         unit, transfer = self._unit()
-        return Propagation(*(self.relative * unit), transfer)
+        own, passed = self.relative * unit
+        return Propagation(own, passed, transfer)
 
     def energies(self, typical: Values) -> Propagation | None:
         """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one.
@@ -286,7 +287,8 @@ class _Factors:
         if not np.all(np.isfinite(self.absolute)):
             return None
         unit, transfer = self._unit()
-        return Propagation(*(self.absolute * unit * typical), transfer)
+        own, passed = self.absolute * unit * typical
+        return Propagation(own, passed, transfer)
 
 
 def learned_weights(module: nn.Module) -> list[Tensor]:

@@ -281,7 +281,7 @@ def measure_menus(
         arrived = arriving(modules, partial(passes.run, batch))
         clean = passes.gradients(batch)
         timer = Timer(passes.model, loss, modules, advance)
-        noises: dict[str, dict[str, list[float]]] = {DENSE: {}}
+        noises: dict[str, dict[str, tuple[float, float]]] = {DENSE: {}}
         for place, one in enumerate(treated):
             if place % 2 == 0:  # so that plain steps share what the machine does
                 timer.plain()
@@ -294,16 +294,12 @@ def measure_menus(
             timer.plain()
         penalties = _penalties(passes, batch, clean, list(modules), bits)
     times = timer.times
-    menus = {
-        layer: {
-            one.name: Candidate(
-                one.name, *times[one.name].layers[layer], *noises[one.name].get(layer, (0.0, 0.0)),
-                0.0 if one.bits is None else penalties[one.bits][layer],
-            )
-            for one in methods if layer in times[one.name].layers
-        }
-        for layer in modules
-    }  # fmt: skip
+    menus: dict[str, dict[str, Candidate]] = {layer: {} for layer in modules}
+    for one in methods:
+        for layer, taken in times[one.name].layers.items():
+            dX, dW = noises[one.name].get(layer, (0.0, 0.0))
+            penalty = 0.0 if one.bits is None else penalties[one.bits][layer]
+            menus[layer][one.name] = Candidate(one.name, taken.forward, taken.backward, dX, dW, penalty)
     uniform = {one.name: times[one.name].step for one in treated}
     return Menus(menus, times[DENSE].step, uniform, torch.get_num_threads())
 
@@ -415,7 +411,9 @@ def take_no_statistics(handle: Handle) -> None:
 # -- noise of the backward, and what a rounded forward changes --
 
 
-def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile) -> list[float]:
+def _noise(
+    one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile
+) -> tuple[float, float]:
     """Return the noise-to-signal ratios of a method in a layer's dX and dW; 0 in a dX that is not computed.
 
     Pruning is predicted by the laws of all observed steps.  Rounding is measured on the gradients that have arrived,
@@ -430,7 +428,7 @@ def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived
         else:
             ratio = measured.get(product, 0.0) * steps_over_last(treatments, profile)
         found.append(min(ratio, MOST_NOISE) if arrived.passed_on or product != BACKWARD[0] else 0.0)
-    return found
+    return found[0], found[1]
 
 
 def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[Tensor]) -> dict[str, float]:

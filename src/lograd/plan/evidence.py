@@ -90,17 +90,16 @@ class StepWork:
         """Return the counts that `to_dict` was given; the exact inverse."""
         counts, texts = ("forward", "backward"), ("name", "kind", "reason")
         check_object("the work of a step", data, (*counts, "recomputed", "untreated"))
+        forward, backward, recomputed = (
+            check_whole(f"{name} operations", data[name]) for name in (*counts, "recomputed")
+        )
+        parts = []
         for part in data["untreated"]:
             check_object("an untreated part of a step", part, (*texts, *counts))
-        return cls(
-            *(check_whole(f"{name} operations", data[name]) for name in (*counts, "recomputed")),
-            tuple(
-                Untreated(
-                    *(check_text(one, part[one]) for one in texts), *(check_whole(one, part[one]) for one in counts)
-                )
-                for part in data["untreated"]
-            ),
-        )
+            name, kind, reason = (check_text(one, part[one]) for one in texts)
+            before, behind = (check_whole(one, part[one]) for one in counts)
+            parts.append(Untreated(name, kind, reason, before, behind))
+        return cls(forward, backward, recomputed, tuple(parts))
 
     def lines(self, layers: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return lines on how the whole step divides and on its untreated parts, those with the most work first.
