@@ -17,7 +17,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +32,9 @@ from ..report import TextTable
 from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
 from . import pages
-from .planner import Allocation, Bits, plan_by_amounts, plan_by_goal
+from .planner import Allocation, Bits, Measurements, plan_by_amounts, plan_by_goal
 from .prediction import expected_of, planned_layers, pruning_outlook
-from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record, nonfinite_words
+from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record
 from .timing import Menus
 from .values import LEAST_BATCHES, Minibatch, NoiseFactors
 
@@ -51,39 +51,11 @@ _SIDES = ("records", "weight_records")
 
 
 @dataclass(repr=False)
-class Profile:
+class Profile(Measurements):
     """Histograms of a model's gradients over some steps, layer by layer in the order of execution.
 
-    `lograd.profile` and `lograd.observe` make one.
-
-    Attributes:
-        layers: the observed layers, by name.
-        missed: layers without an observation, each with the reason.
-        steps: backward passes, observed or not.
-        every: one of so many steps was observed.
-        noise: how noise in each layer's gradient reaches the weight gradients; None where that was not measured.
-        work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
-        loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
-        uncounted: the reason why `work` is None.
-        minibatch: the variance of the gradient over the batches, the unit of noise; None where it was not measured.
-        menus: what each method costs in each layer, and the noise that it brings; None where that was not measured.
+    `lograd.profile` and `lograd.observe` make one; `Measurements` says what it holds.
     """
-
-    layers: dict[str, LayerProfile] = field(default_factory=dict)
-    missed: dict[str, str] = field(default_factory=dict)
-    steps: int = 0
-    every: int = 1
-    noise: NoiseFactors | None = None
-    work: StepWork | None = None
-    loss: NonFiniteLoss | None = None
-    uncounted: str = ""
-    minibatch: Minibatch | None = None
-    menus: Menus | None = None
-
-    @property
-    def broken(self) -> str | None:
-        """A sentence that names layers and steps of NaN and infinite gradients; None where all were finite."""
-        return nonfinite_words(self.layers, self.loss)
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -192,18 +164,6 @@ class Profile:
         else:
             lacking = (self.unitless or "not all gradients of parameters were finite").rstrip(".")
         raise InvalidValue(f"the noise of a plan is not predicted by this profile: {lacking}; {again}.")
-
-    @property
-    def unitless(self) -> str | None:
-        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; else None."""
-        if self.noise is None or self.minibatch is not None:
-            return None
-        if self.steps < LEAST_BATCHES:
-            return (
-                "The minibatch's own variance, the unit of noise, was not estimated: it takes "
-                f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
-            )
-        return "The unit of noise was not estimated: not all gradients of parameters were finite."
 
     # -- for people and for programs --
 

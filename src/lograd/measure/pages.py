@@ -19,13 +19,12 @@ from ..plan import LIMIT, percent
 from ..report import Section, TextTable, figures, text_table, write_page
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import prediction
+from .planner import Measurements
 from .prediction import SPARSITIES, USUAL, FormatTrial, JointOutlook, PruningOutlook
 from .records import LayerProfile, Record, thinned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .model_profile import Profile
 
 LAWS: dict[type[Law], str] = {LogNormal: "lognormal", HalfNormal: "normal"}
 """The laws that are drawn, and their names.  A normal gradient has half-normal magnitudes."""
@@ -50,7 +49,7 @@ DROPPABLE = (
 """Columns that a narrow terminal does without, the least important first."""
 
 
-def profile_table(profile: Profile) -> TextTable:
+def profile_table(profile: Measurements) -> TextTable:
     """Return the table of a profile, a row for each layer."""
     layers, minibatch = profile.layers, profile.minibatch
     observed = max((len(layer.records) for layer in layers.values()), default=0)
@@ -75,7 +74,7 @@ def profile_table(profile: Profile) -> TextTable:
     )
 
 
-def _cells(profile: Profile, layer: LayerProfile) -> dict[str, str]:
+def _cells(profile: Measurements, layer: LayerProfile) -> dict[str, str]:
     """Return the cells of a layer by column."""
     known = [record for record in layer.records if record.law is not None]
     masked, zeros = layer.masked, prediction.pruning_outlook(layer)
@@ -103,7 +102,7 @@ def _cells(profile: Profile, layer: LayerProfile) -> dict[str, str]:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def work_lines(profile: Profile) -> list[str]:
+def work_lines(profile: Measurements) -> list[str]:
     """Return sentences on what the column of work means, and on which part of the step no plan can treat."""
     if profile.work is None:
         why = f": {profile.uncounted}" if profile.uncounted else ""
@@ -115,7 +114,7 @@ def work_lines(profile: Profile) -> list[str]:
     ]
 
 
-def _work_share(profile: Profile, layer: LayerProfile) -> str:
+def _work_share(profile: Measurements, layer: LayerProfile) -> str:
     if profile.work is None or layer.flops_weight is None:
         return "–"
     return percent(profile.work.share((layer.flops_input or 0) + layer.flops_weight))
@@ -225,7 +224,7 @@ def median(values: Iterable[float]) -> float:
 # -- the page --
 
 
-def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) -> Path:
+def write_profile(profile: Measurements, path: str | os.PathLike[str], title: str) -> Path:
     """Write the page of a profile; errors of all formats are computed here, some milliseconds for each layer."""
     layers = list(profile.layers.values())
     broken = f"{profile.broken} No plan follows from such gradients. " if profile.broken else ""
@@ -269,7 +268,7 @@ def _numbers(layers: Sequence[LayerProfile], zeros: Sequence[PruningOutlook]) ->
     }
 
 
-def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
+def _zeros(profile: Measurements, found: Sequence[PruningOutlook]) -> list[Section]:
     if not found:
         return []
     measured = any(one.arrives is not None for one in found)
@@ -305,7 +304,7 @@ def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
     return [Section("Sparsity: zeros that save time", text, figures=_over_sparsity(found, joint), tables=[table])]
 
 
-def _minibatch(profile: Profile) -> list[Section]:
+def _minibatch(profile: Measurements) -> list[Section]:
     """Return the variance of the gradient over minibatches, by weight tensor."""
     found = profile.minibatch
     if found is None:

@@ -177,6 +177,10 @@ class NoiseFactors:
         """Return the places of some layers among those that were measured."""
         return [self.layers.index(name) for name in names]
 
+    def among(self, names: Sequence[str]) -> Propagation:
+        """Return the factors between some of the layers, without the noise of the others."""
+        return self.factors.among(self.places(names))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the names and the energies; `table` has the factors."""
         energies = self.energies
