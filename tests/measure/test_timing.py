@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,17 +14,16 @@ from torch.nn.functional import cross_entropy, relu
 
 import lograd
 from experiments.models import CifarResNet
-from lograd import InvalidType, InvalidValue, Plan, Profile
+from lograd import InvalidType, InvalidValue, Plan
 from lograd.engine.layers import candidates
 from lograd.errors import LogradWarning
 from lograd.measure import timing
 from lograd.measure.passes import attached, settling
-from lograd.measure.timing import DEFAULT_METHODS, NOT_FINITE, Candidate, Menus, Timer, check_methods, method
-from lograd.plan import LayerPlan
-from lograd.treatments import PRODUCTS, SYMBOLS, Prune, Statistics, predict, recipe
+from lograd.measure.timing import NOT_FINITE, Timer, method
+from lograd.treatments import Prune, Statistics, predict
 from lograd.treatments.verdicts import noise_of
 
-FEW = ["int8", "int4", "prune80", "prune90-dW"]
+FEW = ["int8-full", "int4-full", "prune80", "identity/prune90"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def gradient_of(model, batch):
 def rounded(model, batch, names, bits):
     """|g_q - g|^2 and the change of the loss, by hand."""
     before, clean = gradient_of(model, batch)
-    with lograd.attach(model, Plan(dict.fromkeys(names, method(f"int{bits}-forward").plan)), backend="dense"):
+    with lograd.attach(model, Plan(dict.fromkeys(names, method(f"int{bits}wa").plan)), backend="dense"):
         after, moved = gradient_of(model, batch)
     return sum(float((a - b).square().sum()) for a, b in zip(moved, clean, strict=True)), after - before
 
@@ -68,23 +66,28 @@ def test_noise_is_measured_for_rounding_and_predicted_for_pruning(profile):
     for name, menu in profile.menus.layers.items():
         assert menu["dense"].weight_noise == menu["dense"].input_noise == 0
         # A step is 2 / 254 and 1 / 15 of ranges that differ by at most two: the noise by (1 / 15 : 2 / 254)^2 or less.
-        assert 10 < menu["int4"].weight_noise / menu["int8"].weight_noise < 600
+        assert 10 < menu["int4-full"].weight_noise / menu["int8-full"].weight_noise < 600
         expected = noise_of(predict((Prune(0.8),), Statistics(profile[name].law)).cosine)
         assert menu["prune80"].weight_noise == pytest.approx(expected)
-        assert menu["prune90-dW"].input_noise == 0 < menu["prune80"].weight_noise < menu["prune90-dW"].weight_noise
+        assert (
+            menu["identity/prune90"].input_noise
+            == 0
+            < menu["prune80"].weight_noise
+            < menu["identity/prune90"].weight_noise
+        )
         passes_on = name != "0"  # the images need no gradient
         assert menu["prune80"].input_noise == (menu["prune80"].weight_noise if passes_on else 0)
         if passes_on:  # dX has one range for all outputs, dW one for each
-            assert menu["int8"].weight_noise < menu["int8"].input_noise < 100 * menu["int8"].weight_noise
+            assert menu["int8-full"].weight_noise < menu["int8-full"].input_noise < 100 * menu["int8-full"].weight_noise
         else:
-            assert menu["int8"].input_noise == 0
+            assert menu["int8-full"].input_noise == 0
 
 
 def test_penalties_are_the_parts_of_what_rounded_layers_change_together(profile, batch):
     menus, model = profile.menus, conv_net()
     for bits in (8, 4):
         penalty, _ = rounded(model, batch, list(menus.layers), bits)
-        parts = {name: menu[f"int{bits}"].penalty for name, menu in menus.layers.items()}
+        parts = {name: menu[f"int{bits}-full"].penalty for name, menu in menus.layers.items()}
         assert sum(parts.values()) == pytest.approx(penalty, rel=1e-3)
         alone = {name: rounded(model, batch, [name], 4)[0] for name in parts}
         assert parts == pytest.approx(
@@ -98,11 +101,11 @@ def test_all_passes_drop_the_same_elements():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3))
     (batch,) = vector_batches(1)
-    menus = lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8-forward"]).menus
+    menus = lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8wa"]).menus
     _, clean = gradient_of(model, batch)
     assert (
         0
-        < sum(menu["int8-forward"].penalty for menu in menus.layers.values())
+        < sum(menu["int8wa"].penalty for menu in menus.layers.values())
         < 0.01 * sum(float(one.square().sum()) for one in clean)
     )
 
@@ -111,7 +114,7 @@ def test_the_model_is_restored_bit_for_bit(batch):
     model = conv_net()
     model[0].weight.grad = kept = torch.full_like(model[0].weight, 3.0)
     text, random = pickle.dumps(model), torch.get_rng_state()
-    lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8", "prune80"])
+    lograd.profile(model, [batch], cross_entropy, times=True, methods=["int8-full", "prune80"])
     assert pickle.dumps(model) == text
     assert model[0].weight.grad is kept
     assert torch.equal(torch.get_rng_state(), random)
@@ -130,14 +133,14 @@ def test_the_model_is_restored_when_the_loss_raises(calls, batch):
         return cross_entropy(output, target)
 
     with pytest.raises(RuntimeError, match="the user's own"):
-        lograd.profile(model, [batch], loss, times=True, methods=["int8", "prune80"])
+        lograd.profile(model, [batch], loss, times=True, methods=["int8-full", "prune80"])
     assert equal_states(state_of(model), before)
     assert [type(module) for module in model] == plain
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("methods", [FEW, ["prune90"], ["int8-forward", "int6"], []])
+@pytest.mark.parametrize("methods", [FEW, ["prune90"], ["int8wa", "int6-full"], []])
 def test_progress_counts_every_step(methods, batch, monkeypatch):
     said = []
 
@@ -154,11 +157,11 @@ def test_progress_counts_every_step(methods, batch, monkeypatch):
 def test_what_cannot_be_timed_is_refused():
     model, batches = mlp(), vector_batches(1)
     with pytest.raises(InvalidValue, match="methods are those to be timed; give times=True"):
-        lograd.profile(model, batches, cross_entropy, methods=["int8"])
+        lograd.profile(model, batches, cross_entropy, methods=["int8-full"])
     with pytest.raises(InvalidType, match="times must be True or False"):
         lograd.profile(model, batches, cross_entropy, times=3)
-    with pytest.raises(InvalidValue, match="'int9' is not a method"):
-        lograd.profile(model, batches, cross_entropy, times=True, methods=["int9"])
+    with pytest.raises(InvalidValue, match="'int9-full'"):
+        lograd.profile(model, batches, cross_entropy, times=True, methods=["int9-full"])
     with pytest.raises(InvalidValue, match="measured on the CPU, and this model is on meta"):
         lograd.profile(mlp().to("meta"), batches, cross_entropy, times=True)
     with (
@@ -196,7 +199,7 @@ class Named(nn.Module):
 def test_an_input_may_be_given_by_its_name():
     batches = vector_batches(1)
     usual, named = (
-        lograd.profile(Named(one), batches, cross_entropy, times=True, methods=["int4", "prune80"]).menus.layers
+        lograd.profile(Named(one), batches, cross_entropy, times=True, methods=["int4-full", "prune80"]).menus.layers
         for one in (False, True)
     )
     for layer, menu in named.items():
@@ -205,7 +208,7 @@ def test_an_input_may_be_given_by_its_name():
             assert (one.input_noise, one.weight_noise) == (expected.input_noise, expected.weight_noise)
             assert one.penalty == pytest.approx(expected.penalty)
             assert min(one.forward, one.backward) > 0
-    assert named["second"]["int4"].input_noise > 0
+    assert named["second"]["int4-full"].input_noise > 0
 
 
 class Directions(nn.Module):
@@ -224,116 +227,10 @@ class Directions(nn.Module):
 def test_a_rounded_forward_that_is_not_finite_is_out_of_the_question():
     batches = [(inputs * torch.tensor([1e-6] + [1.0] * (len(inputs) - 1))[:, None], targets)
                for inputs, targets in vector_batches(3)]  # fmt: skip
-    profile = lograd.profile(Directions(), batches, cross_entropy, noise=1, times=True, methods=["int8"])
-    assert profile.menus.layers["first"]["int8"].penalty == NOT_FINITE
+    profile = lograd.profile(Directions(), batches, cross_entropy, noise=1, times=True, methods=["int8-full"])
+    assert profile.menus.layers["first"]["int8-full"].penalty == NOT_FINITE
     assert "first" not in profile.plan(objective="progress").layers
     assert "first" not in profile.plan(noise=0.5).layers
-
-
-# -- menus --
-
-
-MENUS = Menus(
-    {
-        "0": {"dense": Candidate("dense", 0.001, 0.002), "int8": Candidate("int8", 0.0005, 0.001, 0.0, 0.01, 0.25)},
-        "2": {"dense": Candidate("dense", 0.001, 0.001), "int8": Candidate("int8", 0.002, 0.001, 0.02, 0.02, 0.5)},
-    },
-    0.0075,
-    {"int8": 0.007},
-    2,
-)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return lograd.profile(mlp(), vector_batches(1), cross_entropy)
-
-
-EXPECTED = {
-    "dense": ("identity", {}, None, None),
-    "int8": ("int8-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 8, None),
-    "int6": ("int6-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 6, None),
-    "int4": ("int4-full", {"Y": "integer", "dX": "integer", "dW": "integer"}, 4, None),
-    "int8-forward": ("int8wa", {"Y": "integer"}, 8, None),
-    "prune80": ("prune80", {"dX": "sparse", "dW": "sparse"}, None, 0.8),
-    "prune90": ("prune90", {"dX": "sparse", "dW": "sparse"}, None, 0.9),
-    "prune95": ("prune95", {"dX": "sparse", "dW": "sparse"}, None, 0.95),
-    "prune90-dW": ("identity/prune90", {"dW": "sparse"}, None, 0.9),
-    "int8+prune90": ("int8wa+prune90", {"Y": "integer", "dX": "sparse", "dW": "sparse"}, 8, 0.9),
-}
-"""Recipe, backends that are not "auto", bits of the forward, sparsity."""
-
-
-def test_seconds_of_a_choice_are_those_of_its_layers_and_the_rest():
-    assert MENUS.rest == pytest.approx(0.0025)
-    assert MENUS.seconds({}) == pytest.approx(MENUS.step)
-    assert MENUS.seconds({"0": "int8"}) == pytest.approx(0.006)
-    assert MENUS.seconds({"0": "int8", "2": "int8"}) == pytest.approx(0.007)
-    for choice in ({"5": "int8"}, {"0": "prune90"}):
-        with pytest.raises(InvalidValue, match="was not timed for"):
-            MENUS.seconds(choice)
-
-
-def test_a_profile_keeps_menus_in_its_file(plain, tmp_path):
-    assert Profile.load(plain.save(tmp_path / "old.npz")).menus is None
-    plain = replace(plain, menus=MENUS)
-    assert Profile.load(plain.save(tmp_path / "new.npz")).menus == MENUS
-
-
-def test_the_table_marks_the_fastest_method_of_each_layer():
-    text = str(MENUS.table())
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()[:1] in (["0"], ["2"])}
-    assert rows == {"0": ["3.00", "*1.50"], "2": ["*2.00", "3.00"]}
-    assert "Times of 2 layers with 2 threads" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("step", -1), ("threads", 0), ("layers", {"0": []}), ("uniform", {"x": 1})]
-)
-def test_menus_that_cannot_be_are_refused(name, value):
-    with pytest.raises(InvalidValue):
-        Menus.from_dict(MENUS.to_dict() | {name: value})
-
-
-@pytest.mark.parametrize("name", DEFAULT_METHODS)
-def test_a_method_is_a_recipe_with_named_backends(name):
-    expected, backends, bits, sparsity = EXPECTED[name]
-    found = method(name)
-    assert found[0] == name
-    assert (found.bits, found.sparsity) == (bits, sparsity)
-    plain = LayerPlan.of(recipe(expected))
-    for product in PRODUCTS:
-        mine, theirs = getattr(found.plan, product), getattr(plain, product)
-        assert (mine.gradient, mine.weights, mine.activations) == (theirs.gradient, theirs.weights, theirs.activations)
-        assert mine.backend == backends.get(SYMBOLS[product], "auto")
-    assert LayerPlan.from_dict(found.plan.to_dict()) == found.plan
-
-
-def test_other_bits_and_sparsities_have_names_too():
-    assert method("int5").bits == 5
-    assert method("prune87.5").sparsity == 0.875
-    assert check_methods(["prune85", "int5", "prune85"]) == ("dense", "prune85", "int5")
-    assert check_methods(None) == DEFAULT_METHODS
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["int9"], "'int9' is not a method; there are dense, intN.*Did you mean"),
-        (["prune100"], "'prune100' is not a method"),
-        (["int8 "], "'int8 ' is not a method"),
-        (["prune\uff190"], "is not a method"),
-    ],
-)
-def test_other_names_are_refused(given, words):
-    with pytest.raises(InvalidValue, match=words):
-        check_methods(given)
-
-
-@pytest.mark.parametrize("given", ["int8", 3, [4]])
-def test_what_is_no_list_of_names_is_refused(given):
-    with pytest.raises(InvalidType):
-        check_methods(given)
 
 
 # -- settling --
