@@ -22,6 +22,7 @@ from ..engine.layers import (
     reason_converted,
     reason_dense,
     reason_not_integer,
+    row_units,
     unwrapped,
     work_of_element,
 )
@@ -158,7 +159,7 @@ class Handle:
         """Layers that are left alone, and why."""
         for name, module, layer in chosen:
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
-            engine = self.layers[name] = LayerEngine(layer, device, self)
+            engine = self.layers[name] = LayerEngine(layer, device, self, row_units(module))
             engine.packs = plan.saved is not None
             engine.turns = plan.channels_last
             self._modules[name] = module

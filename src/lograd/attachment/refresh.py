@@ -10,7 +10,7 @@ from __future__ import annotations
 import numbers
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -188,7 +188,7 @@ class OperandStatistics:
         return {
             name: None
             if self._is_by_row(site)
-            else predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site))
+            else _with_rows(site, predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site)))
             for name, site in self.operand.sites.items()
         }
 
@@ -197,7 +197,8 @@ class OperandStatistics:
         statistics = self.statistics(loss_scale)
         found: dict[str, Prediction] = {}
         for name, site in self.operand.sites.items():
-            if (last := site.treatments[-1].bounded_by) is not None and not self._is_by_row(site):
+            last = site.treatments[-1].bounded_by if site.treatments else None
+            if last is not None and not self._is_by_row(site):
                 bound = predict(
                     (*site.treatments[:-1], last), statistics, site.numbers_and_memory(), self.factors(site)
                 )
@@ -291,6 +292,14 @@ def _problem(table: Tensor) -> str:
     if nan or infinities:
         return f"the gradient had {nan} NaN and {infinities} infinite elements"
     return "" if bool(table[:BINS].any()) else f"all {zeros} elements of the gradient were zero"
+
+
+def _with_rows(site: Site, prediction: Prediction | None) -> Prediction | None:
+    """Return a prediction with the noise of rows that are dropped in front; None where the share of rows was given."""
+    if site.rows is None or prediction is None:
+        return prediction
+    noise = site.rows.noise
+    return None if noise is None else replace(prediction, cosine=prediction.cosine / (1 + noise) ** 0.5)
 
 
 # -- keys of random numbers --
