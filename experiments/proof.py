@@ -62,6 +62,12 @@ class Run:
     """Steps between two evaluations."""
     data: str
     work: str
+    results: str = str(RESULTS)
+
+    @property
+    def result(self) -> Path:
+        """Where the finished run is written."""
+        return Path(self.results) / f"{self.name}.json"
 
     @property
     def name(self) -> str:
@@ -84,7 +90,9 @@ def attached(model: nn.Module, run: Run) -> Any:
     if run.way == "accelerate":
         return lograd.accelerate(model, seed=run.seed)
     plan = avx2_plan(run) if run.way == "avx2" else fast(lograd.Plan.uniform(run.way), model)
-    return lograd.attach(model, plan, seed=run.seed, backend="integer")
+    return lograd.attach(
+        model, plan, seed=run.seed, backend="integer" if run.way == "avx2" or "-full" in run.way else "dense"
+    )
 
 
 def fast(plan: lograd.Plan, model: nn.Module) -> lograd.Plan:
@@ -172,10 +180,26 @@ class Journal:
             file.write(json.dumps(point) + "\n")
 
 
-def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float]) -> None:
+def backward_work(handle: Any, model: nn.Module) -> float:
+    """Return the share of the multiply-adds of dX and dW of a model's linear layers that is carried out."""
+    work = {name: one.weight.numel() for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    total = done = 0.0
+    for name, each in work.items():
+        sites = {} if handle is None else handle.counters().sites.get(name, {})
+        for product in ("input_gradient", "weight_gradient"):
+            count = sites.get(f"{product}.gradient", sites.get("gradient"))
+            share = 1.0 if count is None or not count.rows else count.rows_kept / count.rows
+            total, done = total + each, done + each * share
+    return done / total
+
+
+def finish(
+    run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float], work: float | None = None
+) -> None:
     """Write the result of a finished run."""
     found = {
-        **{key: value for key, value in asdict(run).items() if key not in ("data", "work")},
+        **{key: value for key, value in asdict(run).items() if key not in ("data", "work", "results")},
+        **({} if work is None else {"backward_work": round(work, 4)}),
         "cpu_seconds": round(clock.spent, 2),
         "step_median": round(median(clock.each[DECIDED:]), 5),
         "first_steps": [round(one, 4) for one in clock.each[:DECIDED]],
@@ -188,8 +212,8 @@ def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str,
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"lograd": lograd.__version__, "python": platform.python_version()},
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{run.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    run.result.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def cpu() -> str:
@@ -421,11 +445,14 @@ def evaluated(task: Images | Characters, model: nn.Module) -> dict[str, float]:
 # -- MiniLM: Hugging Face's Trainer --
 
 
-def sentences(data: str, part: str, tokenizer: Any) -> list[dict[str, Any]]:
-    """Return the encoded sentences of one part of SST-2."""
-    lines = (Path(data) / "sst2" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    texts, labels = zip(*(line.rsplit("\t", 1) for line in lines), strict=True)
-    codes = tokenizer([text.strip() for text in texts], truncation=True, max_length=48)["input_ids"]
+def sentences(data: str, part: str, tokenizer: Any, task: str = "sst2") -> list[dict[str, Any]]:
+    """Return the encoded sentences of one part of SST-2 or CoLA, or the pairs of MRPC, whose dev part is its test."""
+    folder = Path(data) / task
+    file = folder / f"{part}.tsv" if part == "train" or (folder / "dev.tsv").exists() else folder / "test.tsv"
+    lines = file.read_text(encoding="utf-8").splitlines()[1:]
+    *texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
+    stripped = [[text.strip() for text in column] for column in texts]
+    codes = tokenizer(*stripped, truncation=True, max_length=48 * len(texts))["input_ids"]
     return [{"input_ids": code, "labels": int(label)} for code, label in zip(codes, labels, strict=True)]
 
 
@@ -445,10 +472,11 @@ def minilm(seed: int) -> nn.Module:
 
 
 def fine_tune(run: Run) -> None:
-    """Fine-tune MiniLM on SST-2: AdamW, warm-up of a tenth, then a linear schedule."""
+    """Fine-tune MiniLM on SST-2, CoLA or MRPC: AdamW, warm-up of a tenth, then a linear schedule."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
+    task = run.task.removeprefix("minilm").removeprefix("-") or "sst2"
     model = minilm(run.seed)
     handle = attached(model, run)
     clock, begun = Clock(), 0.0
@@ -499,18 +527,19 @@ def fine_tune(run: Run) -> None:
             disable_tqdm=True, dataloader_num_workers=0, log_level="error",
         ),
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        train_dataset=sentences(run.data, "train", tokenizer),
+        train_dataset=sentences(run.data, "train", tokenizer, task),
         # Sorted by length, so that little is padding; the accuracy does not depend on the order.
-        eval_dataset=sorted(sentences(run.data, "dev", tokenizer), key=lambda one: len(one["input_ids"])),
+        eval_dataset=sorted(sentences(run.data, "dev", tokenizer, task), key=lambda one: len(one["input_ids"])),
         compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
         callbacks=[Watch()],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
-    told = words(handle, run)
+    told, work = words(handle, run), backward_work(handle, model)
     if handle is not None:
         handle.remove()
     plain = trainer.evaluate()
-    finish(run, clock, journal, told, {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]})
+    found = {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]}
+    finish(run, clock, journal, told, found, work)
 
 
 # -- commands --
@@ -525,7 +554,7 @@ WAYS = typer.Option(["fp32", "accelerate"], help="fp32, accelerate, avx2, or a r
 def _all(runs: list[Run]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     for run in runs:
-        if not (RESULTS / f"{run.name}.json").exists():
+        if not run.result.exists():
             (fine_tune if run.task == "minilm" else train)(run)
 
 

@@ -45,6 +45,7 @@ EXPERIMENTS = {
     "speed": "Speed",
     "explosion": "Explosion",
     "intervals": "Intervals",
+    "vcas": "Vcas",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 

@@ -3,8 +3,8 @@
 The file is one .npz of plain arrays, whose archive has a checksum of each:
 
 - header: JSON with version, steps, every, missed, a description of each layer, and what else was measured
-- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
-  bins, zeros, NaN, infinities
+- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient, 2 norms of rows), step,
+  first bin, number of bins, zeros, NaN, infinities
 - masked: float64, a number for each record; NaN where there is no BatchNorm
 - counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
@@ -46,7 +46,7 @@ MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
 _ARRAYS = {"header": 1, "records": 2, "masked": 1, "counts": 1, "samples": 1}
 """The number of dimensions of each array."""
-_SIDES = ("records", "weight_records")
+_SIDES = ("records", "weight_records", "row_records")
 """The lists of `LayerProfile` that the column "side" stands for."""
 
 
@@ -227,6 +227,10 @@ class Profile:
     def table(self) -> TextTable:
         """Return a table for the terminal with one row for each layer."""
         return pages.profile_table(self)
+
+    def row_table(self) -> TextTable:
+        """Return a table of the rows of each gradient: those that are zero, and those that `Rows` would keep."""
+        return pages.row_table(self)
 
     def plot(self, layer: str | None = None) -> Figure:
         """Return a figure: how far all layers are from the fitted laws, or the magnitudes of one layer."""

@@ -75,6 +75,23 @@ def profile_table(profile: Profile) -> TextTable:
     )
 
 
+ROW_NOISES = (0.0, 0.02, 0.05, 0.1)
+"""The noise of a layer's gradient for which a table says how many of its rows are kept."""
+
+
+def row_table(profile: Profile) -> TextTable:
+    """Return the table of the rows of gradients: tokens, samples or pixels that a layer multiplies, by noise."""
+    columns = ("layer", "rows", "rows that are zero", *(f"kept at noise {noise:g}" for noise in ROW_NOISES[1:]))
+    lines = []
+    for name, layer in profile.layers.items():
+        kept = [layer.rows_kept(noise) for noise in ROW_NOISES]
+        if kept[0] is not None:
+            shares = [1 - kept[0], *(one or 0.0 for one in kept[1:])]
+            lines.append([name, f"{layer.row_records[-1].elements:,}", *(f"{share:.1%}" for share in shares)])
+    caption = "Predicted by the law of row norms at the last observed step; noise is relative to the gradient's energy."
+    return text_table("Rows of gradients", columns, lines, caption)
+
+
 def _cells(profile: Profile, layer: LayerProfile) -> dict[str, str]:
     """Return the cells of a layer by column."""
     known = [record for record in layer.records if record.law is not None]

@@ -32,6 +32,7 @@ from .products import (
 from .prune import Prune
 from .quantize import Quantize
 from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe
+from .rows import Rows
 from .s2fp8 import S2fp8
 from .sawb import Sawb
 from .sentence import (
@@ -57,7 +58,7 @@ from .treatment import Coded, Numbers, Setting, Treatment, coder
 __all__ = [
     "Coded", "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment", "coder",
     "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
-    "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
+    "Rows", "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "can_take_rows", "gradients", "meet_as_levels", "with_backends",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",

@@ -23,6 +23,7 @@ from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
 from .quantize import Quantize
+from .rows import Rows
 from .s2fp8 import S2fp8
 from .sawb import Sawb
 from .sentence import Sentence
@@ -78,6 +79,15 @@ def _largest(percent: str, variant: str | None = None) -> Treated:
         return both(TopKStochastic(_fraction(percent)))
     over: Any = variant or "tensor"
     return both(TopK(_fraction(percent), over))
+
+
+def _rows(of: str | None, sparsity: float | None = None, noise: float | None = None) -> Treated:
+    return both(Rows(sparsity, noise, of="sample" if of else "row"))
+
+
+def _rows_first(treatments: Sentence) -> Sentence:
+    """Return a sentence with its rows in front: what is dropped needs no other treatment."""
+    return tuple(sorted(treatments, key=lambda one: not isinstance(one, Rows)))
 
 
 def _blocks(*names: str | None) -> Treated:
@@ -350,6 +360,20 @@ RECIPES: tuple[Recipe, ...] = (
         rf"prune{PERCENT}-(cosine)", _pruned,
     ),
     Recipe(
+        "rowsNN, rowsNN-sample", "rows85",
+        "whole rows (tokens, samples, pixels) dropped without bias, NN % of them zero; or all rows of a sample",
+        "wang2024", rf"rows{PERCENT}(-sample)?", lambda percent, of=None: _rows(of, sparsity=_fraction(percent)),
+    ),
+    Recipe(
+        "rows-noiseR, rows-noiseR-sample", "rows-noise0.02",
+        "as many rows dropped as add the share R of the gradient's energy", "wang2024",
+        r"rows-noise(\d*\.?\d+)(-sample)?", lambda noise, of=None: _rows(of, noise=float(noise)),
+    ),
+    Recipe(
+        "rows-exact", "rows-exact", "rows that are zero are not multiplied, and nothing else is changed", "lograd",
+        "rows-exact", lambda: both(Rows(noise=0.0)),
+    ),
+    Recipe(
         "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", rf"topk{PERCENT}",
         _largest,
     ),
@@ -450,7 +474,8 @@ MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
 def recipe(name: str) -> Treated:
     """Return the treatments that a name stands for.
 
-    Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
+    Parts joined by "+" follow each other, but rows are dropped first.
+    "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
     Where B is a whole method, its dW is taken as it is: "mxfp4-full/nvfp4-full" has the dW of nvfp4-full.
     Endings: -nearest or -stochastic, and -rht or -ht.
@@ -475,7 +500,7 @@ def recipe(name: str) -> Treated:
 
 
 def _sentence(side: str, name: str) -> Treated:
-    return reduce(Treated.then, (_part(part.strip(), name) for part in side.split("+")))
+    return reduce(Treated.then, (_part(part.strip(), name) for part in side.split("+"))).map(_rows_first)
 
 
 def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
