@@ -177,8 +177,8 @@ class Integers(ToLevels):
             fold, fold_dim, limits = self._column_scales(g, setting.fold), 1, self._column_limits(g, setting.fold)
         elif rows and not self.symmetric:
             limits = self._row_ranges(g)
-        elif self.memory_size and setting.memory.numpy()[SEEN]:
-            limits = torch.from_numpy(setting.memory.numpy()[:SEEN].astype("float32"))
+        elif self.memory_size and (memory := setting.memory.tolist())[SEEN]:  # which lies on any device
+            limits = g.new_tensor(memory[:SEEN], dtype=torch.float32)
         per_channel, stochastic = rows or (self.per == "channel" and g.dim() > 0), self.rounding == "stochastic"
         symmetric, key = self.symmetric, setting.key
         return limits, fold, fold_dim, self.bits, per_channel, symmetric, stochastic, key, self.power_of_two
