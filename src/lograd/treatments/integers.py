@@ -177,7 +177,7 @@ class Integers(ToLevels):
             fold, fold_dim, limits = self._column_scales(g, setting.fold), 1, self._column_limits(g, setting.fold)
         elif rows and not self.symmetric:
             limits = self._row_ranges(g)
-        elif self.memory_size and (memory := setting.memory.tolist())[SEEN]:  # which lies on any device
+        elif self.memory_size and (memory := setting.memory.tolist())[SEEN]:
             limits = g.new_tensor(memory[:SEEN], dtype=torch.float32)
         per_channel, stochastic = rows or (self.per == "channel" and g.dim() > 0), self.rounding == "stochastic"
         symmetric, key = self.symmetric, setting.key
