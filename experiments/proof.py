@@ -405,7 +405,7 @@ class Usual(NamedTuple):
 
 
 USUAL = {
-    "resnet": Usual(1560, 64, 0.1, 312), "resnet64": Usual(1560, 64, 0.1, 312), "chars": Usual(150, 8, 1e-3, 15),
+    "resnet": Usual(1560, 64, 0.1, 312), "resnet64": Usual(1560, 64, 0.1, 312), "chars": Usual(100, 8, 1e-3, 10),
     "minilm": Usual(300, 32, 1e-4, 60),
 }  # fmt: skip
 
