@@ -133,6 +133,9 @@ class Acceleration:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+        root = unwrapped(model)
+        if any(isinstance(getattr(hook, "__self__", None), Acceleration) for hook in root._forward_pre_hooks.values()):
+            raise InvalidValue("the model is being accelerated already; call remove() of that handle first.")
         self.model, self.seed, self.quiet = model, seed, quiet
         self._rows = both(Rows(noise=ROW_NOISE * check_noise(noise), most=MOST_ROWS))
         self.plan = Plan()
@@ -156,7 +159,6 @@ class Acceleration:
         self._first_work = 0.0
         for name, module in self._candidates.items():
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
-        root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
         # Compiled code would not call hooks, be the model compiled already or before its first step.
         self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]

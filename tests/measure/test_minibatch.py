@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
+from experiments.simulate import Estimate
 from lograd import InvalidType, InvalidValue, Plan, Profile
 from lograd.errors import LogradWarning
 from lograd.measure.values import VECTORS, GradientVariance, Measured, Minibatch
 from lograd.plan import Expected, LayerPlan
 from lograd.theory import noise_to_signal, threshold
-from lograd.theory.simulate import Estimate
 from lograd.treatments import Prune, gradients
 
 

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import lograd
+from experiments.simulate import Estimate
 from lograd import Plan
 from lograd.plan import LayerPlan
 from lograd.theory import noise_to_signal, threshold
-from lograd.theory.simulate import Estimate
 from lograd.treatments import Prune, gradients
 
 

@@ -120,7 +120,7 @@ TABLE: dict[str, Row] = {
     "Quantize": (lograd.treatments.Quantize, {"format": FORMAT}, ("format", "scale", "rounding")),
     "recipe": (lograd.treatments.recipe, {}, ("name",)),
     "encode": (lograd.encode, {"x": X}, ("x", "values", "entropy", "method", "alpha")),
-    "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit", "out")),
+    "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit")),
     "prune_and_encode": (lograd.wire.prune_and_encode, {"x": X, "threshold": 0.5}, (
         "x", "threshold", "seed", "offset", "values", "entropy", "counted",
     )),

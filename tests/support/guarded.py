@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from experiments.models import CifarResNet
 from lograd import Handle, Plan
 from lograd.errors import LogradWarning
 
@@ -43,9 +42,6 @@ def mobile_net(seed: int, blocks: int = 6, width: int = 8) -> nn.Module:
     return nn.Sequential(first, *(Bottleneck(width) for _ in range(blocks)), last)
 
 
-def resnet8(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return CifarResNet(8, 10, 8)
 
 
 @lru_cache

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
-from ..files.checks import MAX_FLOAT, check_number
+from ..files import MAX_FLOAT, check_number
 from ..treatments.verdicts import noise_of
 from .refresh import EARLY_STEPS, OperandStatistics
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.coded import CodedTensor, Encoded, Folded, Householder
-from ..ops.codings import levels_of
+from ..ops.codes import levels_of
 from ..ops.contracts import FLOAT_TYPES
 from ..ops.histogram import SLOTS
 from ..ops.layouts import dense

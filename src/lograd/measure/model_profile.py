@@ -131,7 +131,7 @@ class Profile:
         Args:
             noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
             objective: "progress": the plan with the most progress per second, speed / (1 + noise).
-            methods: with a goal, what to choose from, such as ["int8", "prune*"].
+            methods: with a goal, what to choose from, such as ["int8-full", "prune*"].
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
                 for the layer's histogram.  "recommended" takes the fewest with a predicted cosine of 0.98.
             sparsity: prune stochastically, before rounding, so that this share of the work in the pruned products is

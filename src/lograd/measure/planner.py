@@ -426,7 +426,7 @@ def _method_patterns(given: str | Iterable[str] | None, known: Sequence[str]) ->
         return ("*",)
     patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if not patterns or not all(isinstance(one, str) for one in patterns):
-        raise InvalidType(sentence("methods", given, "a name such as 'int8', or a list of them"))
+        raise InvalidType(sentence("methods", given, "a name such as 'int8-full', or a list of them"))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise InvalidValue(

@@ -78,7 +78,7 @@ def profile(
         progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
         times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 8
             steps for each method.  The model must be on the CPU.
-        methods: those to time (`measure.timing.method`), such as ["int8", "prune90"]; None for the usual ones.
+        methods: those to time (`measure.timing.method`), such as ["int8-full", "prune90"]; None for the usual ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]

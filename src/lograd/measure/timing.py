@@ -12,10 +12,9 @@ the machine only ever adds to one.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -28,13 +27,13 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import candidates, reason_not_supported
 from ..engine.site import STRIDE, Site
 from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..files import check_number, check_whole
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
 from ..report import TextTable, text_table
 from ..report.progress import progress
-from ..treatments import BACKWARD, Backend, recipe
+from ..treatments import BACKWARD, Prune, coder, recipe, with_backends
 from .passes import Arrived, Passes, arriving, attached, energy, settling
 from .prediction import MOST_NOISE, ratio_over, steps_over_last
 from .records import LayerProfile
@@ -44,31 +43,12 @@ from .records import LayerProfile
 DENSE = "dense"
 """The layer as it is, untreated."""
 DEFAULT_METHODS = (
-    DENSE, "int8", "int6", "int4", "int8-forward", "prune80", "prune90", "prune95", "prune90-dW", "int8+prune90",
+    DENSE, "int8-full", "int6-full", "int4-full", "int8wa", "prune80", "prune90", "prune95", "identity/prune90",
+    "int8wa+prune90",
 )  # fmt: skip
-"""The methods that are timed by default."""
-_BITS, _PERCENT = r"(?P<bits>[2-8])", r"(?P<percent>\d\d(?:\.\d{1,6})?)"
-
-
-class _Family(NamedTuple):
-    """Methods that differ in bits and sparsity alone."""
-
-    pattern: str
-    recipe: str
-    backends: dict[str, Backend]
-    """By product; "auto" for the others, which then are dense."""
-
-
-_ALL: dict[str, Backend] = {"output": "integer", "input_gradient": "integer", "weight_gradient": "integer"}
-_SPARSE: dict[str, Backend] = {"input_gradient": "sparse", "weight_gradient": "sparse"}
-_FAMILIES = (
-    _Family(DENSE, "identity", {}),
-    _Family(rf"int{_BITS}", "int{bits}-full", _ALL),
-    _Family(rf"int{_BITS}-forward", "int{bits}wa", {"output": "integer"}),
-    _Family(rf"prune{_PERCENT}", "prune{percent}", _SPARSE),
-    _Family(rf"prune{_PERCENT}-dW", "identity/prune{percent}", {"weight_gradient": "sparse"}),
-    _Family(rf"int{_BITS}\+prune{_PERCENT}", "int{bits}wa+prune{percent}", {"output": "integer", **_SPARSE}),
-)
+"""The methods that are timed by default: the layer as it is, and recipes."""
+LONGEST_NAME = 100
+"""Letters of a method's name."""
 
 
 class Method(NamedTuple):
@@ -77,41 +57,27 @@ class Method(NamedTuple):
     name: str
     plan: LayerPlan
     bits: int | None
-    """The width of the forward's operands; None where the forward is exact."""
+    """The width of the forward's operands, the narrower if they differ; None where these are no levels."""
     sparsity: float | None
     """The share of zeros in the pruned gradient; None where nothing is pruned."""
 
 
 def method(name: str) -> Method:
-    """Return the method of a name.
+    """Return the method of a name: "dense", or a recipe whose products have the backends that it is made for.
 
-    - "dense": nothing is treated;
-    - "intN": all three products in integers of N bits (the recipe "intN-full");
-    - "intN-forward": Y in integers of N bits, gradients and the backward as they are;
-    - "pruneNN": the gradient pruned to NN % zeros for both products of the backward, which are sparse;
-    - "pruneNN-dW": pruned for dW alone, so that no noise travels to other layers;
-    - "intN+pruneNN": Y in integers, the gradient pruned.
+    "int8-full" has integer products throughout, "int8wa" for Y alone; "prune90" prunes for both products of the
+    backward, and "identity/prune90" for dW alone, so that no noise travels to other layers.
 
-    >>> method("int8+prune90").bits, method("int8+prune90").sparsity
+    >>> method("int8wa+prune90").bits, method("int8wa+prune90").sparsity
     (8, 0.9)
     """
-    if not isinstance(name, str):
-        raise InvalidType(sentence("a method", name, f"a name such as {', '.join(DEFAULT_METHODS[:3])} or prune90"))
-    for family in _FAMILIES:
-        if match := re.fullmatch(family.pattern, name, re.ASCII):
-            found = {"bits": "", "percent": ""} | match.groupdict()
-            plan = LayerPlan.of(recipe(family.recipe.format(**found)))
-            changed: Any = {
-                product: replace(getattr(plan, product), backend=backend)
-                for product, backend in family.backends.items()
-            }
-            bits, percent = found["bits"], found["percent"]
-            sparsity = float(percent) / 100 if percent else None
-            return Method(name, replace(plan, **changed), int(bits) if bits else None, sparsity)
-    raise InvalidValue(
-        f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
-        f"such as {', '.join(DEFAULT_METHODS[1:])}.{nearest_name(name[:60], DEFAULT_METHODS)}"
-    )
+    if isinstance(name, str) and len(name) > LONGEST_NAME:
+        raise InvalidValue(f"a method has a name of at most {LONGEST_NAME} letters; got {name[:60]!r}...")
+    plan = LayerPlan.of(with_backends(recipe("identity" if name == DENSE else name)))
+    coders = (coder(plan.output.activations), coder(plan.output.weights))
+    bits = min((one.level_bits for one in coders if one is not None), default=0)
+    pruned = [one.sparsity for one in plan.weight_gradient.gradient if isinstance(one, Prune)]
+    return Method(name, plan, bits or None, pruned[0] if pruned else None)
 
 
 def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
@@ -119,7 +85,7 @@ def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     if names is None:
         return DEFAULT_METHODS
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InvalidType(sentence("methods", names, "a list of names such as ['int8', 'prune90']"))
+        raise InvalidType(sentence("methods", names, "a list of names such as ['int8-full', 'prune90']"))
     return tuple(dict.fromkeys([DENSE, *(method(name).name for name in names)]))
 
 
@@ -500,7 +466,7 @@ def _penalties(
         signals: |G|^2 of each layer.
         width: bits of the rounded operands.
     """
-    plan = Plan(dict.fromkeys(modules, method(f"int{width}-forward").plan))
+    plan = Plan(dict.fromkeys(modules, method(f"int{width}wa").plan))
     with attached(passes.model, plan, "dense") as handle, _own_errors(handle, modules) as errors:
         moved = passes.gradients(batch)
     change = sum(energy(one - other) for one, other in zip(moved, clean, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 from ..errors import InvalidValue, sentence
-from ..files.checks import check_number, check_object, check_text, check_whole
+from ..files import check_number, check_object, check_text, check_whole
 from ..treatments import Statistics
 
 MOST_NAMES = 3

@@ -27,6 +27,7 @@ from .products import (
     can_take_rows,
     gradients,
     meet_as_levels,
+    with_backends,
 )
 from .prune import Prune
 from .quantize import Quantize
@@ -59,7 +60,7 @@ __all__ = [
     "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
     "Rows", "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
-    "can_take_rows", "gradients", "meet_as_levels",
+    "can_take_rows", "gradients", "meet_as_levels", "with_backends",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "checked_result", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled",
     "stages", "to_json", "total_counts",

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lograd import InvalidValue, ops
-from lograd.laws import Empirical, Exponential, HalfNormal, Law, LogNormal, Uniform
-from lograd.theory import (
+from experiments.clipped_intervals import (
+    IntervalErrors,
     best_interval,
     interval_bound,
     interval_clipped,
@@ -21,7 +20,8 @@ from lograd.theory import (
     measured_interval_errors,
     optimal_interval,
 )
-from lograd.theory.intervals import IntervalErrors
+from lograd import InvalidValue, ops
+from lograd.laws import Empirical, Exponential, HalfNormal, Law, LogNormal, Uniform
 
 ROUNDINGS = ("stochastic", "nearest")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..formats import Format, Rounding
+from lograd.formats import Format, Rounding
 
 Values = NDArray[np.float64]
 

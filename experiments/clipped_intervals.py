@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InvalidValue, sentence
-from ..formats import Rounding
-from ..formats.values import check_rounding, check_width
-from ..laws import Law
-from ..laws.law import Values, magnitudes, parameter, values
-from .layers import Laws, over_axis, over_layers
+from lograd.errors import InvalidValue, sentence
+from lograd.formats import Rounding
+from lograd.formats.values import check_rounding, check_width
+from lograd.laws import Law
+from lograd.laws.law import Values, magnitudes, parameter, values
+from lograd.theory.layers import Laws, over_axis, over_layers
 
 ALPHA = 1e-3
 """The share of elements that [kim2024] calls large."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidType, InvalidValue, LogradError, nearest_name, sentence
+from .errors import InvalidType, InvalidValue, LogradError, nearest_name, sentence
 
 MAX_FLOAT = 1.7976931348623157e308
 """The largest float64.  `abs(value) <= MAX_FLOAT` is False for NaN and infinity, and exact for whole numbers."""

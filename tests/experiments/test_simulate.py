@@ -5,8 +5,8 @@ import pytest
 from bands import assert_in_band
 from scipy import stats
 
+from experiments.simulate import Estimate, prune, quantize
 from lograd import FloatFormat, IdealFormat, IntFormat
-from lograd.theory.simulate import Estimate, prune, quantize
 
 
 @pytest.mark.parametrize("format", [FloatFormat(4, 1), FloatFormat(3, 0), IntFormat(4), IdealFormat(3, 2)], ids=str)
