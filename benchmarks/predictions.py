@@ -37,7 +37,7 @@ from lograd.measure.passes import loss_of, restored
 from lograd.measure.planner import GoalProblem, goal_problem, option_of
 from lograd.measure.timing import DENSE, WARM_UP, Timer, method
 from lograd.measure.timing import TIMED as STEPS
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.theory import Choice
 
@@ -393,7 +393,7 @@ def main(
         "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
-        content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}
+        content = {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": list(results.values())}
         write("predictions", content, what, text)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -91,15 +92,15 @@ def rows(members: list[dict[str, Any]]) -> list[list[str]]:
 def _row(way: str, members: list[dict[str, Any]], dense: dict[int, dict[str, Any]]) -> list[str]:
     pairs = [(one, dense[one["seed"]]) for one in members if one["seed"] in dense]
     percent = [[100 * float(one["final"]["accuracy"]) for one in pair] for pair in pairs]
-    step = proof.mean(one["step_median"] for one in members)
+    step = mean(one["step_median"] for one in members)
     faster = [plain["cpu_seconds"] / one["cpu_seconds"] for one, plain in pairs]
     return [
         way,
         ", ".join(str(one["seed"]) for one in members),
-        f"{100 * proof.mean(one.get('backward_work', 1.0) for one in members):.0f} %",
+        f"{100 * mean(one.get('backward_work', 1.0) for one in members):.0f} %",
         f"{1e3 * step:.0f}",
-        f"{proof.mean(one['cpu_seconds'] for one in members):.0f}",
-        f"{proof.mean(faster):.2f}" if faster else "–",
+        f"{mean(one['cpu_seconds'] for one in members):.0f}",
+        f"{mean(faster):.2f}" if faster else "–",
         proof.spread([100 * one["final"]["accuracy"] for one in members]),
         proof.spread([own - plain for own, plain in percent], "+") if way != "fp32" else "",
     ]

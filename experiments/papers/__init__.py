@@ -42,7 +42,6 @@ EXPERIMENTS = {
     "noise": "Noise",
     "learning": "Learning",
     "bits": "Bits",
-    "speed": "Speed",
     "explosion": "Explosion",
     "intervals": "Intervals",
     "vcas": "Vcas",

@@ -63,6 +63,7 @@ def intervals_of(handle: Handle, bits: int) -> dict[str, dict[str, float]]:
             continue
         law = statistics.statistics(1.0).law
         (one,), (numbers,) = site.treatments, site.numbers_and_memory()
+        assert isinstance(one, Interval)
         gamma = numbers.get("gamma") or IntFormat(bits).max / numbers["scale"] / float(law.maximum)
         errors = clipped_intervals.interval_errors(law, bits, gamma, ALPHA, one.rounding)
         found[layer] = {

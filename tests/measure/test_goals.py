@@ -94,8 +94,8 @@ def test_layers_that_are_left_alone_say_why():
 def test_methods_restrict_the_choice(profile):
     assert set(methods_of(profile.plan(noise=0.1, methods="int8-full"), profile).values()) == {"int8-full"}
     with pytest.warns(LogradWarning, match="it explodes"):
-        between = profile.plan(noise=1e4, methods=["prune*"])
-    assert any("0.97" in layer.words() for layer in between.layers.values())
+        pruned = profile.plan(noise=1e4, methods=["prune*"])
+    assert set(methods_of(pruned, profile).values()) == {"prune95"}
     with pytest.raises(InvalidValue, match="Did you mean 'int8-full'"):
         profile.plan(noise=0.1, methods="int88-full")
     with pytest.raises(InvalidType, match="methods must be a name"):
@@ -149,7 +149,7 @@ def test_the_command_line_makes_plans_for_goals(profile, tmp_path, capsys, monke
     assert not code
     assert "times as fast" in out
     assert Plan.load(tmp_path / "plan.json") == profile.plan(noise=0.1, methods="int*")
-    assert "a goal: --noise or --objective" in run()[2]
+    assert "a goal" in run()[2]
     assert "bits=" in run("--noise", "0.1", "--bits", "4")[2]
 
 

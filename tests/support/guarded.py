@@ -42,8 +42,6 @@ def mobile_net(seed: int, blocks: int = 6, width: int = 8) -> nn.Module:
     return nn.Sequential(first, *(Bottleneck(width) for _ in range(blocks)), last)
 
 
-
-
 @lru_cache
 def digits() -> tuple[Tensor, Tensor]:
     data = np.load(str(files("experiments.data") / "digits.npz"))

@@ -145,8 +145,7 @@ class Levels(NamedTuple):
     @property
     def step(self) -> Floats:
         """The differences between neighbouring levels."""
-        with np.errstate(divide="ignore", over="ignore"):
-            found: Floats = 1 / self.scale
+        found: Floats = self.parameters[0].reciprocal().numpy()  # NumPy would warn of a scale of 0
         return found
 
     @property

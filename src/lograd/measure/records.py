@@ -160,7 +160,7 @@ class LayerProfile:
     flops_forward: int | None = None
     """Operations of the forward product, two for each multiply-add."""
     groups: int = 1
-    """Groups of a convolution; a depthwise one has as many groups as channels."""
+    """ParameterGroups of a convolution; a depthwise one has as many groups as channels."""
     transposed: bool = False
     """True for a transposed convolution."""
     range: Range | None = None

@@ -103,7 +103,7 @@ class Candidate:
         input_noise, weight_noise: the noise-to-signal ratio of the treated gradient in the products for dX and dW: of
             rounding measured on the gradient of one batch, of pruning predicted by the law.
         penalty: the layer's part of |g_q - g|^2 over all learned parameters: the change of the exact gradient of one
-            batch where the forward is rounded; 0 where the forward is exact.
+            batch where the forward of all layers is rounded; 0 where the forward is exact.
     """
 
     method: str
@@ -240,13 +240,14 @@ def measure_menus(
     bits = sorted({one.bits for one in methods if one.bits is not None})
     treated = [one for one in methods if one.name != DENSE]
     plain = max((len(treated) + 1) // 2 + 1, TIMED)  # before every second method, and one at the end
-    total = 2 + 2 * plain + sum(warm_up(one) + TIMED + WHOLE for one in treated) + len(bits)
+    total = 2 + 2 * plain + sum(warm_up(one) + TIMED + WHOLE for one in treated)
+    total += len(bits) + len(modules) * bool(bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes.advance = advance
         arrived = arriving(modules, partial(passes.run, batch))
         clean = passes.gradients(batch)
         timer = Timer(passes.model, loss, modules, advance)
-        noises: dict[str, dict[str, list[float]]] = {DENSE: {}}
+        noises: dict[str, dict[str, tuple[float, float]]] = {DENSE: {}}
         for place, one in enumerate(treated):
             if place % 2 == 0:  # so that plain steps share what the machine does
                 timer.plain()
@@ -257,19 +258,14 @@ def measure_menus(
                 }
         while timer.plain_steps < plain:
             timer.plain()
-        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
-        penalties = {width: _penalties(passes, batch, clean, modules, signals, width) for width in bits}
+        penalties = _penalties(passes, batch, clean, list(modules), bits)
     times = timer.times
-    menus = {
-        layer: {
-            one.name: Candidate(
-                one.name, *times[one.name].layers[layer], *noises[one.name].get(layer, (0.0, 0.0)),
-                0.0 if one.bits is None else penalties[one.bits][layer],
-            )
-            for one in methods if layer in times[one.name].layers
-        }
-        for layer in modules
-    }  # fmt: skip
+    menus: dict[str, dict[str, Candidate]] = {layer: {} for layer in modules}
+    for one in methods:
+        for layer, taken in times[one.name].layers.items():
+            dX, dW = noises[one.name].get(layer, (0.0, 0.0))
+            penalty = 0.0 if one.bits is None else penalties[one.bits][layer]
+            menus[layer][one.name] = Candidate(one.name, taken.forward, taken.backward, dX, dW, penalty)
     uniform = {one.name: times[one.name].step for one in treated}
     return Menus(menus, times[DENSE].step, uniform, torch.get_num_threads())
 
@@ -381,7 +377,9 @@ def take_no_statistics(handle: Handle) -> None:
 # -- noise of the backward, and what a rounded forward changes --
 
 
-def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile) -> list[float]:
+def _noise(
+    one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile
+) -> tuple[float, float]:
     """Return the noise-to-signal ratios of a method in a layer's dX and dW; 0 in a dX that is not computed.
 
     Pruning is predicted by the laws of all observed steps.  Rounding is measured on the gradients that have arrived,
@@ -396,7 +394,7 @@ def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived
         else:
             ratio = measured.get(product, 0.0) * steps_over_last(treatments, profile)
         found.append(min(ratio, MOST_NOISE) if arrived.passed_on or product != BACKWARD[0] else 0.0)
-    return found
+    return found[0], found[1]
 
 
 def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[Tensor]) -> dict[str, float]:
@@ -405,7 +403,7 @@ def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[
     if not signal or not engine.gradient.ready:
         return {}
     found: dict[str, float] = {}
-    fold = fold_of(engine, module)
+    fold = gradient_fold(engine, module)
     for site in engine.gradient.sites.values():
         products = [product for product in BACKWARD if engine.gradient.at[product] is site]
         draws = [noise_at(engine, site, gradients, products, fold) for _ in range(DRAWS)]
@@ -413,7 +411,7 @@ def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[
     return found
 
 
-def fold_of(engine: LayerEngine, module: Any) -> Tensor | None:
+def gradient_fold(engine: LayerEngine, module: Any) -> Tensor | None:
     """Return the factors by which the gradient's channels are multiplied before they are rounded; None without."""
     site = engine.weights.at[BACKWARD[0]]
     if not engine.folds or site is None or isinstance(module, _ConvTransposeNd):
@@ -432,7 +430,7 @@ def noise_at(
 
     Args:
         site: one of the gradient's, in these products.
-        fold: factors of the gradient's channels; see `fold_of`.
+        fold: factors of the gradient's channels; see `gradient_fold`.
     """
     operand, into_input, total = engine.gradient, BACKWARD[0] in products, 0.0
     for g in gradients:
@@ -452,66 +450,33 @@ def folded(g: Tensor, factors: Tensor) -> Tensor:
 
 
 def _penalties(
-    passes: Passes, batch: Any, clean: Sequence[Tensor], modules: Mapping[str, nn.Module],
-    signals: Mapping[str, float], width: int,
-) -> dict[str, float]:  # fmt: skip
-    """Return |g_q - g|^2 with the forward of all layers in integers of so many bits, divided among the layers.
+    passes: Passes, batch: Any, clean: Sequence[Tensor], names: Sequence[str], widths: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """Return |g_q - g|^2 with the forward of layers in integers, by bits and layer.
 
     The backward is exact: straight through, with operands as the output takes them.  So the difference to the gradient
-    of the plain model is no noise that averages out over steps.  A layer's part is that of |e|^2 |G|^2 / n: e is what
-    its own rounding does to its output of n elements, and G is its gradient.
+    of the plain model is no noise that averages out over steps.  Each layer is rounded alone at the fewest bits, and
+    all layers together at each number of bits, whose change is divided in the proportions of the single ones: these add
+    up to more where there are kinks, as an input of a ReLU that two errors push over zero has changed sides once.
 
     Args:
         clean: the gradients of the plain model.
-        signals: |G|^2 of each layer.
-        width: bits of the rounded operands.
+        widths: of the rounded operands.
     """
-    plan = Plan(dict.fromkeys(modules, method(f"int{width}wa").plan))
-    with attached(passes.model, plan, "dense") as handle, _own_errors(handle, modules) as errors:
-        moved = passes.gradients(batch)
-    change = sum(energy(one - other) for one, other in zip(moved, clean, strict=True))
-    parts = {name: error * signals[name] for name, error in errors.items()}
-    total = sum(parts.values())
-    if not (math.isfinite(change) and math.isfinite(total)):
-        return dict.fromkeys(modules, NOT_FINITE)
-    return {name: change * (part / total if total else 1 / len(parts)) for name, part in parts.items()}
 
+    def change(rounded: Sequence[str], width: int) -> float:
+        plan = Plan(dict.fromkeys(rounded, method(f"int{width}wa").plan))
+        with attached(passes.model, plan, "dense"):
+            moved = passes.gradients(batch)
+        return sum(energy(one - other) for one, other in zip(moved, clean, strict=True))
 
-@contextmanager
-def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
-    """Yield |e|^2 / n of each layer's output by its own rounding, which the next forward fills in."""
-    errors = dict.fromkeys(modules, 0.0)
-    hooks = [
-        modules[name].register_forward_hook(partial(_add_errors, errors, name, engine), with_kwargs=True)
-        for name, engine in handle.layers.items()
-    ]
-    try:
-        yield errors
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _add_errors(
-    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: tuple[Any, ...],
-    kwargs: dict[str, Any], output: Any,
-) -> None:  # fmt: skip
-    """Add a layer's relative errors in activations and weights, times the mean square of its output."""
-    inputs: Tensor = (*args, *kwargs.values())[0]
-    weight = module.weight.detach()
-    by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
-    activations, weights = engine.activations, engine.weights
-    engine.hold(True)
-    try:
-        for operand, tensor in ((activations, inputs.detach()), (weights, by_output)):
-            site, total = operand.at["output"], energy(tensor)
-            if site is None or not total:
-                continue
-            treated = (
-                site.treat_channels(tensor, operand.control)[0]
-                if operand is weights
-                else site.treat(tensor, (), operand.control)
-            )
-            errors[name] += energy(treated - tensor) / total * energy(output) / output.numel()
-    finally:
-        engine.hold(False)
+    if not widths:
+        return {}
+    alone = {name: change([name], min(widths)) for name in names}
+    total = sum(one for one in alone.values() if math.isfinite(one))
+    found = {}
+    for width in widths:
+        whole = change(names, width)
+        scale = whole / total if total and math.isfinite(whole) else 1.0
+        found[width] = {name: one * scale if math.isfinite(one) else NOT_FINITE for name, one in alone.items()}
+    return found

@@ -624,6 +624,18 @@ def largest_and_scale(x: Tensor, top: float) -> Tensor:
     return torch.cat([largest, scale])
 
 
+def column_largest(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the largest magnitude of each column (dimension 1) as float32, NaN where an element is NaN.
+
+    Args:
+        rows: factors of the rows (first dimension), by which elements are multiplied before; None for none.
+    """
+    z = x.float() if rows is None else x.float() * _along(x, rows, 0)
+    if not x.numel():
+        return z.new_zeros(x.shape[1])
+    return z.abs().amax([dim for dim in range(x.dim()) if dim != 1])
+
+
 def dequantize_matrix(codes: Tensor, parameters: Tensor, last: int, dtype: torch.dtype) -> Tensor:
     """Return the values of a contiguous matrix of codes; `parameters` (3, rows) are scale, low and zero."""
     scale, low, zero = (row[:, None] for row in parameters)
@@ -705,16 +717,15 @@ def _integer_codes_native(
     fold = fold.contiguous() if fold is not None and factors else None
     native.kernel("integer_codes")(
         type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
-        codes=address("codes", codes, torch.uint8, x.numel()),
+        codes=codes.data_ptr(),
         batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
         per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
         fold=0 if fold is None else address("fold", fold, torch.float32, factors),
         fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
         bits=bits, symmetric=symmetric, power_of_two=power_of_two, stochastic=stochastic,
         key=address("key", key, torch.int64, 2),
-        parameters=address("parameters", parameters, torch.float32, 2 * rows),
-        found=address("found", found, torch.float32, 2 * rows),
-        counts=address("counts", counts, torch.int64, COUNTS + 1), threads=torch.get_num_threads(),
+        parameters=parameters.data_ptr(), found=found.data_ptr(), counts=counts.data_ptr(),
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     return codes, parameters, found, counts
 
@@ -769,6 +780,31 @@ def _largest_and_scale_native(x: Tensor, top: float) -> Tensor:
         torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _column_largest_native(x: Tensor, rows: Tensor | None) -> Tensor:
+    """The kernel of the CPU; other types than float32 and other layouts than rows and images go to the reference."""
+    last = x.dim() == 2 or x.is_contiguous(memory_format=torch.channels_last) if x.dim() in (2, 4) else False
+    if x.dtype != torch.float32 or not x.numel() or (rows is not None and x.dim() != 2):
+        return column_largest(x, rows)
+    if not (x.is_contiguous() or (last and x.dim() == 4)):
+        x = x.contiguous()
+    count, channels = x.numel(), x.shape[1]
+    batch, inner = (count // channels, 1) if last else (x.shape[0], count // channels // x.shape[0])
+    rows, out = None if rows is None else rows.contiguous(), x.new_empty(channels)
+    native.kernel("column_largest")(
+        native.address("x", x, torch.float32, count), batch, channels, inner,
+        0 if rows is None else native.address("rows", rows, torch.float32, batch),
+        native.address("out", out, torch.float32, channels), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def _check_columns(x: Tensor, rows: Tensor | None) -> None:
+    if x.dim() < 2:
+        raise InvalidValue(f"column_largest takes a tensor with columns, of 2 dimensions or more; got {x.dim()}.")
+    if rows is not None and tuple(rows.shape) != tuple(x.shape[:1]):
+        raise InvalidValue(f"rows must have {x.shape[0]} elements, one for each row; got shape {tuple(rows.shape)}.")
 
 
 def dequantize_matrix_native(codes: Tensor, parameters: Tensor, last: int, dtype: torch.dtype) -> Tensor:
@@ -961,6 +997,14 @@ register(
     largest_and_scale,
     when_native(_largest_and_scale_native),
     lambda x, top: x.new_empty(2, dtype=torch.float32),
+)
+register(
+    "column_largest(Tensor x, Tensor? rows) -> Tensor",
+    column_largest,
+    when_native(_column_largest_native),
+    lambda x, rows: x.new_empty(x.shape[1], dtype=torch.float32),
+    _check_columns,
+    {"rows": _FLOAT},
 )
 register(
     "dequantize_rows(Tensor codes, Tensor parameters, int bins, ScalarType dtype) -> Tensor",

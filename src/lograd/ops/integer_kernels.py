@@ -111,6 +111,8 @@ def _backward(g: Tensor, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
 
 def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Room for float32 results of shape (batch, channels, ...) in channels-last memory."""
+    if len(shape) == 4:
+        return torch.empty(shape, dtype=_FLOAT, device=like.device, memory_format=torch.channels_last)
     batch, channels, *sizes = shape
     out = like.new_empty((batch, *sizes, channels), dtype=torch.float32)
     return out.permute(0, out.dim() - 1, *range(1, out.dim() - 1))
@@ -229,7 +231,7 @@ def _matmul_native(
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
         bias=_floats("bias", bias),
-        out=native.address("out", out, _FLOAT, batch * m * n),
+        out=out.data_ptr(),
         threads=torch.get_num_threads(),
     )
     return out
@@ -254,7 +256,7 @@ def _convolution_native(
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
         bias=_floats("bias", bias),
-        out=native.address("out", out, _FLOAT, out.numel()),
+        out=out.data_ptr(),
         threads=torch.get_num_threads(),
     )
     return out
@@ -278,7 +280,7 @@ def _convolution_input_gradient_native(
         weight_zero=weight_zero,
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
-        out=native.address("out", out, _FLOAT, out.numel()),
+        out=out.data_ptr(),
         threads=torch.get_num_threads(),
     )
     return out
@@ -300,7 +302,7 @@ def _convolution_weight_gradient_native(
         input_zero=x_zero,
         rows=_floats("rows", rows),
         rows_count=0 if rows is None else rows.numel(),
-        out=native.address("out", out, _FLOAT, out.numel()),
+        out=out.data_ptr(),
         threads=torch.get_num_threads(),
     )
     return out
@@ -328,7 +330,7 @@ def _block_matmul_native(
         b_scales=native.address("b_scales", b_scales, _FLOAT, n * (k // size)),
         scale=float(scale),
         bias=_floats("bias", bias),
-        out=native.address("out", out, _FLOAT, m * n),
+        out=out.data_ptr(),
         threads=torch.get_num_threads(),
     )
     return out

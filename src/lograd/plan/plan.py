@@ -350,8 +350,8 @@ class Plan:
             tuple(check_text("keep of a plan", one) for one in keep),
             data.get("attention"),
             data.get("saved"),
-            *(data.get(name, False) for name in SWITCHES),
-            Evidence.from_dict(data.get("evidence", {})),
+            evidence=Evidence.from_dict(data.get("evidence", {})),
+            **{name: data.get(name, False) for name in SWITCHES},
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -7,7 +7,7 @@ lognormal law.
 from .allocation import allocate, thresholds_for
 from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
-from .frontier import Choice, Option, Problem, choose, frontier, pruned_options
+from .frontier import Choice, Option, Problem, choose, frontier
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,
@@ -49,7 +49,6 @@ __all__ = [
     "rows_kept",
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
-    "pruned_options",
     "relative_error",
     "risen",
     "rounding_cosine",

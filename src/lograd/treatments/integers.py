@@ -27,7 +27,6 @@ Per = Literal["tensor", "channel", "column", "row"]
 Ranges = Literal["current", "hindsight"]
 
 MOMENTUM = 0.9
-CHUNK = 1 << 16
 LOW, HIGH, SEEN = range(3)
 LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
@@ -189,7 +188,7 @@ class Integers(ToLevels):
         if fold is None or not self._has_columns(g):
             return parameters
         scale = fold if self._has_rows(g, setting.fold) else parameters[0] * fold  # scales of rows are the factors
-        return torch.stack([scale, parameters[1, :1].expand(len(scale))])
+        return torch.stack([scale, torch.full_like(scale, self._middle)])
 
     @property
     def _middle(self) -> float:
@@ -206,16 +205,9 @@ class Integers(ToLevels):
         Args:
             rows: factors of the rows; None for none.
         """
-        if rows is not None:
-            # Some rows at a time: their products stay in the cache, and a tensor as large as g is never written.
-            factors, count = _above_zero(rows).unsqueeze(1), max(CHUNK // g.shape[1], 1)
-            parts = (slice(first, first + count) for first in range(0, len(g), count))
-            largest = torch.stack([(g[part] * factors[part]).abs_().amax(0) for part in parts]).amax(0)
-            return (self._middle * (1 - 2.0**-20) / largest).clamp(max=MOST)
-        summed = [dim for dim in range(g.dim()) if dim != 1]
-        largest = torch.maximum(g.amax(summed), -g.amin(summed)).float().abs()  # -0.0 would have a scale below 0
         # Not a hair more: a number above the last code would count as saturated.
-        return (self._middle * (1 - 2.0**-22) / largest).clamp(max=MOST)
+        largest = call("column_largest", g, None if rows is None else _above_zero(rows))
+        return (self._middle * (1 - 2.0 ** (-22 if rows is None else -20)) / largest).clamp(max=MOST)
 
     def _column_limits(self, g: Tensor, rows: Tensor | None) -> Tensor:
         """Return the range of a tensor whose columns were multiplied by their scales.

@@ -34,6 +34,10 @@ void bind_levels(Functions& functions) {
                      nb::kw_only(), "type"_a, "x"_a, "codes"_a, "batch"_a, "channels"_a, "inner"_a, "transposed"_a,
                      "per_row"_a, "limits"_a, "fold"_a, "fold_channels"_a, "fold_inner"_a, "bits"_a, "symmetric"_a,
                      "power_of_two"_a, "stochastic"_a, "key"_a, "parameters"_a, "found"_a, "counts"_a, "threads"_a);
+    functions.kernel("column_largest",
+                     [](Address x, Size batch, Size channels, Size inner, Address factors, Address out, int threads) {
+        column_largest(at<const float>(x), batch, channels, inner, at<const float>(factors), at<float>(out), threads);
+    });
 }
 
 }  // namespace lograd

@@ -34,7 +34,7 @@ Layer = Any
 """A `LayerEngine`, which imports this module."""
 SHORTEST_SUM = 64
 """Products of an output element: below, writing the output takes most of the time, and dense products do that too."""
-_TINY, _LARGEST = (np.float32(end) for end in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max))
+_TINY, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 _BYTES = 255.0**2
 """No product of two levels is larger."""
 _LEAST_STEP, _LARGEST_STEP = 2.0**-96, 2.0**64
@@ -111,7 +111,7 @@ def _matmul(
 ) -> Tensor:
     """Return the product of two matrices of codes, times the factors of its rows and columns."""
     # The sum is multiplied by the factor of its column first, which must leave room for that of its row.
-    room = _LARGEST if rows is None else np.float32(_LARGEST / (_BYTES * max(a.shape[1], 1)))
+    room = _LARGEST if rows is None else _LARGEST / (_BYTES * max(a.shape[1], 1))
     of_rows, of_columns = rows and _factor(rows), columns and _factor(columns, room)
     if (rows is None) == (of_rows is None) and (columns is None) == (of_columns is None):
         result: Tensor = kernel_of("integer_matmul")(a, b, *zeros, of_rows, of_columns, bias)
@@ -119,18 +119,18 @@ def _matmul(
     return scaled_products.matmul(a, b, *zeros, rows and _steps(rows), columns and _steps(columns), bias)
 
 
-def _factor(factors: Factors, largest: np.float32 = _LARGEST) -> Tensor | None:
+def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
     """Return the product of steps as float32; None where it is not ordinary, which `scaled_products` takes care of."""
-    found = factors[0]
-    assert isinstance(found, np.ndarray)
-    if len(factors) > 1:
-        with np.errstate(over="ignore", under="ignore"):
-            found = found * factors[1]
-    elif largest >= _LARGEST:
-        return torch.from_numpy(found)
-    if found.size and not (found.min() >= _TINY and found.max() <= largest):
-        return None
-    return torch.from_numpy(found)
+    first, *others = factors
+    assert isinstance(first, np.ndarray)
+    found = torch.from_numpy(first)
+    for other in others:  # by PyTorch: NumPy would warn of overflow
+        found = found * (torch.from_numpy(other) if isinstance(other, np.ndarray) else other)
+    if others or largest < _LARGEST:
+        low, high = (found, found) if found.numel() == 1 else found.aminmax() if found.numel() else (_TINY, _TINY)
+        if not (float(low) >= _TINY and float(high) <= largest):
+            return None
+    return found
 
 
 def _steps(factors: Factors) -> Steps:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <vector>
@@ -225,6 +226,37 @@ Counts Job::row_by_row() const {
 Counts integer_codes(const LevelTensor& tensor, const LevelRounding& rounding, float* parameters, float* found) {
     const Job job(tensor, rounding, parameters, found);
     return rounding.per_row ? job.row_by_row() : job.whole();
+}
+
+void column_largest(const float* x, std::size_t batch, std::size_t channels, std::size_t inner, const float* factors,
+                    float* out, int threads) {
+    // Rows that are as wide as a few vectors or more; without factors it does not matter whose they are.
+    std::size_t rows = batch, width = channels;
+    while (inner == 1 && factors == nullptr && width < 64 && rows % 2 == 0 && rows != 0) rows /= 2, width *= 2;
+    std::vector<std::int32_t> largest(width, 0);
+    std::mutex mutex;
+    const std::size_t size = inner == 1 ? width : channels * inner;
+    parallel_for(rows * size, std::max<std::size_t>(size, 1), threads, [&](std::size_t begin, std::size_t end) {
+        std::vector<std::int32_t> own(width, 0);
+        const std::size_t first = begin / size, count = end / size - first;
+        if (inner == 1) {
+            kernels().levels.largest_of_columns(x + begin, count, width, factors == nullptr ? nullptr : factors + first,
+                                                own.data());
+        } else {
+            for (std::size_t plane = 0; plane < count * channels; ++plane)
+                own[plane % channels] = std::max(own[plane % channels],
+                                                 kernels().levels.largest_of_all(x + begin + plane * inner, inner));
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (std::size_t c = 0; c < width; ++c) largest[c] = std::max(largest[c], own[c]);
+    });
+    for (std::size_t c = channels; c < width; ++c)
+        largest[c % channels] = std::max(largest[c % channels], largest[c]);
+    constexpr std::int32_t infinity = 0x7f800000;
+    for (std::size_t c = 0; c < channels; ++c) {
+        if (largest[c] > infinity) out[c] = std::numeric_limits<float>::quiet_NaN();
+        else std::memcpy(out + c, &largest[c], sizeof(float));
+    }
 }
 
 }  // namespace lograd

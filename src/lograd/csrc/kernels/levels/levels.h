@@ -63,6 +63,11 @@ struct LevelRounding {
 // `parameters` are two lists of one number per range, scales and zeros; `found` are lows and highs.
 Counts integer_codes(const LevelTensor&, const LevelRounding&, float* parameters, float* found);
 
+// The largest magnitude of each channel, NaN where an element is NaN; `inner` is 1 where channels lie side by side, and
+// then each of the batch may have a factor.
+void column_largest(const float* x, std::size_t batch, std::size_t channels, std::size_t inner, const float* factors,
+                    float* out, int threads);
+
 // The kernels of one instruction set.
 struct LevelKernels {
     void (*range)(const LevelRun&, LevelsSeen&);
@@ -71,6 +76,10 @@ struct LevelKernels {
     // the matrix are read.
     void (*transpose)(const std::uint8_t* from, std::size_t rows, std::size_t columns, std::size_t stride,
                       std::uint8_t* to, std::size_t to_stride);
+    // Raises `largest`, the bits of a magnitude for each column, to that of elements, times the factor of their row.
+    void (*largest_of_columns)(const float* x, std::size_t rows, std::size_t columns, const float* factors,
+                               std::int32_t* largest);
+    std::int32_t (*largest_of_all)(const float* x, std::size_t count);
 };
 
 }  // namespace lograd

@@ -1,6 +1,10 @@
-"""`lograd.variance` on models where everything is known in closed form, and what it leaves behind: nothing."""
+"""`lograd.variance` where everything is known in closed form; its file, its page, and what it leaves behind."""
 
+from __future__ import annotations
+
+import json
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -10,10 +14,12 @@ from networks import conv_net, image_batches, mlp, vector_batches
 from torch import nn
 
 import lograd
-from lograd import ops
+from lograd import LayerPlan, Plan, ops
 from lograd.errors import InvalidType, InvalidValue
+from lograd.files import checksum_of_json
 from lograd.measure.values import TOTAL, VECTORS
-from lograd.treatments import Integers, StatQuant, apply, both
+from lograd.measure.variances import SAVED, _exact, _forward_only, _one_at_a_time
+from lograd.treatments import Integers, StatQuant, apply, both, recipe
 from lograd.treatments.products import ProductPlan, Treated
 
 PTQ = StatQuant(3, "ptq")
@@ -327,3 +333,101 @@ def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):
     assert "lograd: measuring variance: 16 measurements in" in capsys.readouterr().err
     lograd.variance(*arguments, **FEW)
     assert capsys.readouterr().err == ""
+
+
+# -- variants --
+
+
+BACKWARD_ONLY = ["int5-bhq", "prune85", "saw80", "hfp8", "mxfp4-rht"]
+
+
+@pytest.mark.parametrize("name", BACKWARD_ONLY)
+def test_the_exact_backward_of_a_plain_forward_treats_nothing(name):
+    layer = LayerPlan.of(recipe(name))
+    assert not _exact(layer).treats
+    assert not layer.output.treats
+
+
+def test_the_exact_backward_takes_what_the_output_takes():
+    layer = LayerPlan.of(recipe("int6-full"))
+    found = _exact(layer)
+    assert found.output == layer.output
+    assert found.input_gradient.weights == layer.output.weights
+    assert found.weight_gradient.activations == layer.output.activations
+    assert found.input_gradient.gradient == found.weight_gradient.gradient == ()
+    assert _exact(found) == found
+    assert layer.output.treats
+
+
+def test_one_layer_at_a_time():
+    layers = {"0": LayerPlan.of(recipe("int6-full")), "2": _exact(LayerPlan.of(recipe("int6-full")))}
+    plan = replace(Plan(layers), attention=8, saved=6)
+    found = _one_at_a_time(plan, layers)
+    assert list(found) == ["0", SAVED], "layer 2 adds nothing"
+    assert found["0"].layers["0"] == layers["0"]
+    assert found["0"].saved is None
+    assert found[SAVED].saved == 6
+    assert found[SAVED].layers == _forward_only(plan, layers).layers
+    assert all(one.attention == 8 for one in found.values())
+
+
+# -- variance file --
+
+
+@lru_cache(maxsize=4)
+def measured(recipe, contributions=True):
+    return lograd.variance(
+        conv_net(), image_batches(3), lograd.Plan.uniform(recipe), F.cross_entropy, steps=3, treated=1, repeats=4,
+        contributions=contributions,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["int5-bhq", "int6-full"])
+def found(request):
+    return measured(request.param)
+
+
+def test_load_is_the_exact_inverse_of_save(found, tmp_path):
+    path = found.save(tmp_path / "variance.json")
+    again = lograd.Variance.load(path)
+    assert again == found
+    assert again.save(tmp_path / "again.json").read_bytes() == path.read_bytes()
+    assert again.to_dict() == found.to_dict()
+    assert again.table() == found.table()
+
+
+def test_without_contributions(tmp_path):
+    found = measured("int8-ptq", contributions=False)
+    assert lograd.Variance.load(found.save(tmp_path / "v.json")) == found
+    assert found.contributions is None
+
+
+@pytest.mark.parametrize("name", ["total", "tensors", "sites", "repeats"])
+def test_a_file_without_a_field_is_refused(name, tmp_path):
+    data = measured("int5-bhq").to_dict()
+    del data[name]
+    (tmp_path / "v.json").write_text(json.dumps(data | {"checksum": checksum_of_json(data)}))
+    with pytest.raises(InvalidValue, match="Cannot read the variance"):
+        lograd.Variance.load(tmp_path / "v.json")
+
+
+def test_damage_and_other_files_are_told(found, tmp_path):
+    path = found.save(tmp_path / "v.json")
+    text = path.read_text()
+    path.write_text(text.replace('"repeats": 4', '"repeats": 5'))
+    with pytest.raises(InvalidValue, match="its checksum does not match"):
+        lograd.Variance.load(path)
+    for content in ("{}", "[]", text[:100], '{"lograd_plan": 2}'):
+        path.write_text(content)
+        with pytest.raises(InvalidValue, match="Cannot read the variance"):
+            lograd.Variance.load(path)
+
+
+def test_the_page_and_the_figure(found, tmp_path):
+    html = found.to_html(tmp_path / "v.html", "Mine & <yours>").read_text()
+    assert "Mine &amp; &lt;yours&gt;" in html
+    assert html.count("<svg") >= 4
+    for one in found.tensors:
+        assert one.name in html
+    assert found.plot().axes[0].patches
+    assert {row["name"] for row in found.rows()} == {one.name for one in (*found.tensors, found.total)}

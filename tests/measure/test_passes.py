@@ -1,9 +1,10 @@
-"""Batches of any kind: pairs, dicts, more than two, and models that return their own loss."""
+"""Batches of any kind and their losses; squared norms by group, and the variance of minibatches."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from torch import nn
 
 import lograd
 from lograd.errors import InvalidType, InvalidValue
+from lograd.measure.passes import Minibatches, ParameterGroups, energy
+from lograd.measure.values import TOTAL, VECTORS
 
 
 class UNet(nn.Module):
@@ -237,3 +240,34 @@ def test_the_command_takes_a_model_with_its_own_loss(function, code, tmp_path):
     if code:
         assert done.stderr.startswith("lograd: loss_fn does not fit a batch that is a dict (TypeError: ")
         assert "Traceback" not in done.stderr
+
+
+# -- gradients --
+
+
+def test_groups_add_up():
+    parameters = {"a": torch.zeros(3, 2), "b": torch.zeros(3), "c": torch.zeros(2, 2, 2), "d": torch.zeros(1)}
+    groups = ParameterGroups(parameters)
+    assert groups.names == ("a", "c", VECTORS, TOTAL)
+    assert groups.elements == [6, 8, 4, 18]
+    generator = torch.Generator().manual_seed(0)
+    draws = [[torch.randn(one.shape, generator=generator) for one in parameters.values()] for _ in range(3)]
+    gram = groups.gram(draws)
+    for place, one in enumerate(draws):
+        assert gram[:, place, place] == pytest.approx(groups.energies(one), rel=1e-15)
+        assert groups.products(one, draws[0]) == pytest.approx(gram[:, place, 0], rel=1e-12)
+    assert energy(draws[0][0]) == pytest.approx(float(draws[0][0].double().square().sum()), rel=1e-15)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_minibatch_variance_and_its_standard_error(count):
+    """Each of 2,000 tensors is a trial of its own, with normal gradients of unequal variances."""
+    trials, scales = 2000, torch.linspace(0.5, 2, 12).reshape(3, 4)
+    found = Minibatches(ParameterGroups({f"trial {place}": scales for place in range(trials)}))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        found.add(list(1 + scales * torch.randn(trials, 3, 4, generator=generator)))
+    means, errors = np.array([(one.mean, one.error) for one in found.variance()[:-1]]).T
+    assert means.mean() == pytest.approx(float(scales.square().sum()), rel=0.02)
+    assert np.sqrt(np.mean(errors**2)) == pytest.approx(means.std(ddof=1), rel=0.06)
+    assert found.signal()[:-1].mean() == pytest.approx(scales.numel(), rel=0.03)
