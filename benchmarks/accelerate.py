@@ -10,7 +10,6 @@ Writes benchmarks/results/accelerate-ISA.json and .md.
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,15 +24,14 @@ from torch import Tensor, nn
 import lograd
 from experiments.models import CharTransformer, CifarResNet, ResNet18
 from lograd import native
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 
 from .models import Encoder
-from .timing import progress, versions, write
+from .timing import progress, restart, versions, write
 
 MEASURED = 18
 """More steps than any decision takes."""
-AVX2 = {"LOGRAD_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 
 
 class Case(NamedTuple):
@@ -116,8 +114,7 @@ def main(
     only: str = typer.Option("", help="Cases with this in their name."),
 ) -> None:
     """Compare accelerated steps with plain ones."""
-    if isa == "avx2" and any(os.environ.get(name) != value for name, value in AVX2.items()):
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.accelerate", *sys.argv[1:]], os.environ | AVX2)
+    restart(isa, "benchmarks.accelerate")
     jobs = [(count, case) for count in threads for case in CASES if only in case.name]
     rows = []
     for count, case in progress(jobs):
@@ -125,7 +122,7 @@ def main(
         rows.append({"threads": count, **measure(case, steps)})
         print(f"{case.name}, {count} threads: {rows[-1]['ratio']:.2f} | {rows[-1]['words']}", file=sys.stderr)
     used = native.status().isa
-    here = machine()
+    here = conditions()
     found = {"machine": here, "isa": used, "versions": versions("torch"), "rows": rows}
     table = [
         {

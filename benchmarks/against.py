@@ -1,210 +1,180 @@
-"""This checkout against another one of lograd: `./dev bench against /path/to/other/.venv/bin/python`.
+"""Linear layers in 8 and 6 bits against other ways to train on a CPU: `./dev bench against`.
 
-Each of the two runs in a process of its own, with the package and the compiled module of its checkout, and measures a
-case when it is told to; cases and checkouts take turns, so that a disturbance hits both.  The cases use public names
-only, which both checkouts must have.  Writes benchmarks/results/against.json and against.md.
+Forward and backward of one layer, float32 in and out, take turns in one process: FP32, bf16 autocast, torchao's int8
+mixed-precision training, SDNQ with OpenVINO's int8 products, and lograd.  A way that is not installed, or that computes
+in float32 after all, is named with that reason and has no number.  `--isa avx2` holds all libraries to AVX2, OpenVINO
+excepted, which has no such switch.  The rivals come with `.venv/bin/pip install --no-deps torchao sdnq openvino`.
+Writes benchmarks/results/against-ISA.json and .md.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
+import copy
 import sys
-import time
+import warnings
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from typing import IO, Annotated, Any
+from typing import Any
 
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
-Call = Callable[[], object]
+import lograd
+from lograd import native
+from lograd.report.environment import conditions
+from lograd.report.text import markdown
+
+from .timing import progress, restart, turns, versions, write
+
+SHAPES = ((2048, 768, 3072), (2048, 3072, 768), (1536, 384, 1536), (512, 512, 512))
+"""Rows, inputs and outputs of each layer."""
+ALMOST = 1e-5
+"""A relative error below which products cannot have had 8 bits."""
 
 
-def elementwise() -> dict[str, Call]:
-    """Operators on four million elements."""
-    import lograd
-    from lograd import ops
+def torchao(layer: nn.Linear) -> nn.Module:
+    """Return the layer of torchao's int8 mixed-precision training, whose weights stay float32."""
+    from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
+    from torchao.quantization import quantize_
 
+    # Its tensor subclass, the default, computes in float32 here; the module does not.
+    model = nn.Sequential(layer)
+    quantize_(model, Int8MixedPrecisionTrainingConfig(module_swap=True))
+    return model[0]
+
+
+def compiled_torchao(layer: nn.Linear) -> nn.Module:
+    """Return torchao's layer under torch.compile, which fuses its rounding."""
+    found: nn.Module = torch.compile(torchao(layer))  # type: ignore[assignment]
+    return found
+
+
+def sdnq(layer: nn.Linear, static: bool = False) -> nn.Module:
+    """Return SDNQ's layer with int8 products by OpenVINO; static weights are stored as codes."""
+    from sdnq import kernel_wrappers
+    from sdnq.training import sdnq_training_post_load_quant
+
+    if not kernel_wrappers.use_openvino_mm:
+        raise ImportError("SDNQ does not find OpenVINO")
+    model = sdnq_training_post_load_quant(
+        nn.Sequential(layer), weights_dtype="int8", quantized_matmul_dtype="int8", group_size=-1, use_grad_ckpt=False,
+        use_quantized_matmul=True, use_static_quantization=static,
+    )  # fmt: skip
+    found: nn.Module = model[0]
+    return found
+
+
+def ours(layer: nn.Linear, bits: int) -> nn.Module:
+    """Return lograd's layer."""
+    found = lograd.nn.Linear(layer.in_features, layer.out_features, recipe=f"int{bits}-full")
+    found.load_state_dict(layer.state_dict())
+    return found
+
+
+WAYS: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "FP32": lambda layer: layer,
+    "bf16 autocast": lambda layer: layer,
+    "torchao int8": torchao,
+    "torchao int8, compiled": compiled_torchao,
+    "SDNQ int8, OpenVINO": sdnq,
+    "SDNQ int8 weights, OpenVINO": lambda layer: sdnq(layer, static=True),
+    "lograd int8-full": lambda layer: ours(layer, 8),
+    "lograd int6-full": lambda layer: ours(layer, 6),
+}
+
+
+class Way:
+    """A layer made one way, with its input and the gradient of its output."""
+
+    def __init__(self, name: str, layer: nn.Linear, x: Tensor, g: Tensor) -> None:
+        self.bfloat16 = name.startswith("bf16")
+        self.layer = WAYS[name](copy.deepcopy(layer))
+        self.x, self.g = x.clone().requires_grad_(), g
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Return Y, dX and dW, in float32."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+            y = self.layer(self.x).float()
+        dx, dw, *_ = torch.autograd.grad(y, [self.x, *self.layer.parameters()], self.g)
+        return y.detach(), dx, dw.float()
+
+
+def measure(shape: tuple[int, int, int], repeats: int) -> dict[str, Any]:
+    """Return milliseconds and relative errors of each way, and the reasons of those that have none."""
+    rows, inputs, outputs = shape
     torch.manual_seed(0)
-    x = torch.randn(2**22) * torch.exp(2 * torch.randn(2**22))
-    rows, format = x.view(4096, 1024), lograd.FloatFormat(exponent=4, mantissa=1)
-    mx: Any = lograd.parse_format("mxfp4")
-    one = x[:1].clone()
-    return {
-        "prune": lambda: ops.stochastic_prune(x, 1.0),
-        "fp6 nearest": lambda: ops.quantize(x, format, 0.1, "nearest"),
-        "fp6 stochastic": lambda: ops.quantize(x, format, 0.1, "stochastic"),
-        "int8 per sample": lambda: ops.quantize_per_sample(rows, 8),
-        "int4 per sample, packed": lambda: ops.pack_per_sample(rows, 4),
-        "mxfp4 blocks": lambda: ops.quantize_blocks(rows, mx),
-        "histogram": lambda: ops.log_histogram(x),
-        "k-th magnitude": lambda: ops.kth_magnitude(x, 2**21),
-        "Hadamard": lambda: ops.hadamard(rows, 64, 0),
-        "prune, one element": lambda: ops.stochastic_prune(one, 1.0),
-    }
+    layer, x, g = nn.Linear(inputs, outputs), torch.randn(rows, inputs), torch.randn(rows, outputs)
+    exact = Way("FP32", layer, x, g)()
+    calls: dict[str, Way] = {}
+    errors: dict[str, list[float]] = {}
+    reasons: dict[str, str] = {}
+    for name in WAYS:
+        try:
+            call = Way(name, layer, x, g)
+            found = call()
+        except Exception as error:
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            continue
+        errors[name] = [round(float((a - b).norm() / b.norm()), 5) for a, b in zip(found, exact, strict=True)]
+        if name != "FP32" and max(errors[name]) < ALMOST:
+            reasons[name] = "it computes in float32 with this version of PyTorch"
+            continue
+        calls[name] = call
+    times = {name: median(each) for name, each in turns(calls, repeats).items()}
+    name = f"Linear {rows} x {inputs} -> {outputs}"
+    return {"case": name, "threads": torch.get_num_threads(), "ms": times, "errors": errors, "does not run": reasons}
 
 
-def _backward(layer: nn.Module, x: torch.Tensor) -> Call:
-    """The backward of a layer with pruned gradients, again and again on one graph."""
-    x = x.requires_grad_()
-    y = layer(x)
-    g = torch.randn_like(y) * torch.exp(2 * torch.randn_like(y))
-    return lambda: torch.autograd.grad(y, [x, *layer.parameters()], g, retain_graph=True)
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the Markdown table: milliseconds of FP32, and how many times faster the others are."""
+    others = [name for name in WAYS if name != "FP32"]
+    lines = []
+    for row in rows:
+        dense, times = row["ms"]["FP32"], row["ms"]
+        cells = {name: f"{dense / times[name]:.2f}" if name in times else "–" for name in others}
+        lines.append({"layer": row["case"], "threads": row["threads"], "FP32, ms": f"{dense:.1f}"} | cells)
+    return markdown(lines, list(lines[0]))
 
 
-def sparse() -> dict[str, Call]:
-    """The backward of single layers at 85 % zeros, by sparse products."""
-    import lograd
-
-    torch.manual_seed(0)
-    image = torch.randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
-    made = {
-        "sparse linear 768 -> 3072": (nn.Linear(768, 3072), torch.randn(1024, 768)),
-        "sparse 3x3, 64 channels": (nn.Conv2d(64, 64, 3, padding=1), image),
-        "sparse 1x1, 256 -> 64": (nn.Conv2d(256, 64, 1), torch.randn(16, 256, 14, 14)),
-    }
-    cases = {}
-    for name, (layer, x) in made.items():
-        handle = lograd.attach(layer, lograd.Plan.uniform("prune85"), backend="sparse")
-        call = _backward(layer, x)
-        call()
-        handle.step()
-        cases[name] = call
-    return cases
+def accuracy(rows: list[dict[str, Any]]) -> str:
+    """Return one sentence on the relative errors of the first layer."""
+    each = (f"{name} {', '.join(f'{one:.4f}' for one in found)}" for name, found in rows[0]["errors"].items())
+    return f"Relative errors of Y, dX and dW in the first layer, on normal numbers: {'; '.join(each)}."
 
 
-def steps() -> dict[str, Call]:
-    """Whole training steps of a ResNet-20 and of a ResNet-18 of half the width."""
-    import lograd
-    from experiments.models import CifarResNet, ResNet18
-
-    cases: dict[str, Call] = {}
-    for name, make, batch, recipe, backend in (
-        ("ResNet-20, identity", lambda: CifarResNet(20), 32, "identity", "dense"),
-        ("ResNet-20, fp6", lambda: CifarResNet(20), 32, "fp6", "dense"),
-        ("ResNet-20, prune85", lambda: CifarResNet(20), 32, "prune85", "dense"),
-        ("ResNet-18, prune85, sparse", lambda: ResNet18(width=32), 16, "prune85", "sparse"),
-    ):
-        torch.manual_seed(0)
-        model, images = make(), torch.randn(batch, 3, 32, 32)
-        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-        handle = lograd.attach(model, lograd.Plan.uniform(recipe), backend=backend)  # type: ignore[arg-type]
-
-        def step(model: Any = model, x: Any = images, optimizer: Any = optimizer, handle: Any = handle) -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            handle.step()
-
-        for _ in range(25):  # statistics are taken in each of the first twenty
-            step()
-        cases[name] = step
-    return cases
-
-
-GROUPS: dict[str, Callable[[], dict[str, Call]]] = {"elementwise": elementwise, "sparse": sparse, "steps": steps}
-LEAST = 0.05
-"""Seconds that a turn takes at least."""
-
-
-def work(group: str) -> None:
-    """Measure what standard input names, a line each; the answer is seconds of one call."""
-    torch.set_num_threads(1)
-    cases = GROUPS[group]()
-    print(json.dumps(list(cases)), flush=True)
-    calls: dict[str, int] = {}
-    for line in sys.stdin:
-        case = cases[line.strip()]
-        if line not in calls:
-            case()
-            start = time.perf_counter()
-            case()
-            calls[line] = max(1, round(LEAST / max(time.perf_counter() - start, 1e-7)))
-        start = time.perf_counter()
-        for _ in range(calls[line]):
-            case()
-        print((time.perf_counter() - start) / calls[line], flush=True)
-
-
-def _started(python: str, group: str) -> subprocess.Popen[str]:
-    command = [python, str(Path(__file__).resolve()), "--work", group]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _stream(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
-
-
-def compare(old: str, new: str, group: str, repeats: int, starts: int) -> list[dict[str, Any]]:
-    """Return the times of each case of a group, old and new in turns.
-
-    Where memory lies decides some cases, and differs from process to process, so the processes are started several
-    times.
-    """
-    times: dict[str, dict[str, list[float]]] = {}
-    for _ in range(starts):
-        workers = {"old": _started(old, group), "new": _started(new, group)}
-        names, _ = (json.loads(_stream(one.stdout).readline()) for one in workers.values())
-        for turn in range(repeats + 1):
-            for name in names:
-                taken = times.setdefault(name, {"old": [], "new": []})
-                for which, worker in sorted(workers.items(), reverse=bool(turn % 2)):
-                    print(name, file=_stream(worker.stdin), flush=True)
-                    seconds = float(_stream(worker.stdout).readline())
-                    if turn:  # the first turn warms up
-                        taken[which].append(seconds)
-        for worker in workers.values():
-            _stream(worker.stdin).close()
-            worker.wait()
-    return [
-        {
-            "group": group, "case": name, "old": min(taken["old"]), "new": min(taken["new"]),
-            "ratio": min(taken["new"]) / min(taken["old"]),
-            "median ratio": median(taken["new"]) / median(taken["old"]),
-        }
-        for name, taken in times.items()
-    ]  # fmt: skip
+def reasons(rows: list[dict[str, Any]]) -> str:
+    """Return one sentence on what has no number."""
+    found = {name: why for row in rows for name, why in row["does not run"].items()}
+    return " ".join(f"No number for {name}: {why}." for name, why in found.items())
 
 
 def main(
-    python: Annotated[str, typer.Argument(help="The Python of the other checkout's environment.")] = "",
-    repeats: Annotated[int, typer.Option(help="Turns of each case in a process.")] = 6,
-    starts: Annotated[int, typer.Option(help="How often the processes are started.")] = 4,
-    only: Annotated[str | None, typer.Option(help="One group: " + ", ".join(GROUPS))] = None,
-    work_on: Annotated[str | None, typer.Option("--work", hidden=True)] = None,
+    threads: list[int] = typer.Option([1, 2], help="Numbers of threads, one after the other."),
+    repeats: int = typer.Option(9, min=2, help="Turns."),
+    isa: str = typer.Option("", help='"avx2" holds the libraries to AVX2.'),
+    only: str = typer.Option("", help="Layers with this in their name; nothing is written."),
 ) -> None:
-    """Measure this checkout against another one."""
-    if work_on is not None:
-        work(work_on)
-        return
-    if not Path(python).is_file():
-        raise typer.BadParameter(f"the Python of another checkout is needed; there is no file {python!r}")
-    from benchmarks.timing import versions, write
-    from lograd.report.environment import machine
-    from lograd.report.text import markdown
-
-    groups = GROUPS if only is None else {only: GROUPS[only]}
-    rows = [row for group in groups for row in compare(python, sys.executable, group, repeats, starts)]
-    shown = [
-        {
-            "case": row["case"], "old, ms": f"{1e3 * row['old']:.4g}", "new, ms": f"{1e3 * row['new']:.4g}",
-            "new / old": f"{row['ratio']:.3f}", "of medians": f"{row['median ratio']:.3f}",
-        }
-        for row in rows
-    ]  # fmt: skip
-    table = markdown(shown, list(shown[0]))
-    print(table)
+    """Compare linear layers of lograd with those of others."""
+    restart(isa, "benchmarks.against")
+    warnings.simplefilter("ignore")  # the rivals warn of what they do not find
+    shapes = [shape for shape in SHAPES if only in "{} x {} -> {}".format(*shape)]
+    rows = []
+    for count, shape in progress([(count, shape) for count in threads for shape in shapes]):
+        torch.set_num_threads(count)
+        rows.append(measure(shape, repeats))
+        print(rows[-1], file=sys.stderr)
+    used, here, what = native.status().isa, conditions(), versions("torch", "torchao", "sdnq", "openvino")
     introduction = (
-        "Minima of interleaved turns in several pairs of processes, one thread, and the ratio of medians beside them. "
-        "Regenerate with "
-        "`./dev bench against /path/to/other/.venv/bin/python`."
+        f"Forward and backward of one linear layer, times faster than FP32 by medians of {repeats} turns "
+        f"(`./dev bench against{' --isa avx2' if isa else ''}`)."
     )
-    if only is None:
-        write("against", {"versions": versions("torch"), "machine": machine(), "rows": rows}, introduction, table)
+    text = "\n\n".join(part for part in (table(rows), accuracy(rows), reasons(rows)) if part)
+    print(text)
+    if not only:
+        command = f"./dev bench against{' --isa avx2' * bool(isa)}"
+        found = {"command": command, "versions": what, "machine": here, "isa": used, "rows": rows}
+        write(f"against-{used}", found, introduction, text)
 
 
 if __name__ == "__main__":

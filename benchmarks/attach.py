@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import lograd
 from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 
 from .timing import versions, write
@@ -135,7 +135,7 @@ def main(
     text = markdown(shown, list(shown[0]))
     print(text)
     if not quick:
-        result = {"what": what, "versions": versions("torch", "qtorch"), "machine": machine(), "rows": rows}
+        result = {"what": what, "versions": versions("torch", "qtorch"), "machine": conditions(), "rows": rows}
         write("attach", result, what, text)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import lograd
 from lograd import laws, ops, theory, wire
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 
 from .ops import parse_sizes, size_name, three_digits
@@ -215,7 +215,7 @@ def main(
         result = {
             "what": WHAT,
             "versions": versions("torch", "zstandard", "lz4", "blosc2"),
-            "machine": machine(),
+            "machine": conditions(),
             "rows": rows,
             "bits by law": by_law,
         }

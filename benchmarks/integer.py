@@ -1,62 +1,23 @@
 """Products, layers and training steps in 4- to 8-bit integers against FP32 and peers: `./dev bench integer`.
 
-All ways of a case take turns in one process.  FP32 counts in its better layout.  Peers are torch._int_mm, bfloat16, and
-the int8 linear layers and convolutions of torch for inference.  `--isa avx2` keeps lograd and PyTorch to the
-instructions of an older CPU.  Writes benchmarks/results/integer.json and integer.md, or integer-avx2.*.
+All ways of a case take turns in one process.  FP32 counts in its better layout.  Peers are torch._int_mm and
+bfloat16; `./dev bench against` has those of other libraries.  `--isa avx2` keeps lograd and PyTorch to the instructions
+of an older CPU.  Writes benchmarks/results/integer.json and integer.md, or integer-avx2.*.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
-from typing import Any
 
 import torch
 import typer
 
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 
 from .low_bit import layers, products, steps
 from .low_bit.cases import Case, measure
 from .low_bit.tables import tables
-from .timing import progress, versions, write
-
-KEPT_TO = {
-    "avx2": {
-        "LOGRAD_ISA": "avx2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-    },
-}
-"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
-
-FEATURES = (
-    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_int8", "amx_bf16",
-)  # fmt: skip
-
-
-def restart(isa: str) -> None:
-    """Begin again in this process with the environment of an instruction set."""
-    kept = KEPT_TO[isa]
-    if any(os.environ.get(name) != value for name, value in kept.items()):
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.integer", *sys.argv[1:]], os.environ | kept)
-
-
-def conditions() -> dict[str, Any]:
-    """The machine, its CPU's flags, and what was asked of the libraries."""
-    flags: set[str] = set()
-    if (info := Path("/proc/cpuinfo")).exists():
-        flags = {flag for line in info.read_text().splitlines() if line.startswith("flags") for flag in line.split()}
-    asked = {name: os.environ[name] for kept in KEPT_TO.values() for name in kept if name in os.environ}
-    return machine() | {
-        "cpu flags": [name for name in FEATURES if name in flags],
-        "PyTorch's instruction set": torch.backends.cpu.get_cpu_capability(),
-        "environment": asked,
-    }
+from .timing import progress, restart, versions, write
 
 
 def main(
@@ -68,10 +29,7 @@ def main(
     save: bool = typer.Option(True, help="Write benchmarks/results/integer.* (never with --quick or --only)."),
 ) -> None:
     """Speed-up of products, layers and whole steps in integers over FP32."""
-    if isa:
-        if isa not in KEPT_TO:
-            raise typer.BadParameter(f"--isa is one of {', '.join(KEPT_TO)}; got {isa!r}")
-        restart(isa)
+    restart(isa, "benchmarks.integer")
     everything: list[Case] = [*products.cases(quick), *layers.cases(quick), *steps.cases(quick)]
     cases = [case for case in everything if only in f"{case.section}: {case.name}"]
     if not cases:

@@ -27,7 +27,7 @@ import lograd
 from experiments.lab import Session
 from experiments.models import CifarResNet, ResNet18
 from lograd.ops.sparse_products import release_workspace
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.treatments import Backend
 
@@ -180,7 +180,7 @@ def main(
     text = "\n\n".join(table(rows) for rows in found.values())
     print(text)
     if save and not only:
-        write("memory", {"what": what, "versions": versions("torch"), "machine": machine(), **found}, what, text)
+        write("memory", {"what": what, "versions": versions("torch"), "machine": conditions(), **found}, what, text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.treatments import Backend
 
@@ -192,7 +192,9 @@ def main(
     text = table(rows)
     print(text)
     if save and not only:
-        write("models", {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}, what, text)
+        write(
+            "models", {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": rows}, what, text
+        )
 
 
 if __name__ == "__main__":

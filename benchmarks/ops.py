@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 
 from .timing import medians, progress, versions, write
@@ -365,7 +365,7 @@ def main(
     if save and not quick and not only:
         packages = ("torch", "numpy", "ml_dtypes", "qtorch")
         result = {
-            "what": what, "versions": versions(*packages), "machine": machine(), "peers left out": peers.notes,
+            "what": what, "versions": versions(*packages), "machine": conditions(), "peers left out": peers.notes,
             "microseconds of a call on 64 elements": overhead, "rows": rows,
         }  # fmt: skip
         write("ops", result, what, text)

@@ -37,15 +37,15 @@ from lograd.measure.passes import loss_of, restored
 from lograd.measure.planner import GoalProblem, goal_problem, option_of
 from lograd.measure.timing import DENSE, WARM_UP, Timer, method
 from lograd.measure.timing import TIMED as STEPS
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.theory import Choice
 
 from .timing import versions, write
 
 PARTS = ("variance", "time", "frontier")
-TIMED = ("int8", "int6", "int4", "prune80", "prune90", "prune95", "prune90-dW")
-RANDOM = (DENSE, "int8", "int6", "prune80", "prune90-dW")
+TIMED = ("int8-full", "int6-full", "int4-full", "prune80", "prune90", "prune95", "identity/prune90")
+RANDOM = (DENSE, "int8-full", "int6-full", "prune80", "identity/prune90")
 """The methods of random plans; with coarser ones they would add many times the minibatch's variance."""
 BUDGETS = (0.05, 0.2)
 FRONTIER_BUDGETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -206,7 +206,7 @@ class Network:
 
     def beside(self) -> dict[str, Plan]:
         """Return plans that choose nothing by layer: uniform ones, and those with a common cosine."""
-        found = {name: self._everywhere(name) for name in ("int8", "int6", "int4")}
+        found = {name: self._everywhere(name) for name in ("int8-full", "int6-full", "int4-full")}
         for percent in STRENGTHS:
             found[f"prune{percent}"] = self._everywhere(f"prune{percent}")
             pruned = self.profile.plan(sparsity=percent / 100, allocation="cosine", everywhere=True, keep=())
@@ -393,7 +393,7 @@ def main(
         "backward, in turns with the plain step. `./dev bench predictions` makes this table."
     )
     if save:
-        content = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": list(results.values())}
+        content = {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": list(results.values())}
         write("predictions", content, what, text)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.ops.geometry import Geometry
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.figures import lines
 from lograd.report.page import svg
 from lograd.report.text import markdown
@@ -270,7 +270,7 @@ def main(
     text = table(rows)
     print(text)
     if save and not quick and not only:
-        result = {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}
+        result = {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": rows}
         write("sparse", result, what, text + "\n\n![speed-up over sparsity](sparse.svg)")
         (RESULTS / "sparse.svg").write_text(drawing(rows))
 

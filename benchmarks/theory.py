@@ -13,7 +13,7 @@ from scipy.optimize import brentq, root_scalar
 from scipy.special import erf, log_ndtr, ndtr
 
 from lograd.laws import Empirical, LogNormal
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.theory import allocate, best_format, sparsity, threshold
 
@@ -87,7 +87,7 @@ def main() -> None:
     ]
     table = markdown(rows, ("case", "ms", "over root_scalar", "over brentq"))
     what = f"{LAYERS} layers, median of {REPEATS} interleaved repeats"
-    result = {"what": what, "versions": versions("numpy", "scipy"), "machine": machine(), "rows": rows}
+    result = {"what": what, "versions": versions("numpy", "scipy"), "machine": conditions(), "rows": rows}
     write("theory", result, f"{what}. `./dev bench theory` makes this table.", table)
     print(table)
 

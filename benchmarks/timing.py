@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import typer
 from rich.progress import track
 
 import lograd
@@ -18,6 +20,21 @@ from lograd.report.environment import version_of
 
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
+TORCH = "PyTorch's instruction set"
+"""The field of a result's machine in which it stands; results before 2026-11-18 have none."""
+AVX2 = {
+    "LOGRAD_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+}  # fmt: skip
+"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
+
+
+def restart(isa: str, module: str) -> None:
+    """Begin again in this process with what an instruction set allows; an empty one allows all that the CPU has."""
+    if isa not in ("", "avx2"):
+        raise typer.BadParameter(f"--isa is avx2; got {isa!r}")
+    if isa and any(os.environ.get(name) != value for name, value in AVX2.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | AVX2)
 
 
 def medians(cases: Mapping[str, Callable[[], object]], repeats: int, shortest: float = 0.0) -> dict[str, float]:
@@ -63,8 +80,19 @@ def progress(jobs: list[T]) -> Iterable[T]:
     return track(jobs, "measuring") if sys.stdout.isatty() else jobs
 
 
+def in_words(machine: Mapping[str, Any]) -> str:
+    """Return the CPU of a result and the instruction sets that were on, lograd's and PyTorch's."""
+    words = f"{machine['cpu']}, {machine['cores']} cores, lograd's kernels {machine['instruction set'].upper()}"
+    if TORCH not in machine:
+        return f"{words}, PyTorch's not noted"
+    limits = ", ".join(f"{name}={value}" for name, value in machine["environment"].items())
+    own = [flag for flag in machine["cpu flags"] if flag in ("avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16")]
+    held = f" held by {limits}" if limits else ", nothing held back"
+    return f"{words}, PyTorch's {machine[TORCH]}{held} (the CPU has {', '.join(own) or 'no VNNI'})"
+
+
 def write(name: str, result: Mapping[str, Any], introduction: str, table: str) -> None:
-    """Write results/NAME.json, and results/NAME.md with one paragraph before the table."""
+    """Write results/NAME.json, and results/NAME.md with a paragraph and the machine before the table."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / f"{name}.md").write_text(f"{introduction}\n\n{table}\n")
+    (RESULTS / f"{name}.md").write_text(f"{introduction}\n\n{in_words(result['machine'])}.\n\n{table}\n")

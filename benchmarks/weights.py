@@ -26,7 +26,7 @@ import typer
 from torch import Tensor
 
 import lograd
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.text import markdown
 from lograd.weights import LowPrecisionTensor
 
@@ -199,7 +199,9 @@ def main(
     text = table(rows)
     print(text)
     if save:
-        write("weights", {"what": what, "versions": versions("torch"), "machine": machine(), "rows": rows}, what, text)
+        write(
+            "weights", {"what": what, "versions": versions("torch"), "machine": conditions(), "rows": rows}, what, text
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import typer
 
-from lograd.report.environment import machine
+from lograd.report.environment import conditions
 from lograd.report.figures import lines
 from lograd.report.page import svg
 from lograd.report.text import markdown
@@ -238,7 +238,7 @@ def main(
     print(text)
     if keep:
         result = {
-            "machine": machine(),
+            "machine": conditions(),
             "versions": versions("torch"),
             "sizes": sizes,
             "schedule": schedule,

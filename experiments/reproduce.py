@@ -157,7 +157,7 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
 
 def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> list[Result]:
     """Return the tables of an experiment, written as Markdown and JSON where that is asked for, with some figures."""
-    from lograd.files.atomic import replace_file
+    from lograd.files import replace_file
     from lograd.report.page import svg
 
     drawn = experiment.draw(folder)

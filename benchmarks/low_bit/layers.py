@@ -1,4 +1,4 @@
-"""Layers from float32 to float32, quantizing included: forward with backward, and the forward alone beside int8 peers.
+"""Layers from float32 to float32, quantizing included: forward with backward.
 
 Both are what autograd runs: a module of `lograd.nn` against the same module of `torch.nn`.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
 import lograd
 
-from . import peers
 from .cases import FP32, Call, Case, Make
 
 BITS = (4, 6, 8)
@@ -53,16 +52,6 @@ class Linear:
     def layouts(self) -> dict[str, torch.memory_format]:
         """Memory formats by what they add to a name."""
         return {"": torch.contiguous_format}
-
-    def int8_peers(self) -> dict[str, Make]:
-        """Forwards of torch's int8 layer."""
-        layer = self.plain()
-        assert isinstance(layer, nn.Linear)
-        weight, bias = layer.weight.detach(), layer.bias.detach()
-        return {
-            f"torch dynamic int8, {engine}": peers.dynamic_linear(self.x, weight, bias, engine)
-            for engine in peers.ENGINES
-        }
 
 
 @dataclass(frozen=True)
@@ -104,16 +93,6 @@ class Convolution:
         """Memory formats by what they add to a name."""
         return {"": torch.channels_last, ", NCHW": torch.contiguous_format}
 
-    def int8_peers(self) -> dict[str, Make]:
-        """Forwards of torch's int8 layer."""
-        layer = self.plain()
-        assert isinstance(layer, nn.Conv2d)
-        weight = layer.weight.detach()
-        return {
-            f"torch int8, {engine}": peers.int8_convolution(self.x, weight, self.stride, self.kernel // 2, engine)
-            for engine in peers.ENGINES
-        }
-
 
 Layer = Linear | Convolution
 
@@ -153,21 +132,6 @@ def trained(layer: Layer, build: Build, format: torch.memory_format, autocast: b
     return make
 
 
-def applied(layer: Layer, build: Build, format: torch.memory_format, autocast: bool = False) -> Make:
-    """The forward of a module without gradients."""
-
-    def make() -> Call:
-        module, x = _in(build(), layer.x, format)
-
-        def call() -> object:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                return module(x).float()
-
-        return call
-
-    return make
-
-
 def _in(module: nn.Module, x: Tensor, format: torch.memory_format) -> tuple[nn.Module, Tensor]:
     """A module and its input in a memory format; linear layers have one only."""
     if x.dim() == 4:
@@ -175,23 +139,18 @@ def _in(module: nn.Module, x: Tensor, format: torch.memory_format) -> tuple[nn.M
     return module.train(), x.clone(memory_format=format)
 
 
-def _ways(layer: Layer, way: Callable[..., Make]) -> tuple[dict[str, Make], dict[str, Make]]:
+def _ways(layer: Layer) -> tuple[dict[str, Make], dict[str, Make]]:
     """Our ways and torch's own, in each layout."""
     ours, others = {}, {}
     for words, format in layer.layouts().items():
-        others[f"{FP32}{words}"] = way(layer, layer.plain, format)
+        others[f"{FP32}{words}"] = trained(layer, layer.plain, format)
         for bits in BITS:
-            ours[f"{bits} bits{words}"] = way(layer, lambda bits=bits: layer.integer(bits), format)
+            ours[f"{bits} bits{words}"] = trained(layer, partial(layer.integer, bits), format)
     first = next(iter(layer.layouts().values()))
-    others["bfloat16"] = way(layer, layer.plain, first, True)
+    others["bfloat16"] = trained(layer, layer.plain, first, True)
     return ours, others
 
 
 def cases(quick: bool) -> list[Case]:
-    """All layers, trained and applied."""
-    found = []
-    for layer in QUICK if quick else LAYERS:
-        found.append(Case("layers", layer.name, *_ways(layer, trained)))
-        ours, others = _ways(layer, applied)
-        found.append(Case("forward", layer.name, ours, others | layer.int8_peers()))
-    return sorted(found, key=lambda case: case.section, reverse=True)  # layers first
+    """All layers."""
+    return [Case("layers", layer.name, *_ways(layer)) for layer in (QUICK if quick else LAYERS)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lograd import ops
 from lograd.formats import BlockFormat, parse_format
 from lograd.ops.coded import CodedTensor
 
-from . import peers
 from .cases import FP32, Call, Case, Make
 
 Coder = Callable[[Tensor], CodedTensor]
@@ -63,6 +62,27 @@ def product(first: Coder, second: Coder, rows: int, inner: int, columns: int) ->
     return make
 
 
+def int_mm(rows: int, inner: int, columns: int) -> Make:
+    """int8 x int8 to int32, without scales."""
+
+    def make() -> Call:
+        a = torch.randint(-128, 128, (rows, inner), dtype=torch.int8)
+        b = torch.randint(-128, 128, (inner, columns), dtype=torch.int8)
+        return lambda: torch._int_mm(a, b)
+
+    return make
+
+
+def bfloat16_mm(rows: int, inner: int, columns: int) -> Make:
+    """A product of two bfloat16 matrices."""
+
+    def make() -> Call:
+        a, b = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
+        return lambda: nn.functional.linear(a, b)
+
+    return make
+
+
 def _matrix(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
@@ -78,7 +98,7 @@ def cases(quick: bool) -> list[Case]:
     ours = {name: product(*pair, rows, inner, columns) for name, pair in PAIRS.items()}
     others = {
         FP32: dense,
-        "torch._int_mm": peers.int_mm(rows, inner, columns),
-        "bfloat16": peers.bfloat16_mm(rows, inner, columns),
+        "torch._int_mm": int_mm(rows, inner, columns),
+        "bfloat16": bfloat16_mm(rows, inner, columns),
     }
     return [Case("products", f"GEMM {rows} x {inner} x {columns}", ours, others)]

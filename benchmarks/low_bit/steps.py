@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import lograd
 from experiments.models import CifarResNet, ResNet18
-from lograd.treatments import Backend
 
 from ..models import Case as Model
 from ..models import Encoder, session_of
@@ -25,7 +24,6 @@ class Step:
 
     model: Model
     bits: tuple[int, ...] = (4, 6, 8)
-    backends: tuple[Backend, ...] = ("auto",)
     attention: bool = False
     """True if its attention is tried in integers, too."""
     normalization: bool = False
@@ -65,29 +63,25 @@ def in_integers(model: Model, bits: int, attention: int | None = None, saved: in
     return replace(plan, attention=attention, saved=saved)
 
 
-def stepping(model: Model, bits: int = 32, backend: Backend = "auto", *, last: bool = True, how: str = "") -> Make:
+def stepping(model: Model, bits: int = 32, *, last: bool = True, how: str = "") -> Make:
     """One training step of a copy of the model, after a warm-up.
 
     Args:
         model: what is trained, with the shape of its batch.
         bits: of all products; 32 trains as PyTorch does.
-        backend: of these products.
         last: images have their channels last in memory.
-        how: "bfloat16" runs the forward under autocast, "attention" runs attention in 8-bit integers, "saved" keeps
-            8-bit codes of all other activations, "fused" computes BatchNorm and ReLU in one pass.
+        how: "bfloat16" runs the forward under autocast, "attention" runs attention in 8-bit integers, "fused" computes
+            BatchNorm and ReLU in one pass.
     """
 
     def make() -> Call:
         torch.manual_seed(0)
         plain = model.build().train()
-        plan = (
-            None
-            if bits == 32
-            else in_integers(model, bits, 8 if how == "attention" else None, 8 if how == "saved" else None)
-        )
-        if plan is not None:
+        plan = None
+        if bits != 32:
+            plan = in_integers(model, bits, 8 if how == "attention" else None)
             plan = replace(plan, normalization=how == "fused")
-        session = session_of(model, Autocast(plain) if how == "bfloat16" else plain, plan, last, backend)
+        session = session_of(model, Autocast(plain) if how == "bfloat16" else plain, plan, last)
         for _ in range(2 if plan is None else WARM_UP):
             session.step()
         return session.step
@@ -101,15 +95,11 @@ def ways(step: Step) -> tuple[dict[str, Make], dict[str, Make]]:
     others = {FP32: stepping(model), "bfloat16": stepping(model, how="bfloat16")}
     if model.last:
         others[f"{FP32}, NCHW"] = stepping(model, last=False)
-    ours = {
-        f"int{bits}-full, {backend}": stepping(model, bits, backend) for bits in step.bits for backend in step.backends
-    }
+    ours = {f"int{bits}-full, auto": stepping(model, bits) for bits in step.bits}
     if step.attention:
         ours |= {f"int{bits}-full, attention": stepping(model, bits, how="attention") for bits in step.bits}
     if step.normalization:
         ours |= {f"int{bits}-full, BatchNorm and ReLU fused": stepping(model, bits, how="fused") for bits in step.bits}
-    if model.last and len(step.backends) > 1:
-        ours["int4-full, saved"] = stepping(model, 4, how="saved")
     return ours, others
 
 

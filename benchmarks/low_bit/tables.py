@@ -13,7 +13,6 @@ Row = dict[str, Any]
 TITLES = {
     "products": "Products alone, operands coded before",
     "layers": "Layers, forward and backward, quantizing included",
-    "forward": "Layers, forward alone, quantizing included",
     "steps": "Whole training steps",
 }
 NOT_RUNNING = "does not run"

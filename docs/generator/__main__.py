@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import from_benchmarks, from_code, from_integer, from_reproduction, from_results, from_speed, from_weights
+from . import from_benchmarks, from_code, from_integer, from_proof, from_reproduction, from_results, from_weights
 from .blocks import filled
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = (from_code, from_results, from_reproduction, from_integer, from_weights, from_benchmarks, from_speed)
+SOURCES = (from_code, from_results, from_reproduction, from_integer, from_weights, from_benchmarks, from_proof)
 BLOCKS = {name: maker for source in SOURCES for name, maker in source.BLOCKS.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .blocks import Maker, table
-from .from_results import Row, benchmark, machine_of
+from .from_results import Row, benchmark, machine_of, where
 
 FP32 = "FP32"
 
@@ -27,10 +27,16 @@ def _gain(row: Row, way: str) -> str:
     return "" if None in gains else " / ".join(f"{gain:.1f}" for gain in gains)
 
 
+def _held() -> tuple[str, ...]:
+    """What does not count: bfloat16, where oneDNN was held back from the instructions that the CPU has for it."""
+    held = "ONEDNN_MAX_CPU_ISA" in benchmark("integer")["machine"]["environment"]
+    return ("bfloat16",) if held else ()
+
+
 def _ways(rows: list[Row]) -> list[str]:
     """The ways that rows are measured in, ours first."""
     found = dict.fromkeys(name for row in rows for name in (*row["speed-up by minimum"], *row["does not run"]))
-    others = [name for name in found if not name.startswith(FP32)]
+    others = [name for name in found if not name.startswith((FP32, *_held()))]
     return sorted(others, key=lambda name: name.startswith(("bfloat16", "torch")))
 
 
@@ -42,21 +48,16 @@ def products() -> str:
     return table(["operands", *columns], lines)
 
 
-def _by_case(section: str) -> str:
-    rows = _rows(section)
+def _by_case(section: str, threads: int | None = None) -> str:
+    rows = _rows(section, threads)
     ways = [way for way in _ways(rows) if "NCHW" not in way]
     lines = [[row["case"], row["threads"], f"{_dense(row):.1f}", *(_gain(row, way) for way in ways)] for row in rows]
-    return table(["case", "threads", "FP32, ms", *ways], lines)
+    return f"{table(['case', 'threads', 'FP32, ms', *ways], lines)}\n\n{where('integer')}"
 
 
 def layers() -> str:
     """Speed-ups of layers, forward and backward, quantizing included."""
-    return _by_case("layers")
-
-
-def forward() -> str:
-    """Speed-ups of the forward of layers, beside int8 layers for inference."""
-    return _by_case("forward")
+    return _by_case("layers", 1)
 
 
 def steps() -> str:
@@ -91,7 +92,6 @@ def memory() -> str:
 BLOCKS: dict[str, Maker] = {
     "integer-products": products,
     "integer-layers": layers,
-    "integer-forward": forward,
     "integer-steps": steps,
     "integer-memory": memory,
     "integer-summary": summary,

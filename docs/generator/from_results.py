@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from benchmarks.timing import in_words
 
 from .blocks import Maker, table
 
@@ -54,7 +55,7 @@ def speed() -> str:
             row = next(one for one in rows if (one["model"], one["threads"]) == (model, count))
             line += [f"{_gain(row, part, '85%', 'median'):.2f}" for part in ("backward", "whole")]
         lines.append(line)
-    return f"{table(columns, lines)}\n\nMeasured by `./dev bench models` on {machine_of(benchmark('models'))}."
+    return f"{table(columns, lines)}\n\n{where('models')}"
 
 
 def accelerated() -> str:
@@ -92,48 +93,37 @@ def stays_plain(row: Row) -> bool:
 
 def machine_of(found: Row) -> str:
     """The machine of a benchmark, in words."""
-    machine, torch = found["machine"], found["versions"]["torch"]
-    return f"{machine['cpu']}, {machine['cores']} cores, {machine['instruction set'].upper()}, with torch {torch}"
+    torch = found["versions"].get("torch")
+    return in_words(found["machine"]) + (f", torch {torch}" if torch else "")
+
+
+def where(name: str) -> str:
+    """One line on the command and the machine of a benchmark."""
+    found = benchmark(name)
+    return f"`{found.get('command', f'./dev bench {name}')}` on {machine_of(found)}, {found['machine']['date']}."
+
+
+def with_machine(maker: Maker, name: str) -> Maker:
+    """Return a maker of the same block with the benchmark's machine below it."""
+    return lambda: f"{maker()}\n\n{where(name)}"
 
 
 def _threads(count: int) -> str:
     return f"{count} thread" + "s" * (count > 1)
 
 
-def models() -> str:
-    """Speed-up of every model, number of threads and sparsity, by minima and by medians."""
-    lines = []
-    for row in benchmark("models")["rows"]:
-        dense = min(row["whole"][layout]["median"] for layout in ("dense", "dense, channels last"))
-        for asked, zeros in row["zeros"].items():
-            gains = [_gain(row, part, asked, kind) for part in ("backward", "whole") for kind in ("min", "median")]
-            lines.append([
-                row["model"], row["threads"], _spaced(asked), f"{zeros:.1%}".replace("%", " %"),
-                row["sparse layers"][asked], f"{dense:.0f}", *(f"{gain:.2f}" for gain in gains),
-            ])  # fmt: skip
-    columns = [
-        "model", "threads", "asked", "zeros", "sparse layers", "dense step, ms", "backward, min", "backward, median",
-        "whole step, min", "whole step, median",
-    ]  # fmt: skip
-    return table(columns, lines)
-
-
-def _spaced(percent: str) -> str:
-    return percent.replace("%", " %")
-
-
 def layers() -> str:
-    """Speed-up of single layers, channels last, by medians."""
+    """Speed-up of single layers on one thread, channels last, by medians."""
     shares = ("0.5", "0.8", "0.85", "0.9", "0.95")
     lines = []
     for row in benchmark("sparse")["rows"]:
-        if "NCHW" not in row["case"]:
+        if "NCHW" not in row["case"] and row["threads"] == 1:
             gains = row["speed-up by medians"]
             dense = min(value for name, value in row["median ms"].items() if name.startswith("dense"))
             cells = [f"{gains[f'lograd {share}']:.1f}" if f"lograd {share}" in gains else "" for share in shares]
             csr = f"{gains['CSR 0.9']:.1f}" if "CSR 0.9" in gains else ""
-            lines.append([row["case"], row["threads"], f"{dense:.1f}", *cells, csr])
-    columns = ["layer", "threads", "dense, ms", *(f"{float(one):.0%}".replace("%", " %") for one in shares)]
+            lines.append([row["case"], f"{dense:.1f}", *cells, csr])
+    columns = ["layer", "dense, ms", *(f"{float(one):.0%}".replace("%", " %") for one in shares)]
     return table([*columns, "torch CSR, 90 %"], lines)
 
 
@@ -236,19 +226,14 @@ def noise() -> str:
     return table(["split", "sparsity", *columns], lines)
 
 
-def costly_layers() -> str:
-    """The layers whose pruning brings the most noise, and their share of the work."""
-    layers = sorted(experiment("noise")["layers"], key=lambda one: -float(one["won by keeping it"]))[:5]
-    lines = [[one["layer"], *(f"{100 * one[name]:.1f} %" for name in ("won by keeping it", "work"))] for one in layers]
-    return table(["layer", "noise that is gone if it is kept", "share of the work"], lines)
-
-
 # ---------------------------------------------------------------------------------------------------- laws, predictions
 
 
 def laws() -> str:
     """How often lognormal is nearer than normal, by normalisation and activation."""
-    rows = next(one["rows"] for one in experiment("lognormal")["tables"] if one["name"] == "lognormal-norm")
+    found = next(one["rows"] for one in experiment("lognormal")["tables"] if one["name"] == "lognormal-norm")
+    last = max(row["steps"] for row in found)
+    rows = [row for row in found if row["steps"] == last]
     return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
@@ -292,49 +277,36 @@ def drawn(file: str) -> Maker:
     return make
 
 
-def machine() -> str:
-    """The machine and the versions of each benchmark."""
+def files() -> str:
+    """A line for each benchmark: its files, and the machine on which it ran."""
     lines = []
     for path in sorted(BENCHMARKS.glob("*.json")):
         found = json.loads(path.read_text())
-        where, versions = found["machine"], found["versions"]
-        others = ", ".join(f"{name} {one}" for name, one in versions.items() if name != "lograd")
-        command = found.get("command", f"./dev bench {path.stem}")
-        lines.append([f"`{command}`", where["cpu"], where["cores"], where["instruction set"],
-                      where["date"], others])  # fmt: skip
-    return table(["command", "CPU", "cores", "instruction set", "date", "versions"], lines, words=6)
-
-
-def files() -> str:
-    """Links to the results as they were written: tables with every case, and the JSON that this page is made from."""
-    lines = []
-    for folder in (BENCHMARKS, EXPERIMENTS):
-        place = Path(os.path.relpath(folder, ROOT / "docs")).as_posix()
-        for path in sorted(folder.glob("*.json")):
-            links = [f"[{path.stem}{end}]({place}/{path.stem}{end})" for end in (".json", ".md")]
-            lines.append([links[0], links[1] if path.with_suffix(".md").exists() else ""])
-    return table(["numbers", "tables"], lines, words=2)
+        place = f"../benchmarks/results/{path.stem}"
+        versions = ", ".join(f"{name} {one}" for name, one in found["versions"].items() if name != "lograd")
+        command = f"`{found.get('command', f'./dev bench {path.stem}')}`"
+        lines.append([
+            f"{command}: [table]({place}.md), [numbers]({place}.json)", in_words(found["machine"]),
+            found["machine"]["date"], versions,
+        ])  # fmt: skip
+    return table(["benchmark", "machine", "date", "versions"], lines, words=4)
 
 
 BLOCKS: dict[str, Maker] = {
     "speed": speed,
     "accelerated": accelerated,
-    "models": models,
-    "layers": layers,
-    "attach": attach,
-    "memory": memory,
-    "operator-speed": operator_speed,
-    "theory": theory,
+    "layers": with_machine(layers, "sparse"),
+    "attach": with_machine(attach, "attach"),
+    "memory": with_machine(memory, "memory"),
+    "operator-speed": with_machine(operator_speed, "ops"),
+    "theory": with_machine(theory, "theory"),
     "learning-resnet18": learning_resnet18,
-    "learning-resnet20": learning_resnet20,
     "noise": noise,
-    "costly-layers": costly_layers,
     "laws": laws,
     "explosion": drawn("explosion"),
-    **{f"bits-{model}": drawn(f"bits-{model}") for model in ("resnet8", "charlm", "bert-mini")},
+    "bits-charlm": drawn("bits-charlm"),
     "sparsity": sparsity,
     "predictions": predictions,
-    "machine": machine,
     "files": files,
 }
 """A function for each name of a block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .blocks import Maker, table
-from .from_results import benchmark
+from .from_results import benchmark, where
 
 
 def weights() -> str:
@@ -15,9 +15,10 @@ def weights() -> str:
             f"{sum(row[part] for part in parts):.2f}", f"{row['optimizer peak MB']:.0f}", f"{row['time / FP32']:.2f}",
         ]
         for row in benchmark("weights")["rows"]
+        if row["optimizer"] == "AdamW"
     ]  # fmt: skip
     columns = ["optimizer", "stored as", *parts, "together", "peak, MB", "time / FP32"]
-    return table(columns, lines, words=2)
+    return f"{table(columns, lines, words=2)}\n\n{where('weights')}"
 
 
 BLOCKS: dict[str, Maker] = {"weights": weights}

@@ -67,7 +67,6 @@ TASKS = {
     "resnet101": Task("images", partial(cifar_model, "resnet101"), 64, epochs=200),
     "vgg": Task("images", Vgg, 64, lr=0.05),
     "charlm": Task("text", CharTransformer, 128, "adamw", 1e-3, 32, 5),
-    "charlm6": Task("text", partial(CharTransformer, depth=6), 384, "adamw", 1e-3, 32, 5),
     "bert-mini": Task("sentences", SentenceClassifier, 256, "adamw", 3e-4, 32, 3),
 }
 DECAY = {"sgd": 1e-4, "adamw": 0.01}

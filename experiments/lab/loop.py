@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from lograd import Plan
-from lograd.files.atomic import replace_file
+from lograd.files import replace_file
 from lograd.report.progress import progress
 
 from .config import Config, metric_of

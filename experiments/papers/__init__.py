@@ -42,9 +42,9 @@ EXPERIMENTS = {
     "noise": "Noise",
     "learning": "Learning",
     "bits": "Bits",
-    "speed": "Speed",
     "explosion": "Explosion",
     "intervals": "Intervals",
+    "vcas": "Vcas",
 }
 """The module of each experiment, which is its name, and the class in it; imported when it is asked for, with torch."""
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from lograd import InvalidValue, Plan, __version__
-from lograd.files.atomic import replace_file
+from lograd.files import replace_file
 from lograd.report.environment import commit, machine
 
 from ..lab import Config, preserved, train

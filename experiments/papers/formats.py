@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from experiments.simulate import Estimate, quantize
 from lograd.formats import IdealFormat
 from lograd.laws import HalfNormal, Law, LogNormal
 from lograd.report.figures import COLORS, axes, lines
 from lograd.theory import best_format, lognormal_relative_error, relative_error
-from lograd.theory.simulate import Estimate, quantize
 
 from .result import Result
 

@@ -27,10 +27,11 @@ from lograd.formats import IntFormat
 from lograd.laws import Empirical
 from lograd.ops import log_histogram
 from lograd.report.figures import lines
-from lograd.theory.intervals import ALPHA
 from lograd.treatments import Interval, recipe
 from lograd.treatments.products import both
 
+from .. import clipped_intervals
+from ..clipped_intervals import ALPHA
 from ..lab import Diverged, Session
 from ..models import CifarResNet
 from .cells import Cell, CellFolder, Found, Measured
@@ -62,12 +63,13 @@ def intervals_of(handle: Handle, bits: int) -> dict[str, dict[str, float]]:
             continue
         law = statistics.statistics(1.0).law
         (one,), (numbers,) = site.treatments, site.numbers_and_memory()
+        assert isinstance(one, Interval)
         gamma = numbers.get("gamma") or IntFormat(bits).max / numbers["scale"] / float(law.maximum)
-        errors = theory.interval_errors(law, bits, gamma, ALPHA, one.rounding)
+        errors = clipped_intervals.interval_errors(law, bits, gamma, ALPHA, one.rounding)
         found[layer] = {
             "step": statistics.step,
             "gamma": float(gamma),
-            "gamma_by_law": float(theory.optimal_interval(law, bits, ALPHA)),
+            "gamma_by_law": float(clipped_intervals.optimal_interval(law, bits, ALPHA)),
             "error_all": float(errors.all),
             "error_large": float(errors.large),
             "bound": float(errors.bound),
@@ -161,11 +163,11 @@ class Intervals(Experiment):
     def _measured(self, g: Tensor) -> Found:
         """The curves of a gradient by its law, and the errors of each choice, on its elements."""
         law = log_histogram(g).law()
-        curve = theory.interval_errors(law, self.bits, GAMMAS)
+        curve = clipped_intervals.interval_errors(law, self.bits, GAMMAS)
         choices = {}
         for name, gamma in self._gammas(law).items():
-            found = theory.measured_interval_errors(g, self.bits, gamma)
-            by_law = theory.interval_errors(law, self.bits, gamma)
+            found = clipped_intervals.measured_interval_errors(g, self.bits, gamma)
+            by_law = clipped_intervals.interval_errors(law, self.bits, gamma)
             scale = (2 ** (self.bits - 1) - 1) / (gamma * float(law.maximum))
             choices[name] = {
                 **{field: float(value) for field, value in found._asdict().items()},
@@ -176,7 +178,7 @@ class Intervals(Experiment):
         return {
             "elements": g.numel(),
             "curve": {name: getattr(curve, name).tolist() for name in ("all", "large", "bound")},
-            "best for large": float(theory.best_interval(law, self.bits)),
+            "best for large": float(clipped_intervals.best_interval(law, self.bits)),
             "choices": choices,
         }
 
@@ -195,8 +197,8 @@ class Intervals(Experiment):
             "minmax": 1.0,
             "cosine": min(cosine, 1.0),
             "squared": min(squared, 1.0),
-            "interval": float(theory.optimal_interval(law, self.bits)),
-            "all": float(theory.best_interval(law, self.bits, 1.0)),
+            "interval": float(clipped_intervals.optimal_interval(law, self.bits)),
+            "all": float(clipped_intervals.best_interval(law, self.bits, 1.0)),
         }
 
     def _train(self, name: str, seed: int, share: float) -> Found:

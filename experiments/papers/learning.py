@@ -24,7 +24,7 @@ from lograd.errors import nearest_name
 from ..lab import Config, load_data
 from .cells import Cell, CellFolder, Found, Measured, Trained
 from .experiment import Experiment
-from .pruned import Maker, Predicted, begun, cosine, ends_kept, everything, noise, split, two_copies, uniform
+from .pruned import Maker, Predicted, begun, cosine, ends_kept, noise, split, two_copies, uniform
 from .result import Result
 from .runs import finished, speeds, timed_in_turns
 
@@ -47,10 +47,8 @@ class Case:
 
 CASES = {
     "dense": Case("dense", None),
-    "all-85": Case("uniform 85 %, every layer", everything, 0.85),
     "uniform-85": Case("uniform 85 %", uniform, 0.85),
     "ends-85": Case("uniform 85 %, first layer kept too", ends_kept, 0.85),
-    "cosine-85": Case("common cosine 85 %", cosine, 0.85),
     "noise-85": Case("least noise 85 %", noise, 0.85),
     "copies-85": Case("uniform 85 %, two copies", two_copies, 0.85),
     "split-85": Case("least noise 85 %, split", split, 0.85),

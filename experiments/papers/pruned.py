@@ -94,7 +94,7 @@ class Predicted:
         """
         assert profile.noise is not None
         names = list(plan.layers)
-        found = profile.noise.among(names)
+        found = profile.noise.factors.among(profile.noise.places(names))
         share = np.array([1.0 if left is None else left[name] for name in names])
         input, weight = (
             np.array([1 / getattr(plan.layers[name], side).cosine ** 2 - 1 for name in names])

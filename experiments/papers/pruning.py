@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import erf, ndtri
 
+from experiments.simulate import Estimate, prune
 from lograd.laws import LogNormal
 from lograd.report.figures import COLORS, axes
 from lograd.theory import cosine, sparsity, threshold
-from lograd.theory.simulate import Estimate, prune
 
 from .result import Result
 

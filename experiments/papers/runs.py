@@ -7,7 +7,7 @@ from statistics import median
 
 from lograd import Plan
 
-from ..lab import Config, Session, in_turns, load_data, session_of
+from ..lab import Config, in_turns, load_data, session_of
 from .cells import CellFolder, Found
 
 Timed = Mapping[str, tuple[Config, Plan | None]]
@@ -21,13 +21,9 @@ def finished(folder: CellFolder, name: str) -> Found | None:
 
 
 def timed_in_turns(runs: Timed, turns: int) -> Found:
-    """Seconds of single steps of each run, taken in turns, or they could not be compared; the last third counts."""
+    """Seconds of single steps of each run, batches included, taken in turns; the last third of the turns counts."""
     data = load_data(next(iter(runs.values()))[0])
-    return seconds_in_turns({name: session_of(config, data, plan) for name, (config, plan) in runs.items()}, turns)
-
-
-def seconds_in_turns(sessions: Mapping[str, Session], turns: int) -> Found:
-    """Seconds of single steps of each session, batches included, taken in turns; the last third of the turns counts."""
+    sessions = {name: session_of(config, data, plan) for name, (config, plan) in runs.items()}
     taken: dict[str, list[float]] = {name: [] for name in sessions}
     for turn in in_turns(sessions, turns):
         if turn.step > turns - max(turns // 3, 1):

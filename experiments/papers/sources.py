@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lograd import InvalidValue
-from lograd.files.atomic import replace_file
+from lograd.files import replace_file
 
 from .. import data as embedded
 from ..lab.datasets import KEYS

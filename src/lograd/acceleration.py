@@ -2,13 +2,16 @@
 
 There is no search.  In the first step each layer compares its plain output with rounded ones, and takes the fastest
 widths whose error is small.  In the next few steps the model runs plain and with integers in turns; each layer is
-timed, and those that are not faster stay as they are.  Then whole steps are compared with plain ones in their better
-layout: where nothing is gained, everything falls back, and one sentence says why.
+timed, and those that are not faster stay as they are.  Rows of gradients (tokens, samples) that are zero, or so small
+that dropping them adds hardly any noise, are not multiplied, in layers where most rows are.  Then whole steps are
+compared with plain ones in their better layout: where nothing is gained, everything falls back, and one sentence says
+why.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -43,18 +46,27 @@ from .engine.stopwatch import Stopwatch, seconds
 from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from .measure.passes import LossFunction, check_kinds, loss_of, restored
 from .measure.planner import keep_patterns, matching_layers
+from .ops.row_pruning import check_noise
 from .plan import LayerPlan, Plan
-from .treatments import apply, recipe
+from .report.environment import cpuinfo
+from .treatments import Rows, apply, both, recipe
 
 VNNI = ("int8-full", "int8-full-rows")
 """Widths to try on CPUs that multiply bytes in one step: fewer bits take as long."""
 NARROW_LINEAR, NARROW_CONVOLUTION = ("int6-full-rows", "int8x6-full-rows", "int8-full"), ("int6-full", "int8-full")
 """Widths to try on other CPUs, the fastest first."""
+FLOAT32 = "identity"
+"""The widths of a layer that stays float32."""
 MOST_ERROR = 0.012
 """The largest relative squared error of a layer's output by rounding its operands (docs/accelerate.md has the
 trainings behind it)."""
 ROUNDS = 2
 """Steps of each kind that are timed; the shorter counts."""
+ROW_NOISE = 0.13
+"""The share of the allowed noise by which each layer drops rows, relative to the energy of its gradient: what later
+layers drop is noise in all layers before them.  In MiniLM 0.02 in each layer added 0.15 of the minibatch's variance."""
+MOST_ROWS = 0.6
+"""The largest share of rows that may be left for dropping the others to pay."""
 MARGIN = 0.03
 """A layer, or the whole step, must be faster by this share: a timing cannot tell less from chance."""
 FORGOTTEN = 20
@@ -68,6 +80,7 @@ def accelerate(
     *,
     seed: int = 0,
     keep: str | Iterable[str] = (),
+    noise: float = 0.05,
     quiet: bool = False,
 ) -> Acceleration:
     """Make the training step of a model faster on this CPU, or leave it as it is and say why; return a handle.
@@ -87,9 +100,11 @@ def accelerate(
             restored afterwards.  By default it is made in the steps that follow.
         seed: of the random numbers with which gradients are rounded.
         keep: layers that are left alone, as for `Profile.plan`.
+        noise: the variance that dropping rows may add, over that of the minibatch; 0 drops the rows that are zero
+            alone, which adds none.
         quiet: print nothing.
     """
-    found = Acceleration(model, seed, keep, quiet)
+    found = Acceleration(model, seed, keep, quiet, noise)
     if batches is not None:
         found._decide_now(batches, loss_fn)
     elif loss_fn is not None:
@@ -113,10 +128,16 @@ class Acceleration:
     Until the decision is made, `plan` has no layers and `explain()` says so.
     """
 
-    def __init__(self, model: nn.Module, seed: int, keep: str | Iterable[str], quiet: bool) -> None:
+    def __init__(
+        self, model: nn.Module, seed: int, keep: str | Iterable[str], quiet: bool, noise: float = 0.05
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+        root = unwrapped(model)
+        if any(isinstance(getattr(hook, "__self__", None), Acceleration) for hook in root._forward_pre_hooks.values()):
+            raise InvalidValue("the model is being accelerated already; call remove() of that handle first.")
         self.model, self.seed, self.quiet = model, seed, quiet
+        self._rows = both(Rows(noise=ROW_NOISE * check_noise(noise), most=MOST_ROWS))
         self.plan = Plan()
         """The plan that is attached; it has no layers where nothing is attached, or not yet."""
         self.words = ""
@@ -138,7 +159,6 @@ class Acceleration:
         self._first_work = 0.0
         for name, module in self._candidates.items():
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
-        root = unwrapped(model)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
         # Compiled code would not call hooks, be the model compiled already or before its first step.
         self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
@@ -225,7 +245,7 @@ class Acceleration:
         """Run the first steps, each in its own way, and decide."""
         with self._widths() as widths:
             yield
-        layers = {name: LayerPlan.of(recipe(width)) for name, width in widths.chosen.items()}
+        layers = {name: self._layer(name, width, rows=True) for name, width in widths.chosen.items()}
         convolves = any(isinstance(self._candidates[name], nn.Conv2d) for name in layers)
         turns = convolves and reason_not_channels_last(self.model) is None
         normalizes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
@@ -243,11 +263,13 @@ class Acceleration:
         for _ in range(ROUNDS):
             yield from self._run(Plan(), watch, times["plain"])
             yield from self._run(everywhere, watch, times["integer"])
+            few = self._few_rows()
             if not _faster(times, layers):
                 self._stay(f"integer products are faster in none of {plural(len(layers), 'layer')}")
                 return
         faster = _faster(times, layers)
-        plan = replace(everywhere, layers={name: layers[name] for name in faster})
+        kept = {name: self._layer(name, widths.chosen[name], name in few) for name in faster}
+        plan = replace(everywhere, layers={name: layer for name, layer in kept.items() if layer.treats})
         plain = times["plain"]
         chosen: list[Times] = []
         yield from self._run(plan)
@@ -267,8 +289,20 @@ class Acceleration:
                 yield from self._run(Plan(), None, dense_turned)
             if _shortest(dense_turned) < (1 - MARGIN) * _shortest(plain):
                 plain = dense_turned
-        done = _what_is_done(plan, widths.chosen)
+        done = _what_is_done(plan, widths.chosen, few)
         self._conclude(plan, done, _shortest(chosen), _shortest(plain), plain is not times["plain"])
+
+    def _layer(self, name: str, width: str, rows: bool) -> LayerPlan:
+        """Return the plan of a layer: its widths, and the rows that it drops if it is a linear layer."""
+        plain = recipe(width)
+        drops = rows and not isinstance(self._candidates[name], _ConvNd)
+        return LayerPlan.of(self._rows.then(plain) if drops else plain)
+
+    def _few_rows(self) -> dict[str, float]:
+        """Return the share of rows that is multiplied in the layers where it is small, in the step that has ended."""
+        counts = {} if self._handle is None else self._handle.counters().layers
+        shares = {name: one.rows_kept / one.rows for name, one in counts.items() if one.rows}
+        return {name: share for name, share in shares.items() if share <= MOST_ROWS}
 
     def _run(self, plan: Plan, watch: Stopwatch | None = None, times: list[Times] | None = None) -> Iterator[None]:
         """Let the next step run with a plan, and note its time and, with a stopwatch, those of layers."""
@@ -324,7 +358,8 @@ class Acceleration:
     def _stay(self, reason: str) -> None:
         """Leave the model as it is, for a reason."""
         self._attach(Plan())
-        self._end(f"the step stays as it is: {reason} ({plural(torch.get_num_threads(), 'thread')}).")
+        threads = plural(torch.get_num_threads(), "thread")
+        self._end(f"the step stays as it is: {reason} ({threads}).{_bf16_words(1.0)}")
 
     def _conclude(self, plan: Plan, done: str, chosen: float, plain: float, turned: bool) -> None:
         """Keep the plan if its step is shorter than the plain one in its better layout."""
@@ -337,7 +372,10 @@ class Acceleration:
         self._attach(plan)
         left = len(self._candidates) - len(plan.layers)
         rest = f"; {plural(left, 'other layer')} stay{'s' * (left == 1)} float32" if left else ""
-        self._end(f"a step takes {times}: {plain / chosen:.2f} times faster, measured in the first steps{rest}.")
+        self._end(
+            f"a step takes {times}: {plain / chosen:.2f} times faster, measured in the first steps{rest}."
+            + _bf16_words(plain / chosen)
+        )
 
     def _end(self, words: str) -> None:
         self._trial, self.words = None, words
@@ -465,7 +503,10 @@ class _Widths:
             if error <= MOST_ERROR:
                 self.chosen[name] = width
                 return
-        self.refused[name] = f"rounding its operands has a relative squared error of {error:.2g} in its output"
+        if convolves:
+            self.refused[name] = f"rounding its operands has a relative squared error of {error:.2g} in its output"
+        else:  # rows of its gradient may still be dropped
+            self.chosen[name] = FLOAT32
 
     def reason(self) -> str:
         """Return why no layer is left."""
@@ -517,10 +558,12 @@ def _faster(times: Mapping[str, list[Times]], layers: Iterable[str]) -> list[str
     return [name for name in layers if integer[name] < (1 - MARGIN) * plain[name]]
 
 
-def _what_is_done(plan: Plan, widths: Mapping[str, str]) -> str:
-    """Return how many layers have which widths, the most frequent first."""
-    names = Counter(widths[name] for name in plan.layers).most_common()
+def _what_is_done(plan: Plan, widths: Mapping[str, str], few: Mapping[str, float]) -> str:
+    """Return how many layers have which widths, the most frequent first, and the rows that are multiplied."""
+    names = Counter(widths[name] for name in plan.layers if widths[name] != FLOAT32).most_common()
     parts = [f"{name} in {plural(count, 'layer')}" for name, count in names]
+    if shares := [share for name, share in few.items() if name in plan.layers]:
+        parts.append(f"{sum(shares) / len(shares):.0%} of the rows of gradients in {plural(len(shares), 'layer')}")
     return ", ".join([*parts, *(["images channels-last"] if plan.channels_last else [])])
 
 
@@ -536,6 +579,39 @@ def _weights_channels_last(model: nn.Module) -> Iterator[None]:
     finally:
         for weight, data in before.items():
             weight.data = data.copy_(weight.data)
+
+
+def _bf16_words(gain: float) -> str:
+    """Return a sentence where products in bfloat16 gain more than the step has gained; else nothing.
+
+    AMX of some virtual machines kills the process, so it is not tried here; `lograd doctor` tries it in a child.
+    """
+    flags = cpuinfo("flags").split()
+    if "amx_bf16" in flags:
+        return (
+            " This CPU has AMX: torch.autocast('cpu', torch.bfloat16) may be faster than integers; `lograd doctor` "
+            "times both."
+        )
+    faster = _bf16_gain() if "avx512_bf16" in flags else 0.0
+    if faster <= (1 + MARGIN) * gain:
+        return ""
+    return (
+        f" Products in bfloat16 are {faster:.1f} times faster than float32 here (512 x 768 x 768): "
+        "torch.autocast('cpu', torch.bfloat16) is probably faster than this; `lograd doctor` times both."
+    )
+
+
+def _bf16_gain() -> float:
+    """Return how many times faster than in float32 the products of a linear layer are in bfloat16."""
+    x, weight = torch.ones(512, 768), torch.ones(768, 768)
+    best: dict[torch.dtype, float] = {}
+    for _ in range(3):
+        for dtype in (torch.float32, torch.bfloat16):
+            operands = x.to(dtype), weight.to(dtype)
+            start = time.perf_counter()
+            F.linear(*operands)
+            best[dtype] = min(best.get(dtype, float("inf")), time.perf_counter() - start)
+    return best[torch.float32] / best[torch.bfloat16]
 
 
 def _strides(output: object) -> list[tuple[int, ...]]:

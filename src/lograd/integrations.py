@@ -16,7 +16,7 @@ import torch
 from .acceleration import Acceleration, accelerate
 from .attachment import Handle, attach
 from .errors import InvalidType, LogradError, LogradWarning, sentence
-from .files.atomic import replace_file
+from .files import replace_file
 from .plan import Plan
 
 try:

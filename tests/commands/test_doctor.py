@@ -13,7 +13,7 @@ from torch import nn
 import lograd
 from lograd import native
 from lograd.commands import layer_times
-from lograd.commands.doctor import HOW, as_values, missing_ways, speed_table, verdict
+from lograd.commands.doctor import HOW, advice, as_values, missing_ways, speed_table
 from lograd.commands.layer_times import BF16, CHANNELS_LAST, CONTIGUOUS, FP32, SPARSE, WAYS, Layer, LayerTimes
 from lograd.report import environment
 from lograd.report.environment import Amx
@@ -113,13 +113,13 @@ SENTENCES: dict[str, tuple[list[LayerTimes], dict[str, str], str]] = {
 @pytest.mark.parametrize("case", SENTENCES)
 def test_planted_times_give_the_sentence(case):
     rows, missing, expected = SENTENCES[case]
-    assert verdict(rows, missing) == expected
+    assert advice(rows, missing) == expected
 
 
 @pytest.mark.parametrize("change", [{"turns": 4}, {"spread": 1.3}])
 def test_times_that_cannot_be_trusted_are_said_to_be_unsteady(change):
     first, *others = planted(int8=1.9)
-    text = verdict([replace(first, **change), *others], {})
+    text = advice([replace(first, **change), *others], {})
     assert text.startswith("Fastest here: int8-full")
     assert text.endswith(
         "; these times are unsteady, as where other programs use the CPU, so run it again when it is idle."

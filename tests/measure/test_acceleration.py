@@ -326,6 +326,10 @@ def test_bad_arguments():
         with pytest.raises(lograd.LogradError, match=words):
             lograd.accelerate(model, **arguments)
         assert not model._forward_pre_hooks
+    model = network()
+    with lograd.accelerate(model, quiet=True), pytest.raises(lograd.InvalidValue, match="already"):
+        lograd.accelerate(model, quiet=True)
+    assert not model._forward_pre_hooks
 
 
 def test_kept_layers_are_left_alone(plant):

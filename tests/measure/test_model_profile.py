@@ -32,7 +32,7 @@ def test_the_file_is_an_exact_inverse(small_profile, tmp_path):
     assert str(loaded) == str(small_profile)
     assert loaded["0"].records != loaded["3"].records
     with np.load(path, allow_pickle=False) as file:
-        assert set(file) == {"header", "records", "masked", "counts", "samples", "noise"}
+        assert set(file) == {"header", "records", "masked", "counts", "samples"}
 
 
 def test_an_empty_profile_has_a_file_and_a_table(tmp_path):

@@ -53,7 +53,7 @@ GRADIENTS: dict[str, Pack] = {
     "int4": integers(4, rounding="stochastic"),
     "luq": ops.pack_luq,
     "int8": integers(8, rounding="stochastic"),
-    "interval": lambda x: ops.pack_interval(x, 4, 0.9).coded,
+    "interval": lambda x: ops.pack_interval(x, 4, 0.9).result,
 }
 
 

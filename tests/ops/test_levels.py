@@ -11,7 +11,7 @@ from bits import compiled, plain
 from operators import MX, NV
 
 from lograd import FloatFormat, IntFormat, InvalidValue, native, ops, parse_format
-from lograd.ops.codings import levels_of, reason_without_levels
+from lograd.ops.codes import levels_of, reason_without_levels
 
 INTEGERS = [str(IntFormat(bits, symmetric, signed)) for bits in range(2, 9) for symmetric, signed in
             ((False, True), (True, True), (False, False))]  # fmt: skip

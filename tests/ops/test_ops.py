@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from lograd import FloatFormat, IntFormat, InvalidType, InvalidValue, native, ops, parse_format
 from lograd.formats import CATALOGUE
 from lograd.ops import elementwise as reference
-from lograd.ops.codings import grid_of
+from lograd.ops.elementwise import grid_of
 from lograd.ops.random import uniform
 
 FORMATS = [FloatFormat(e, m) for e in range(1, 8) for m in range(7) if 1 + e + m <= 8]

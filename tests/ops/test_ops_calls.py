@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from lograd import FloatFormat, IntFormat, native, ops
 from lograd.formats import CATALOGUE
 from lograd.ops import elementwise as reference
-from lograd.ops.codings import grid_of
+from lograd.ops.elementwise import grid_of
 from lograd.ops.registry import _direct, call
 
 E4M3, INT8 = FloatFormat(4, 3), IntFormat(8)

@@ -22,7 +22,7 @@ from lograd import FloatFormat, InvalidType, InvalidValue, ops
 from lograd.formats import CATALOGUE
 from lograd.ops import elementwise as reference
 from lograd.ops.coded import Householder
-from lograd.ops.codings import grid_of
+from lograd.ops.elementwise import grid_of
 
 E4M3 = FloatFormat(4, 3)
 

@@ -17,7 +17,7 @@ from lograd import FloatFormat, IntFormat, ops
 from lograd.formats import CATALOGUE
 from lograd.ops import elementwise as reference
 from lograd.ops.affine import largest_and_scale
-from lograd.ops.codings import arguments_of, grid_of
+from lograd.ops.elementwise import arguments_of, grid_of
 from lograd.ops.layouts import in_type
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -169,7 +169,7 @@ def test_codes_of_a_hand_made_tensor() -> None:
     """Ties go to the even level; -0.5 and 1.5 lie outside the given range and are counted, as is the zero."""
     x = torch.tensor([-0.5, 0.0, 0.1, 0.25, 0.5, 1.0, 1.5])
     found = ops.pack_integers(x, 2, range=(0.0, 1.0), counted=True)
-    assert found.coded.codes.tolist() == [0, 0, 0, 1, 2, 3, 3]
+    assert found.result.codes.tolist() == [0, 0, 0, 1, 2, 3, 3]
     assert found.counts.tolist() == [3, 0, 2, 1]
     assert found.range.tolist() == [-0.5, 1.5]
     signed = ops.pack_integers(torch.tensor([-3.0, -0.5, 0.5, 1.5, 2.5]), 3, symmetric=True)
@@ -227,7 +227,7 @@ def test_the_range_of_earlier_tensors_needs_one_look() -> None:
     x = finite((40, 30))
     found = ops.pack_integers(x, 6, rounding="stochastic", counted=True)
     again = ops.pack_integers(x, 6, rounding="stochastic", range=found.range, counted=True)
-    assert torch.equal(found.coded.codes, again.coded.codes)
+    assert torch.equal(found.result.codes, again.coded.codes)
     assert torch.equal(found.counts, again.counts)
     assert found.range.tolist() == [float(x.min()), float(x.max())]
     rows = ops.pack_integers(x, 6, per="channel", counted=True)
@@ -243,8 +243,8 @@ def test_nan_and_infinity_are_seen(bad: float, given_range: Any) -> None:
     x = torch.randn(6, 50)
     x[2, 7] = bad
     found = ops.pack_integers(x, 4, range=given_range, counted=True)
-    assert bool(found.coded.scale.isnan())
-    assert bool(found.coded.decode().isnan().all())
+    assert bool(found.result.scale.isnan())
+    assert bool(found.result.decode().isnan().all())
     assert found.counts[:2].tolist() == [0, x.numel()]
     proper = x[x.isfinite()]
     assert found.range.tolist() == [float(proper.min()), float(proper.max())]
@@ -282,9 +282,9 @@ def test_empty_and_tiny(shape: tuple[int, ...]) -> None:
     ways: list[Any] = ["tensor", "channel"] if shape else ["tensor"]
     for per in ways:
         found = ops.pack_integers(x, 4, per=per, counted=True)
-        assert torch.equal(found.coded.decode(), x)
+        assert torch.equal(found.result.decode(), x)
         assert found.counts.tolist() == [0, 0, 0, 0]
-        assert found.coded.scale.numel() == (shape[0] if per == "channel" else 1)
+        assert found.result.scale.numel() == (shape[0] if per == "channel" else 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- stochastic
@@ -394,11 +394,11 @@ def test_a_scale_is_the_next_power_of_two_below(bits: int, low: float, high: flo
     x = torch.tensor([low, high, high / 3])
     free = ops.pack_integers(x, bits, symmetric=symmetric)
     found = ops.pack_integers(x, bits, symmetric=symmetric, power_of_two=True, counted=True)
-    scale = float(found.coded.scale)
+    scale = float(found.result.scale)
     assert math.frexp(scale)[0] == 0.5
     assert scale <= float(free.scale) < 2 * scale
     assert int(found.counts[2]) == 0
-    assert float(((found.coded.decode().double() - x.double()).abs() * scale).max()) <= 0.5
+    assert float(((found.result.decode().double() - x.double()).abs() * scale).max()) <= 0.5
 
 
 @pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"per": "channel"}], ids=str)

@@ -27,7 +27,7 @@ from torch import Tensor
 from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat, parse_format
-from lograd.ops.codings import coding_of
+from lograd.ops.codes import coding_of
 
 NAMES = [
     "e5m2", "e4m3fn", "e4m3", "e3m4", "e5m2fnuz", "e4m3fnuz", "e4m3b11fnuz", "e3m2", "e2m3", "e2m1", "e3m0", "1-4-1",

@@ -32,20 +32,6 @@ def treatments(plan, name, product="input_gradient"):
 # -- building --
 
 
-def test_floors_keep_their_cosine_and_the_others_make_up(profile):
-    uniform = profile.plan(sparsity=0.6, keep=())
-    floor = (1 + uniform.layers["0"].predicted_input_gradient.cosine) / 2
-    plan = profile.plan(sparsity=0.6, keep=(), allocation="floors", floors={"0": floor})
-    assert plan.layers["0"].predicted_input_gradient.cosine == pytest.approx(floor, abs=2e-3)
-    assert treatments(plan, "0")[0].sparsity < 0.6 < treatments(plan, "3")[0].sparsity
-    assert plan.skipped == pytest.approx(0.6, abs=2e-3)
-    for wrong in ({"allocation": "floors"}, {"floors": {"3": 0.9}}):
-        with pytest.raises(InvalidValue, match="go together"):
-            profile.plan(sparsity=0.6, **wrong)
-    with pytest.raises(InvalidValue, match="matches a treated layer"):
-        profile.plan(sparsity=0.6, allocation="floors", floors={"conv9": 0.9})
-
-
 def test_bits_choose_the_best_split_for_each_law(profile):
     plan = profile.plan(bits=6)
     assert list(plan.layers) == ["0", "3"]
@@ -79,7 +65,7 @@ def test_sparsity_of_each_layer_or_of_all_together(profile):
 
 
 def test_both_prune_then_quantize(profile):
-    plan = profile.plan(bits=5, sparsity=0.8, scale="quantile(0.999)", rounding="nearest")
+    plan = profile.plan(bits=5, sparsity=0.8).override("[03]", scale="quantile(0.999)", rounding="nearest")
     prune, quantize = treatments(plan, "0")
     assert prune == Prune(0.8)
     assert (quantize.format.bits, quantize.scale, quantize.rounding) == (5, "quantile(0.999)", "nearest")
@@ -127,7 +113,7 @@ def test_refusals_of_a_plan(profile):
         profile.plan()
     with pytest.raises(
         InvalidValue,
-        match=r"allocation must be 'uniform', 'cosine', 'noise' or 'floors'; got 'cosines'. Did you mean 'cosine'",
+        match=r"allocation must be 'uniform', 'cosine' or 'noise'; got 'cosines'. Did you mean 'cosine'",
     ):
         profile.plan(sparsity=0.5, allocation="cosines")
     with pytest.raises(InvalidValue, match=r"law of a pruning threshold .* Did you mean 'lognormal'"):
@@ -149,7 +135,7 @@ def test_refusals_of_a_plan(profile):
     with pytest.raises(InvalidValue, match="bits must be a whole number from 2 to 8"):
         profile.plan(bits=1)
     with pytest.raises(InvalidValue, match="scale rule must be one of"):
-        profile.plan(bits=6, scale="maximum")
+        profile.plan(bits=6).override("0", scale="maximum")
 
 
 def test_profile_plan_attach_and_observe_what_is_attached(profile):

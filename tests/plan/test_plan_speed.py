@@ -160,19 +160,11 @@ def test_where_no_layer_gains_all_are_pruned_and_it_is_said(tiny):
             tiny.plan(sparsity=1.5)
 
 
-def test_a_profile_keeps_what_the_rule_needs(profile, tmp_path, monkeypatch):
+def test_a_profile_keeps_what_the_rule_needs(profile, tmp_path):
     path = profile.save(tmp_path / "profile.npz")
     loaded = Profile.load(path)
     assert (loaded["4"].groups, loaded["12"].transposed, loaded["2"].groups) == (32, True, 1)
     assert loaded.layers == profile.layers
-    from lograd.measure import file as archive
-
-    def without(layer, describe=archive._describe):
-        return {key: value for key, value in describe(layer).items() if key not in ("groups", "transposed")}
-
-    monkeypatch.setattr(archive, "_describe", without)  # as earlier versions wrote it
-    old = Profile.load(profile.save(tmp_path / "old.npz"))
-    assert list(old.plan(sparsity=0.6).layers) == GAINS
 
 
 def test_a_computed_weight_is_judged_by_its_layer():

@@ -62,9 +62,9 @@ TABLE: dict[str, Row] = {
     )),
     "observe": (lograd.observe, {"model": _model()}, ("model", "every", "filter_fn", "weight_gradients", "sample")),
     "plan of zeros": (PROFILE.plan, {"sparsity": 0.5}, (
-        "bits", "sparsity", "allocation", "floors", "law", "keep", "scale", "rounding", "products", "split",
+        "bits", "sparsity", "allocation", "law", "keep", "products", "split",
     )),
-    "plan of bits": (PROFILE.plan, {"bits": 6}, ("bits", "scale", "rounding", "keep", "law", "products")),
+    "plan of bits": (PROFILE.plan, {"bits": 6}, ("bits", "keep", "law", "products")),
     "override": (PLAN.override, {"pattern": "0", "sparsity": 0.6}, (
         "pattern", "sparsity", "law", "bits", "format", "scale", "rounding", "products", "treat",
     )),
@@ -98,7 +98,7 @@ TABLE: dict[str, Row] = {
     ),
     "scale": (theory.scale, {"law": LAW, "format": FORMAT, "rule": "mean"}, ("law", "format", "rule")),
     "allocate": (theory.allocate, {"laws": [LAW, LAW], "counts": [1, 2], "sparsity": 0.5}, (
-        "laws", "counts", "sparsity", "method", "floors", "costs", "zero_share", "max_sparsity",
+        "laws", "counts", "sparsity", "method", "costs", "zero_share", "max_sparsity",
     )),
     "LogNormal": (laws.LogNormal, {"mu": 0.0, "sigma": 1.0}, ("mu", "sigma")),
     "from_log2": (laws.LogNormal.from_log2, {"mu_log2": 0.0, "sigma_log2": 1.0}, ("mu_log2", "sigma_log2")),
@@ -120,7 +120,7 @@ TABLE: dict[str, Row] = {
     "Quantize": (lograd.treatments.Quantize, {"format": FORMAT}, ("format", "scale", "rounding")),
     "recipe": (lograd.treatments.recipe, {}, ("name",)),
     "encode": (lograd.encode, {"x": X}, ("x", "values", "entropy", "method", "alpha")),
-    "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit", "out")),
+    "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit")),
     "prune_and_encode": (lograd.wire.prune_and_encode, {"x": X, "threshold": 0.5}, (
         "x", "threshold", "seed", "offset", "values", "entropy", "counted",
     )),

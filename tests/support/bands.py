@@ -1,6 +1,6 @@
 """Monte Carlo with a computed band: a prediction must lie within 4 standard errors of the simulated mean."""
 
-from lograd.theory.simulate import Estimate
+from experiments.simulate import Estimate
 
 
 def assert_in_band(predicted, samples, what="", slack=0.0):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from experiments.models import CifarResNet
 from lograd import Handle, Plan
 from lograd.errors import LogradWarning
 
@@ -41,11 +40,6 @@ def mobile_net(seed: int, blocks: int = 6, width: int = 8) -> nn.Module:
     first = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU6())
     last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
     return nn.Sequential(first, *(Bottleneck(width) for _ in range(blocks)), last)
-
-
-def resnet8(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return CifarResNet(8, 10, 8)
 
 
 @lru_cache

@@ -13,11 +13,11 @@ from lograd.measure.timing import Candidate, Menus
 from lograd.theory import noise_to_signal, nonzero_sparsity, threshold
 
 TIMES = {
-    "dense": 1.0, "int8": 0.5, "int6": 0.5, "int4": 0.42, "int8-forward": 0.9, "prune80": 0.9, "prune90": 0.65,
-    "prune95": 0.5, "prune90-dW": 0.85, "int8+prune90": 0.55,
+    "dense": 1.0, "int8-full": 0.5, "int6-full": 0.5, "int4-full": 0.42, "int8wa": 0.9, "prune80": 0.9, "prune90": 0.65,
+    "prune95": 0.5, "identity/prune90": 0.85, "int8wa+prune90": 0.55,
 }  # fmt: skip
 """Seconds of each method over those of dense products."""
-ROUNDED = {"int8": 1e-4, "int6": 2e-3, "int4": 4e-2}
+ROUNDED = {"int8-full": 1e-4, "int6-full": 2e-3, "int4-full": 4e-2}
 """The noise-to-signal ratio of rounding the gradient."""
 
 
@@ -50,8 +50,8 @@ def menus_of(profile: lograd.Profile, *, slow: str | None = None) -> Menus:
             gradient = ROUNDED.get(method, 0.0)
             if "prune" in method:
                 gradient = noise_of_zeros(layer.law, float(method.split("prune")[1][:2]) / 100)
-            noise = (0.0 if method.endswith("-dW") else gradient, gradient)
-            penalty = {"int8": 1e-4, "int6": 2e-3, "int4": 3e-2}.get(method.split("-")[0].split("+")[0], 0.0)
+            noise = (0.0 if method.startswith("identity/") else gradient, gradient)
+            penalty = {"int8": 1e-4, "int6": 2e-3, "int4": 3e-2}.get(method[:4], 0.0)
             energy = profile.minibatch.unit
             menu[method] = Candidate(method, forward, seconds - forward, *noise, penalty * energy)
         layers[name] = menu

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lograd import FloatFormat, IntFormat, ops, parse_format
-from lograd.ops.codings import arguments_of
+from lograd.ops.elementwise import arguments_of
 from lograd.ops.registry import operators
 
 Lay = Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ METHODS = {
     "block_householder": (ops.quantize_block_householder, ops.pack_block_householder),
     "interval": (
         lambda x, bits, *rest, **named: ops.quantize_interval(x, bits, 1.0, *rest, **named).result,
-        lambda x, bits, *rest, **named: ops.pack_interval(x, bits, 1.0, *rest, **named).coded,
+        lambda x, bits, *rest, **named: ops.pack_interval(x, bits, 1.0, *rest, **named).result,
     ),
 }
 # With a compiler here, ./dev expects the native module: then its absence fails these tests instead of skipping them.

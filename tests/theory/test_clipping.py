@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from everyday import daily
 
+from experiments.simulate import quantize
 from lograd import InvalidValue, theory
 from lograd.formats import FloatFormat, Format, IntFormat
 from lograd.laws import Empirical, Exponential, HalfNormal, Law, LogNormal, Uniform
-from lograd.theory.simulate import quantize
 
 FORMATS = [
     IntFormat(2, symmetric=True),

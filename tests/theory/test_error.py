@@ -5,6 +5,7 @@ import pytest
 from bands import assert_in_band
 from some_laws import LAWS
 
+from experiments.simulate import quantize
 from lograd import FloatFormat, IdealFormat, IntFormat
 from lograd.laws import Exponential, HalfNormal, LogNormal, Uniform
 from lograd.theory import (
@@ -15,7 +16,6 @@ from lograd.theory import (
     scale,
     squared_error,
 )
-from lograd.theory.simulate import quantize
 
 FORMATS = [FloatFormat(3, 0), FloatFormat(4, 1), FloatFormat(2, 3), FloatFormat(5, 2), IntFormat(4, symmetric=True)]
 

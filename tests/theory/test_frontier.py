@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lograd import InvalidType, InvalidValue
-from lograd.laws import LogNormal
 from lograd.theory import (
     Option,
     Problem,
@@ -19,9 +18,6 @@ from lograd.theory import (
     Rise,
     choose,
     frontier,
-    noise_to_signal,
-    pruned_options,
-    threshold,
 )
 
 
@@ -177,18 +173,3 @@ def test_problems_are_checked():
         Problem([[Option("dense", 1.0)]], energies, rest=-1.0)
     with pytest.raises(InvalidType, match="lists of Option"):
         Problem([["dense"]], energies)
-
-
-def test_pruned_options_are_timed_between_measured_ones_and_noisy_by_the_law():
-    law = LogNormal(0.0, 2.0)
-    found = pruned_options(law, 0.5, {0.8: 4.0, 0.9: 2.0, 0.95: 2.5})
-    by_sparsity = {sparsity: (seconds, noise) for sparsity, seconds, noise in found}
-    assert by_sparsity[0.85][0] == pytest.approx(3.0)
-    assert by_sparsity[0.70][0] == pytest.approx(6.0)
-    assert by_sparsity[0.97][0] == pytest.approx(2.0)  # a slower clock at more zeros is disbelieved
-    assert by_sparsity[0.95][1] == pytest.approx(float(noise_to_signal(law, threshold(law, 0.9))))
-    assert [noise for _, _, noise in found] == sorted(noise for _, _, noise in found)
-    assert min(sparsity for sparsity, _, _ in pruned_options(law, 0.9, {0.9: 1.0})) > 0.9
-    assert pruned_options(law, 0.98, {0.9: 1.0}) == []
-    with pytest.raises(InvalidValue, match="times by sparsity"):
-        pruned_options(law, 0.0, {})

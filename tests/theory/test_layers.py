@@ -87,9 +87,8 @@ def test_a_thousand_layers_are_one_call():
         (lambda: allocate([LogNormal(0, 1)], [1, 2], 0.5), "counts must be 1 positive numbers, one per law"),
         (
             lambda: allocate([LogNormal(0, 1)], [1], 0.5, "best"),
-            "method must be 'uniform', 'floors', 'cosine' or 'noise'",
+            "method must be 'uniform', 'cosine' or 'noise'",
         ),
-        (lambda: allocate([LogNormal(0, 1)], [1], 0.5, "floors"), "floors must be 1 entries"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.95, max_sparsity=0.9), "out of reach with max_sparsity=0.9"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, zero_share=1.0), "zero_share must be at least 0 and below 1"),
         (lambda: allocate([LogNormal(0, 1)], [1], 0.5, zero_share=[0.1, 0.2]), "zero_share must be one number, or 1"),

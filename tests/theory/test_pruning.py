@@ -9,6 +9,7 @@ from scipy import stats
 from scipy.special import erf
 from some_laws import LAWS
 
+from experiments.simulate import prune
 from lograd.laws import Empirical, Exponential, HalfNormal, LogNormal
 from lograd.theory import (
     atp_sparsity,
@@ -19,7 +20,6 @@ from lograd.theory import (
     threshold_for_cosine,
     topk_sparsity,
 )
-from lograd.theory.simulate import prune
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

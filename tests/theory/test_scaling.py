@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from experiments.simulate import quantize
 from lograd import FloatFormat
 from lograd.laws import Empirical, HalfNormal, LogNormal
 from lograd.theory import (
     relative_error,
     scale,
 )
-from lograd.theory.simulate import quantize
 
 
 def test_scale_rules():

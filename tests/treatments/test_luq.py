@@ -16,7 +16,7 @@ import lograd
 from lograd import ops
 from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.ops.codings import coding_of
+from lograd.ops.codes import coding_of
 from lograd.ops.elementwise import round_to_grid
 from lograd.ops.logarithmic import SAMPLES, format_of_mean
 from lograd.treatments import Luq, Sawb, Statistics, Treatment, apply, predict, recipe

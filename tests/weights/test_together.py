@@ -77,6 +77,7 @@ def test_a_compiled_model_may_get_low_precision_weights_later() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own, inside of its compiler
 def test_inductor_is_eager() -> None:
     torch._dynamo.reset()
     model, optimizer, _ = stored("int8")

@@ -14,7 +14,7 @@ from pipelined import Pipeline
 from ranks import run_ranks
 from torch import Tensor
 
-from lograd import PacketError
+from lograd import LogradError, PacketError
 from lograd.wire import channel, edge, fail_together
 
 pytestmark = pytest.mark.slow  # processes that wait for each other
@@ -163,3 +163,41 @@ def test_an_error_of_the_model_stays_what_it_is_and_ends_the_others() -> None:
     assert "failed to run forward" in second[1]
     assert first[0] == "LinkError"
     assert first[2] < SOON
+
+
+# -- a rank whose process is alive and whose connections are open, and that does nothing --
+
+STALLED = 1
+
+
+def _stopped(rank: int, folder: Path, kind: str) -> tuple[str, str, float]:
+    """Train; one rank is stopped by a signal until rank 0 has given up.  Return error, its words, and seconds."""
+    run = Pipeline(rank, kind, {"backward": "prune90", "forward": "int8-nearest"})
+    if rank == STALLED:
+        (folder / "number").write_text(str(os.getpid()))
+    run.train(1)
+    if rank == STALLED:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    start = time.monotonic()
+    found = "", "nothing failed"
+    try:
+        with fail_together(run.schedule):
+            run.train(2)
+    except (LogradError, RuntimeError) as error:
+        found = type(error).__name__, str(error)
+    seconds = time.monotonic() - start
+    if rank == 0:
+        os.kill(int((folder / "number").read_text()), signal.SIGCONT)
+    return *found, seconds
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_a_stalled_rank_is_an_error_of_all_within_the_time_out(kind: str, tmp_path: Path) -> None:
+    outcomes = run_ranks(_stopped, 3, tmp_path, kind, timeout=SHORT)
+    for rank, (name, text, seconds) in enumerate(outcomes):
+        assert name == "LinkError", text
+        assert f"stage {rank} was" in text
+        assert "microbatch" in text
+        assert seconds < SOON + SHORT
+    assert "Timed out" in outcomes[0][1]
+    assert outcomes[0][2] > 0.5 * SHORT, "nobody gives up before the time-out"

@@ -54,6 +54,13 @@ class Count:
     fell_back: int = 0
     """Copies that were not finite, so that their products were dense where integer ones were in force."""
 
+    rows: int = 0
+    """Rows of gradients that came to products which may skip rows; the two below are of these."""
+    rows_zero: int = 0
+    """Rows that were zero as they came."""
+    rows_kept: int = 0
+    """Rows that were multiplied."""
+
     @property
     def sparsity(self) -> float:
         """The share of exact zeros in what was handed to the products."""
@@ -63,8 +70,9 @@ class Count:
         return Count(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> dict[str, int]:
-        """Return the counts as plain values, by name; `fell_back` only where it happened."""
-        return {name: value for name, value in asdict(self).items() if value or name != "fell_back"}
+        """Return the counts as plain values, by name; `fell_back` and rows only where there are any."""
+        seldom = ("fell_back", "rows", "rows_zero", "rows_kept")
+        return {name: value for name, value in asdict(self).items() if value or name not in seldom}
 
 
 @final
@@ -110,8 +118,8 @@ def _count(site: Site) -> Count:
     # Zeros stay zeros under every treatment of single elements, so the new ones are the difference; a treatment of rows
     # or blocks may fill some of them.
     new = max(value["zeros_after"] - value["zeros_before"], 0)
-    if not mixes(site.treatments):
-        value["pruned"] = new if site.makes_zeros else 0
+    if not mixes(site.sentence):
+        value["pruned"] = new if any(one.makes_zeros for one in site.sentence) else 0
     return Count(**value, underflowed=max(new - value["pruned"], 0))
 
 
@@ -329,8 +337,19 @@ def _label(site: str) -> str:
 
 def _site(site: Site, ready: bool, choice: Choice | None) -> str:
     numbers = site.numbers_and_memory() if ready else site.remembered()
-    text = ", then ".join(_treatment(one, values) for one, values in zip(site.treatments, numbers, strict=True))
+    parts = [_treatment(one, values) for one, values in zip(site.treatments, numbers, strict=True)]
+    text = ", then ".join([*_rows(site), *parts])
     return text if choice is None else f"{text}, {choice.words()}"
+
+
+def _rows(site: Site) -> list[str]:
+    """Return what becomes of the rows of a gradient; nothing where all are multiplied."""
+    if site.rows is None:
+        return []
+    rows, zero, kept = (int(site.counters[COUNTERS.index(name)]) for name in ("rows", "rows_zero", "rows_kept"))
+    if not rows:
+        return [str(site.rows)]
+    return [f"{site.rows}: {kept / rows:.0%} of the rows are multiplied, which is real ({zero / rows:.0%} were zero)"]
 
 
 def _treatment(treatment: Treatment, numbers: Numbers) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
-from ..files.checks import MAX_FLOAT, check_number
+from ..files import MAX_FLOAT, check_number
 from ..treatments.verdicts import noise_of
 from .refresh import EARLY_STEPS, OperandStatistics
 
@@ -389,7 +389,7 @@ def _is_pruned(layer: OperandStatistics, product: str | None = None, biased: boo
     """Return True if a gradient is pruned, in a product or in any; without `biased`, only unbiased pruning counts."""
     sites = layer.operand.sites.values() if product is None else [layer.operand.at[product]]
     return any(
-        one.makes_zeros and (biased or one.unbiased) for site in sites if site is not None for one in site.treatments
+        one.makes_zeros and (biased or one.unbiased) for site in sites if site is not None for one in site.sentence
     )
 
 

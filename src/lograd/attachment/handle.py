@@ -22,6 +22,7 @@ from ..engine.layers import (
     reason_converted,
     reason_dense,
     reason_not_integer,
+    row_units,
     unwrapped,
     work_of_element,
 )
@@ -63,10 +64,9 @@ from .refresh import (
     average_over_ranks,
     check_loss_scale,
     check_refresh,
-    sample_due,
+    is_due,
     set_keys,
     share_out,
-    sum_over_ranks,
 )
 from .selection import chosen_layers, fitting_modules
 from .state import VERSION, check_state
@@ -98,8 +98,7 @@ def attach(
         seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
             ranks draw independent noise.
         refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
-            often down to that); "epoch", at the step after each `handle.epoch()`; or "drift", when they have changed
-            (`Drift`).  The last two take them in each of the first twenty steps as well.
+            often down to that); or "epoch", in the first twenty steps and at the step after each `handle.epoch()`.
         backend: how products are computed: "auto" times dense, sparse (of pruned gradients) and integer products (of
             operands that are levels, as in "int6-full") of each layer once, where they serve, on its own shapes and
             zeros, takes the fastest, and times again when the share of zeros has changed by a tenth.  They sum in
@@ -160,7 +159,7 @@ class Handle:
         """Layers that are left alone, and why."""
         for name, module, layer in chosen:
             device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
-            engine = self.layers[name] = LayerEngine(layer, device, self)
+            engine = self.layers[name] = LayerEngine(layer, device, self, row_units(module))
             engine.packs = plan.saved is not None
             engine.turns = plan.channels_last
             self._modules[name] = module
@@ -211,7 +210,7 @@ class Handle:
             if scaled and after != before:
                 statistics.rescale(before, after)
             scales = (before, after) if scaled else (1.0, 1.0)
-            statistics.deliver(self.steps, *scales, self.refresh, self.cost)
+            statistics.deliver(self.steps, *scales, self.cost)
         if self.cost.refreshes > refreshes:
             self.cost.steps += 1
             share_out(list(self.gradients.values()), after)
@@ -230,8 +229,8 @@ class Handle:
         if self.steps == self.start:
             self._wait_or_begin()
         first = self._first_collected
-        if sample := sample_due(self.refresh, self.steps - first, self._last_collected - first):
-            self._collect(sample)
+        if is_due(self.refresh, self.steps - first, self._last_collected - first):
+            self._collect()
         if self.guard is not None and self.steps >= self.start:
             self.guard.prepare(self.steps)
         set_keys(self.layers.values(), self.seed, self.steps)
@@ -268,13 +267,13 @@ class Handle:
         """The first step that takes statistics: the last that is not treated."""
         return max(self.start - 1, 0)
 
-    def _collect(self, sample: float = 1.0) -> None:
+    def _collect(self) -> None:
         if self.steps < self._first_collected:
             return
         self._last_collected = self.steps
         for _, statistics in self._all_statistics():
             if not statistics.collecting and statistics.wanted(self.steps):
-                statistics.collect(sample)
+                statistics.collect()
 
     @property
     def gradients(self) -> dict[str, OperandStatistics]:
@@ -306,10 +305,6 @@ class Handle:
             group: None for that of a model in DistributedDataParallel, else all ranks; nothing is done without any.
         """
         average_over_ranks(self.model, self.layers.values(), group)
-
-    def sum_statistics(self, group: Group | None = None) -> None:
-        """Sum the statistics of ranks between each backward and `step`: their thresholds and scales are then alike."""
-        sum_over_ranks(self.model, (one for _, one in self._all_statistics()), group)
 
     # -- what happened --
 

@@ -1,8 +1,8 @@
 """Everything that is renewed between two steps: statistics, the numbers of treatments that follow from them, and keys.
 
 A histogram is taken inside the backward; the law is fitted between two steps.  Each site of each layer has a key of
-random numbers of its own in each step, on each rank of a process group.  Under data parallelism, statistics may be
-summed and the gradients of learned ranges averaged over ranks.
+random numbers of its own in each step, on each rank of a process group.  Under data parallelism, the
+gradients of learned ranges may be averaged over ranks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numbers
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,42 +36,18 @@ SELDOM = 100
 """Steps between histograms that decide nothing, and are there to be read in `explain`."""
 LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
 """The least and the most sparsity that one layer gets where several share a target."""
-SMALLEST_SAMPLE = 4096
-"""Elements: a smaller sample of a gradient says nothing about drift."""
 
 
-@final
-@dataclass(frozen=True)
-class Drift:
-    """The policy that takes statistics anew when the gradient has changed.
-
-    Every `every` steps the histogram of a share `sample` of each gradient is compared with the one in force.  Where
-    their Kolmogorov-Smirnov distance exceeds `bound`, and the 1 % point of a sample of that size besides, the next
-    step takes a full one.
-    """
-
-    every: int = 50
-    bound: float = 0.05
-    sample: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.every, int) and self.every > 0 and 0 < self.bound < 1 and 0 < self.sample <= 1):
-            raise InvalidValue(sentence("Drift", self, "given every >= 1, 0 < bound < 1 and 0 < sample <= 1"))
-
-
-Refresh = int | Literal["epoch", "drift"] | Drift
+Refresh = int | Literal["epoch"]
 Group = dist.ProcessGroup
 
 
 def check_refresh(refresh: Refresh) -> Refresh:
-    """Return the policy, with "drift" as a Drift; refuse what is none."""
-    if refresh == "drift":
-        return Drift()
+    """Return the policy; refuse what is none."""
     whole = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
-    if not (whole or refresh == "epoch" or isinstance(refresh, Drift)):
+    if not (whole or refresh == "epoch"):
         raise InvalidValue(
-            sentence("refresh", refresh, "a number of steps, 'epoch', 'drift' or a Drift")
-            + nearest_name(str(refresh), ("epoch", "drift"))
+            sentence("refresh", refresh, "a number of steps or 'epoch'") + nearest_name(str(refresh), ("epoch",))
         )
     return refresh
 
@@ -95,20 +71,17 @@ def _in_float(number: Any) -> float:
         return float("inf")
 
 
-def sample_due(policy: Refresh, steps: int, last: int) -> float:
-    """Return the share of each gradient that the histogram of step number `steps` takes; 0 takes none.
+def is_due(policy: Refresh, steps: int, last: int) -> bool:
+    """Return True if step number `steps` takes statistics.
 
     Args:
-        last: the last step that took a histogram.
-
+        last: the last step that took them.
 
     A number of steps is reached gradually, as gradients settle: the interval is a twentieth of the run so far.
     """
-    if isinstance(policy, int):
-        return float(steps - last >= min(policy, max(steps // EARLY_STEPS, 1)))
-    if steps < EARLY_STEPS:
-        return 1.0
-    return policy.sample if isinstance(policy, Drift) and steps % policy.every == 0 else 0.0
+    if policy == "epoch":
+        return steps < EARLY_STEPS
+    return steps - last >= min(policy, max(steps // EARLY_STEPS, 1))
 
 
 @dataclass
@@ -177,15 +150,13 @@ class OperandStatistics:
         """True if a histogram was asked for and is not delivered yet."""
         return bool(self.operand.control[STRIDE])
 
-    def collect(self, sample: float = 1.0) -> None:
-        """Ask for a histogram in the passes of the next step, of the whole operand or of a share `sample` of it."""
-        elements = 0 if self.table is None else int(self.table.sum())
-        sample = min(1.0, max(sample, SMALLEST_SAMPLE / max(elements, 1)))
+    def collect(self) -> None:
+        """Ask for a histogram in the passes of the next step."""
         self.operand.histogram.zero_()
-        self.operand.control[STRIDE] = round(1 / sample)
+        self.operand.control[STRIDE] = 1
 
     def statistics(self, loss_scale: float) -> Statistics:
-        """Return the statistics of the last full histogram, as they would be under this loss scale."""
+        """Return the statistics of the last histogram, as they would be under this loss scale."""
         assert self.table is not None
         if self._counted is not self.table:
             self._counted, self._law = self.table, LogHistogram(self.table).law()
@@ -217,7 +188,7 @@ class OperandStatistics:
         return {
             name: None
             if self._is_by_row(site)
-            else predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site))
+            else _with_rows(site, predict(site.treatments, statistics, site.numbers_and_memory(), self.factors(site)))
             for name, site in self.operand.sites.items()
         }
 
@@ -226,7 +197,8 @@ class OperandStatistics:
         statistics = self.statistics(loss_scale)
         found: dict[str, Prediction] = {}
         for name, site in self.operand.sites.items():
-            if (last := site.treatments[-1].bounded_by) is not None and not self._is_by_row(site):
+            last = site.treatments[-1].bounded_by if site.treatments else None
+            if last is not None and not self._is_by_row(site):
                 bound = predict(
                     (*site.treatments[:-1], last), statistics, site.numbers_and_memory(), self.factors(site)
                 )
@@ -246,7 +218,7 @@ class OperandStatistics:
         found: Values = self._factors().double().numpy()
         return found
 
-    def deliver(self, step: int, before: float, after: float, policy: Refresh, cost: Cost) -> None:
+    def deliver(self, step: int, before: float, after: float, cost: Cost) -> None:
         """Use the histogram that the step has taken, if there is one.
 
         Args:
@@ -256,14 +228,11 @@ class OperandStatistics:
         if not self.collecting or not bool(delivered.any()):
             return
         start = time.perf_counter()
-        sampled = int(self.operand.control[STRIDE]) > 1
         self.problem = _problem(delivered)
-        short = not self.problem and not sampled and self._is_short(delivered)
-        if self.problem or short or (sampled and self._drifted(delivered, before, policy)):
+        short = not self.problem and self._is_short(delivered)
+        if self.problem or short:
             self.passed_over = short
             self.collect()
-        elif sampled:
-            self.operand.control[STRIDE] = 0
         else:
             self.operand.control[STRIDE] = 0
             self.passed_over = False
@@ -279,12 +248,6 @@ class OperandStatistics:
         if self.table is None or self.passed_over:
             return False
         return 4 * int(table.sum()) < 3 * int(self.table.sum())
-
-    def _drifted(self, sample: Tensor, loss_scale: float, policy: Refresh) -> bool:
-        assert isinstance(policy, Drift)
-        taken = Statistics(LogHistogram(sample).law())
-        noise = 1.63 / float(taken.elements) ** 0.5
-        return bool(self.statistics(loss_scale).distance(taken) > policy.bound + noise)
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as tensors and plain values."""
@@ -329,6 +292,14 @@ def _problem(table: Tensor) -> str:
     if nan or infinities:
         return f"the gradient had {nan} NaN and {infinities} infinite elements"
     return "" if bool(table[:BINS].any()) else f"all {zeros} elements of the gradient were zero"
+
+
+def _with_rows(site: Site, prediction: Prediction | None) -> Prediction | None:
+    """Return a prediction with the noise of rows that are dropped in front; None where the share of rows was given."""
+    if site.rows is None or prediction is None:
+        return prediction
+    noise = site.rows.noise
+    return None if noise is None else replace(prediction, cosine=prediction.cosine / (1 + noise) ** 0.5)
 
 
 # -- keys of random numbers --
@@ -395,22 +366,6 @@ def average_over_ranks(model: nn.Module, layers: Iterable[LayerEngine], group: G
     for site, (gradient, ranks) in zip(sites, summed, strict=True):
         if bool(ranks) and site.learned is not None:
             site.learned.grad = (gradient / dist.get_world_size(group)).reshape(1)
-
-
-def sum_over_ranks(model: nn.Module, statistics: Iterable[OperandStatistics], group: Group | None) -> None:
-    """Replace the histograms that this step has taken by those of all ranks together.
-
-    Args:
-        model, group: as for `average_over_ranks`.
-        statistics: in the same order on each rank.
-    """
-    taken = [one.operand.histogram for one in statistics if one.collecting]
-    if not taken or _is_alone(group := _group(model, group)):
-        return
-    summed = torch.stack(taken)
-    dist.all_reduce(summed, group=group)
-    for histogram, total in zip(taken, summed, strict=True):
-        histogram.copy_(total)
 
 
 def _group(model: nn.Module, group: Group | None) -> Group | None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..files import recorded
-from ..report import TextTable, text, text_table
+from ..report import TextTable, text_table
 
 
 class PatientConsole(Console):
@@ -50,8 +50,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def show(table: TextTable) -> None:
-    """A finished table, of a profile, a plan or a comparison."""
-    text.show(table, out)
+    """Print a table in colours, fitted to a terminal; a file or a pipe gets its full width."""
+    out.print(table, width=None if out.is_terminal else max(out.width, table.width))
 
 
 def say(text: str) -> None:

@@ -73,11 +73,11 @@ def doctor(threads: Threads = None, times: WithTimes = True, as_json: Json = Fal
         rows = time_layers(count, missing)
     missing |= {way: reason for row in rows for way, reason in row.failed.items()}
     if as_json:
-        print_json(sections | {"times": as_values(rows, missing, count), "sentence": verdict(rows, missing)})
+        print_json(sections | {"times": as_values(rows, missing, count), "sentence": advice(rows, missing)})
         return
     out.print()
     show(speed_table(rows, missing, count))
-    out.print(f"\n{verdict(rows, missing)}", soft_wrap=True)
+    out.print(f"\n{advice(rows, missing)}", soft_wrap=True)
 
 
 def missing_ways(no_kernels: str, no_bf16: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ def means(rows: Sequence[LayerTimes], missing: Mapping[str, str]) -> dict[str, f
     return {way: geometric_mean([one[way] for one in found if way in one]) for way in ways}
 
 
-def verdict(rows: Sequence[LayerTimes], missing: Mapping[str, str]) -> str:
+def advice(rows: Sequence[LayerTimes], missing: Mapping[str, str]) -> str:
     """Return one sentence: what is fastest here, how to switch it on, and what could not be timed."""
     gains = means(rows, missing)
     last = gains.pop(CHANNELS_LAST, 1.0)

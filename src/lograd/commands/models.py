@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidValue, nearest_name
 from .console import Json, out, print_json, show, warnings_as_sentences
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from .. import Profile, Variance
 
 Make = Annotated[
     str,
@@ -50,7 +53,7 @@ def profile(
         with warnings_as_sentences(), own_words("a step of the model"):
             found = observe(network, batches, loss, steps, every=every, noise=noise, times=times)
         found.save(folder / "profile.npz")
-        found.to_html(folder / "profile.html", f"Gradients of {make}")
+        page = _page(found, folder / "profile.html", f"Gradients of {make}")
     if as_json:
         print_json({"folder": str(folder), **found.to_dict()})
         return
@@ -58,7 +61,7 @@ def profile(
     if found.menus is not None:
         out.print()
         show(found.menus.table())
-    out.print(f"\nThe profile: {folder / 'profile.npz'}\nThe page: {folder / 'profile.html'} (open it in a browser)")
+    out.print(f"\nThe profile: {folder / 'profile.npz'}\n{page}")
 
 
 def variance(
@@ -101,15 +104,25 @@ def variance(
                 contributions=contributions,
             )  # fmt: skip
         found.save(folder / "variance.json")
-        found.to_html(folder / "variance.html", f"Variance of the gradients of {make}")
+        page = _page(found, folder / "variance.html", f"Variance of the gradients of {make}")
     if as_json:
         print_json({"folder": str(folder), **found.to_dict()})
         return
     show(found.table())
     out.print()
     show(found.layers_table())
-    files = f"\nThe numbers: {folder / 'variance.json'}\nThe page: {folder / 'variance.html'} (open it in a browser)"
-    out.print(files)
+    out.print(f"\nThe numbers: {folder / 'variance.json'}\n{page}")
+
+
+def _page(found: Profile | Variance, path: Path, title: str) -> str:
+    """Write the page of a result, and return a sentence on where it is, or on what it needs."""
+    from ..report import MissingExtra
+
+    try:
+        found.to_html(path, title)
+    except MissingExtra as error:
+        return f"No page was written: {error}."
+    return f"The page: {path} (open it in a browser)"
 
 
 def _check_free(path: Path, what: str, overwrite: bool) -> None:

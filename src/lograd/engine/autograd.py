@@ -60,6 +60,9 @@ class Call(NamedTuple):
 class Engine(Protocol):
     """The object that treats the operands of one layer and computes its products."""
 
+    by_sample: bool
+    """True if something is decided for all rows of a sample together."""
+
     def mode(self, x: Tensor, weight: Tensor) -> int:
         """Return how the operands of the output are treated now."""
 
@@ -87,7 +90,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Te
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
     fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
     rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    flat = differentiable(rows, weight, bias, Linear(fused, lies_by_column(rows), weight.shape[1]), engine)
+    form = Linear(fused, lies_by_column(rows), weight.shape[1], _length(x, engine))
+    flat = differentiable(rows, weight, bias, form, engine)
     if x.dim() == 2:
         return flat
     # No view: hooks on a view, such as those of fully_shard, are lost when it is changed in place.
@@ -98,8 +102,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Te
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, engine: Engine) -> Tensor:
     """Return bias + x weight with the weight stored as (inputs, outputs), as in the Conv1D of transformers."""
     rows = x.view(x.shape[:-1].numel(), x.shape[-1])
-    flat = differentiable(rows, weight, bias, Addmm(lies_by_column(rows), weight.shape[0]), engine)
+    form = Addmm(lies_by_column(rows), weight.shape[0], _length(x, engine))
+    flat = differentiable(rows, weight, bias, form, engine)
     return flat.view(*x.shape[:-1], weight.shape[1])
+
+
+def _length(x: Tensor, engine: Engine) -> int:
+    """Return the rows of a sample, where anybody asks: compiled code then holds for this length alone."""
+    return x.shape[1:-1].numel() if engine.by_sample else 1
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, form: Convolution, engine: Engine) -> Tensor:

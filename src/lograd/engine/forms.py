@@ -81,13 +81,15 @@ class Linear(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    length: int = 1
+    """Rows of a sample, where anybody asks."""
     geometry: Geometry = LINEAR
     transposed: bool = False
 
     @property
     def numbers(self) -> list[int]:
         """Whole numbers of which `form_of` makes the form again."""
-        return [0, int(self.fused), int(self.by_column), self.inputs]
+        return [0, int(self.fused), int(self.by_column), self.inputs, self.length]
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
@@ -131,13 +133,15 @@ class Addmm(NamedTuple):
     by_column: bool
     """True if dX is laid out by columns."""
     inputs: int
+    length: int = 1
+    """Rows of a sample, where anybody asks."""
     geometry: Geometry = LINEAR
     transposed: bool = False
 
     @property
     def numbers(self) -> list[int]:
         """Whole numbers of which `form_of` makes the form again."""
-        return [1, int(self.by_column), self.inputs]
+        return [1, int(self.by_column), self.inputs, self.length]
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
@@ -233,9 +237,9 @@ def form_of(numbers: tuple[int, ...]) -> Form:
     """
     kind, *rest = numbers
     if kind == 0:
-        return Linear(bool(rest[0]), bool(rest[1]), rest[2])
+        return Linear(bool(rest[0]), bool(rest[1]), rest[2], rest[3])
     if kind == 1:
-        return Addmm(bool(rest[0]), rest[1])
+        return Addmm(bool(rest[0]), rest[1], rest[2])
     transposed, groups, *sizes = rest
     spatial = len(sizes) // (4 if transposed else 3)
     stride, padding, dilation, more = (tuple(sizes[part * spatial : (part + 1) * spatial]) for part in range(4))

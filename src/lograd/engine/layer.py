@@ -26,7 +26,8 @@ from .backends.blocks import BlockProducts, reason_not_blocks
 from .backends.choice import INTEGER, SPARSE, Choice
 from .backends.integer import CodedProducts, reason_not_coded, reason_not_levels, reason_not_served
 from .forms import Form, Gradients, Need, empty, form_of, laid_out
-from .site import CPU, PASSES, READY, Operand, Site, zeros
+from .rows import backward_of_rows, without_zeros
+from .site import CPU, PASSES, READY, Levels, Operand, Site, zeros
 
 OPERAND_NAMES = ("gradient", "weights", "activations")
 _numbers = count(1)
@@ -51,9 +52,12 @@ class LayerEngine:
         plan: what is done for each product.
         device: where the layer's parameters are.
         owner: told when the layer is copied.
+        units: what may be left out of its products (`row_units`).
     """
 
-    def __init__(self, plan: LayerPlan, device: torch.device, owner: Owner | None) -> None:
+    def __init__(
+        self, plan: LayerPlan, device: torch.device, owner: Owner | None, units: tuple[str, ...] = ("row", "sample")
+    ) -> None:
         self.owner = owner
         self.state = zeros(1, torch.int64, CPU)
         """The number of the engine, in a tensor: one compiled graph serves layers that are alike.  Operators say that
@@ -61,7 +65,7 @@ class LayerEngine:
         number = next(_numbers)
         self.state[0] = number
         _engines[number] = self
-        self.operands = {name: self._operand(name, plan, device) for name in OPERAND_NAMES}
+        self.operands = {name: self._operand(name, plan, device, units) for name in OPERAND_NAMES}
         self.gradient, self.weights, self.activations = (self.operands[name] for name in OPERAND_NAMES)
         self.choices: dict[str, Choice] = {}
         """The backend of the products that a site of the gradient enters, by the site's name, and that of the output,
@@ -81,6 +85,13 @@ class LayerEngine:
         """True if images leave an integer convolution channels-last, whatever the layout of its operands."""
         self.packs = False
         """True if saved codes of at most 4 bits share bytes, which takes a little time."""
+        rules = [site.rows for site in self.gradient.sites.values() if site.rows is not None]
+        self.drops_rows = bool(rules)
+        """True if rows of the gradient are left out in front of the products."""
+        self.by_sample = any(rule.of == "sample" for rule in rules)
+        """True if something is decided for all rows of a sample together."""
+        self.skips_zeros = plan.treats
+        """True if rows of zeros are left out of the products: where nothing is treated, every bit stays as it is."""
         self.treats_output = self.activations.at["output"] is not None or self.weights.at["output"] is not None
         """True if the output takes treated operands."""
         self.output_error: float | None = None
@@ -90,9 +101,9 @@ class LayerEngine:
         self.begin()
 
     @staticmethod
-    def _operand(name: str, plan: LayerPlan, device: torch.device) -> Operand:
+    def _operand(name: str, plan: LayerPlan, device: torch.device, units: tuple[str, ...]) -> Operand:
         sentences = {product: plan.site(product, name) for product in PRODUCTS if name in OPERANDS[product]}
-        return Operand(name, sentences, plan.shares(name), device)
+        return Operand(name, sentences, plan.shares(name), device, units if name == "gradient" else ())
 
     def _is_aligned(self, product: str) -> bool:
         first, second = (self.operands[name].at[product] for name in OPERANDS[product])
@@ -355,7 +366,9 @@ class LayerEngine:
         count = len(saved) - sum(call.learns)
         operands, learning = tuple(saved[:count]), list(saved[count:])
         # Here the gradient and what was saved of the operands meet, before any of it is rounded or multiplied.
-        if call.mode >= CODES:
+        if self.drops_rows and self.gradient.ready and g.dtype in FLOAT_TYPES and g.numel() > 0:
+            d_x, d_weight, d_bias = backward_of_rows(self, call, g, operands)
+        elif call.mode >= CODES:
             assert self._coder is not None
             d_x, d_weight, d_bias = self._coder.backward(call, g, operands)
         else:
@@ -367,6 +380,22 @@ class LayerEngine:
             if call.learns[1]:
                 d_weight, d_ranges[1] = self._cut(self.weights, d_weight, learning.pop(0))
         return d_x, d_weight, d_bias, *d_ranges
+
+    def by_mode(self, call: Call, g: Tensor, operands: tuple[Any, ...]) -> Gradients:
+        """Return dX, dW and dbias from a gradient and the operands that the layer has saved."""
+        if call.mode >= CODES:
+            assert self._coder is not None
+            found: Gradients = self._coder.backward(call, g, operands)
+            return found
+        return self.products_of_values(call, g, *operands)
+
+    def activations_of(self, call: Call, operands: tuple[Any, ...]) -> Tensor:
+        """Return the activations that the layer has saved, as numbers."""
+        if call.mode != CODES:
+            found: Tensor = operands[0]
+            return found
+        channels = call.form.geometry.groups * operands[2].shape[1]
+        return Levels(integer.in_bytes(operands[0], channels), operands[1]).decode()
 
     @staticmethod
     def _cut(operand: Operand, d: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -409,7 +438,7 @@ class LayerEngine:
                 factors, dim = (rows, 0) if name == "weight_gradient.gradient" else (fold, 1)
                 treated = site.treat(g, contracted, gradient.control, factors, None, dim)
             if site is None or choice is None or SPARSE not in choice.serving:
-                results = form.products(treated, x, weight, wanted)
+                results = without_zeros(call._replace(need=wanted), treated, x, weight, self.skips_zeros)
             else:
                 met = form.operands(g, x, weight)
                 d_x, d_weight, d_bias = sparse.multiply(
@@ -426,8 +455,9 @@ class LayerEngine:
 
         Both products are computed at once where they take one copy.
         """
-        at = self.gradient.at
-        if at["input_gradient"] is at["weight_gradient"]:
+        # A site may have nothing left to treat behind its rows.
+        at = {name: site if site is not None and site.treatments else None for name, site in self.gradient.at.items()}
+        if self.gradient.shared or at["input_gradient"] is at["weight_gradient"]:
             return [("gradient", at["input_gradient"], (), need)]
         sides = [
             ("input_gradient.gradient", at["input_gradient"], (1,), (need[0], False, False)),

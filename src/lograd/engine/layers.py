@@ -158,6 +158,19 @@ def weight_shape(module: nn.Module) -> tuple[int, ...]:
     return () if weight is None else tuple(weight.shape)
 
 
+def row_units(module: nn.Module) -> tuple[str, ...]:
+    """Return what a layer can leave out of its products: single rows (tokens, pixels), and all rows of a sample.
+
+    >>> row_units(nn.Linear(4, 4)), row_units(nn.Conv2d(4, 4, 1)), row_units(nn.Conv2d(4, 4, 3))
+    (('row', 'sample'), ('row', 'sample'), ('sample',))
+    """
+    if not isinstance(module, _ConvNd):
+        return "row", "sample"
+    known = isinstance(module.padding, tuple) and isinstance(module, nn.Conv1d | nn.Conv2d)
+    plain = known and {*module.kernel_size, *module.stride} == {1} and not any(module.padding) and module.groups == 1
+    return ("row", "sample") if plain else ("sample",)
+
+
 def work_of_element(module: nn.Module) -> float:
     """Return the multiply-adds that one element of a layer's gradient costs in each product, borders not counted.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.coded import CodedTensor, Encoded, Folded, Householder
-from ..ops.codings import levels_of
+from ..ops.codes import levels_of
 from ..ops.contracts import FLOAT_TYPES
 from ..ops.histogram import SLOTS
 from ..ops.layouts import dense
@@ -35,6 +35,7 @@ from ..treatments import (
     Learned,
     Numbers,
     Prune,
+    Rows,
     Sentence,
     Setting,
     Treatment,
@@ -55,11 +56,13 @@ PASSES, ELEMENTS, NANOSECONDS = range(3)
 """Slots of `seen`: gradients that came by, their elements in all, time spent on statistics."""
 COUNTERS = (
     "zeros_after", "nan", "clipped", "zeros_before", "elements", "treated", "passed_through", "pruned", "fell_back",
+    "rows", "rows_zero", "rows_kept",
 )  # fmt: skip
 """In the order of the operators' own counts, so that those are added at once.
 
 `pruned` is counted where a sentence both prunes and rounds; elsewhere all new zeros come from the one or the other.
 `fell_back` counts tensors that were not finite, so that their product was dense where integer ones were in force.
+`rows` are counted where rows may be skipped, with those that were zero and those that were multiplied.
 """
 NAN = 1
 """The slot of counts that tells of elements that are not finite."""
@@ -294,9 +297,16 @@ def _settings(
 class Site:
     """The treatments applied to one operand.  The operand's two products share a site if their treatments are equal."""
 
-    def __init__(self, treatments: Sentence, device: torch.device) -> None:
+    def __init__(self, treatments: Sentence, device: torch.device, units: tuple[str, ...] = ()) -> None:
         to_json(treatments)  # refuses what a plan could not hold
+        self.sentence = treatments
+        """All treatments."""
+        self.rows = _gathered(treatments, units)
+        """The treatment that decides which rows are multiplied; None where all are."""
+        if self.rows is not None:
+            treatments = treatments[1:]
         self.treatments = treatments
+        """The treatments of what is multiplied."""
         self.names = [(place, name) for place, one in enumerate(treatments) for name in one.number_names]
         self.numbers = zeros(len(self.names), torch.float32, device)
         """The numbers that treatments take from statistics of an earlier step, in order."""
@@ -478,6 +488,11 @@ class Site:
         return found if self.learned is None else found | {"learned": self.learned.detach()}
 
 
+def _gathered(treatments: Sentence, units: tuple[str, ...]) -> Rows | None:
+    first = treatments[0] if treatments else None
+    return first if isinstance(first, Rows) and first.of in units else None
+
+
 class Fold(NamedTuple):
     """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
 
@@ -506,15 +521,20 @@ class Operand:
         name: "activations", "weights" or "gradient".
         sentences: by product.
         shared: whether one treated copy serves both products.
+        units: what `Rows` may drop in front of the products: "row", "sample".
     """
 
-    def __init__(self, name: str, sentences: Mapping[str, Sentence], shared: bool, device: torch.device) -> None:
+    def __init__(
+        self, name: str, sentences: Mapping[str, Sentence], shared: bool, device: torch.device,
+        units: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.name = name
         self.products = tuple(product for product in PRODUCTS if name in OPERANDS[product])
         self.shared = shared and bool(sentences[self.products[0]])
         """True if both products take one treated copy."""
         made: dict[str, Site | None] = {
-            product: Site(sentences[product], device) if sentences[product] else None for product in self.products
+            product: Site(sentences[product], device, units) if sentences[product] else None
+            for product in self.products
         }
         if self.shared:
             made = dict.fromkeys(self.products, made[self.products[0]])

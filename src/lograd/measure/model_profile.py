@@ -3,12 +3,12 @@
 The file is one .npz of plain arrays, whose archive has a checksum of each:
 
 - header: JSON with version, steps, every, missed, a description of each layer, and what else was measured
-- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient), step, first bin, number of
-  bins, zeros, NaN, infinities
+- records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient, 2 norms of rows), step,
+  first bin, number of bins, zeros, NaN, infinities
 - masked: float64, a number for each record; NaN where there is no BatchNorm
 - counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
-- noise: float64, `NoiseFactors.table` of the layers that "noise" in the header names; empty if it was not measured
+- noise: float64, only where it was measured: `NoiseFactors.table`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +32,9 @@ from ..report import TextTable
 from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
 from . import pages
-from .planner import Allocation, Bits, plan_by_amounts, plan_by_goal
+from .planner import Allocation, Bits, Measurements, plan_by_amounts, plan_by_goal
 from .prediction import expected_of, planned_layers, pruning_outlook
-from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record, nonfinite_words
+from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record
 from .timing import Menus
 from .values import LEAST_BATCHES, Minibatch, NoiseFactors
 
@@ -46,44 +46,16 @@ MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
 _ARRAYS = {"header": 1, "records": 2, "masked": 1, "counts": 1, "samples": 1}
 """The number of dimensions of each array."""
-_SIDES = ("records", "weight_records")
+_SIDES = ("records", "weight_records", "row_records")
 """The lists of `LayerProfile` that the column "side" stands for."""
 
 
 @dataclass(repr=False)
-class Profile:
+class Profile(Measurements):
     """Histograms of a model's gradients over some steps, layer by layer in the order of execution.
 
-    `lograd.profile` and `lograd.observe` make one.
-
-    Attributes:
-        layers: the observed layers, by name.
-        missed: layers without an observation, each with the reason.
-        steps: backward passes, observed or not.
-        every: one of so many steps was observed.
-        noise: how noise in each layer's gradient reaches the weight gradients; None where that was not measured.
-        work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
-        loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
-        uncounted: the reason why `work` is None.
-        minibatch: the variance of the gradient over the batches, the unit of noise; None where it was not measured.
-        menus: what each method costs in each layer, and the noise that it brings; None where that was not measured.
+    `lograd.profile` and `lograd.observe` make one; `Measurements` says what it holds.
     """
-
-    layers: dict[str, LayerProfile] = field(default_factory=dict)
-    missed: dict[str, str] = field(default_factory=dict)
-    steps: int = 0
-    every: int = 1
-    noise: NoiseFactors | None = None
-    work: StepWork | None = None
-    loss: NonFiniteLoss | None = None
-    uncounted: str = ""
-    minibatch: Minibatch | None = None
-    menus: Menus | None = None
-
-    @property
-    def broken(self) -> str | None:
-        """A sentence that names layers and steps of NaN and infinite gradients; None where all were finite."""
-        return nonfinite_words(self.layers, self.loss)
 
     def __getitem__(self, name: str) -> LayerProfile:
         if name not in self.layers:
@@ -124,14 +96,14 @@ class Profile:
         """Return a plan: the best methods for a goal, or the gradient of each layer with fewer bits or more zeros.
 
         With a goal, noise= or objective=, a method is chosen for each layer from those that
-        `lograd.profile(noise=2, times=True)` has timed, and sparsities between them.  Without one, bits= and sparsity=
+        `lograd.profile(noise=2, times=True)` has timed.  Without one, bits= and sparsity=
         say what is done to the gradient, by the last observed step; `Plan.override` changes formats, scales and
         rounding of the result.
 
         Args:
             noise: the fastest plan that adds at most this much variance, in units of the minibatch's own.
             objective: "progress": the plan with the most progress per second, speed / (1 + noise).
-            methods: with a goal, what to choose from, such as ["int8", "prune*"].
+            methods: with a goal, what to choose from, such as ["int8-full", "prune*"].
             bits: round to a float of so many bits, in the split of exponent and mantissa with the least relative error
                 for the layer's histogram.  "recommended" takes the fewest with a predicted cosine of 0.98.
             sparsity: prune stochastically, before rounding, so that this share of the work in the pruned products is
@@ -146,11 +118,6 @@ class Profile:
 
         Predictions are in it (`plan.evidence`); a LogradWarning tells if noise explodes.
         """
-        amounts = {
-            "bits": bits, "sparsity": sparsity, "allocation": allocation, "split": split or None,
-            "everywhere": everywhere or None, "law": None if law == "empirical" else law,
-            "products": None if products == BACKWARD else products,
-        }  # fmt: skip
         if noise is None and objective is None:
             if methods is not None:
                 raise InvalidValue("methods= says what to choose from for noise= or objective=.")
@@ -160,6 +127,11 @@ class Profile:
             )  # fmt: skip
             expected = expected_of(plan.layers, self.layers, self.noise, self.minibatch)
             return replace(plan, evidence=replace(plan.evidence, step=self.work, expected=expected))
+        amounts = {
+            "bits": bits, "sparsity": sparsity, "allocation": allocation, "split": split or None,
+            "everywhere": everywhere or None, "law": None if law == "empirical" else law,
+            "products": None if products == BACKWARD else products,
+        }  # fmt: skip
         if given := [f"{name}=" for name, value in amounts.items() if value is not None]:
             raise InvalidValue(
                 f"noise= and objective= choose bits and sparsities themselves, so {' and '.join(given)} cannot be "
@@ -193,18 +165,6 @@ class Profile:
             lacking = (self.unitless or "not all gradients of parameters were finite").rstrip(".")
         raise InvalidValue(f"the noise of a plan is not predicted by this profile: {lacking}; {again}.")
 
-    @property
-    def unitless(self) -> str | None:
-        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; else None."""
-        if self.noise is None or self.minibatch is not None:
-            return None
-        if self.steps < LEAST_BATCHES:
-            return (
-                "The minibatch's own variance, the unit of noise, was not estimated: it takes "
-                f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
-            )
-        return "The minibatch's own variance, the unit of noise, was not estimated: not all gradients of parameters were finite."
-
     # -- for people and for programs --
 
     def rows(self) -> list[dict[str, Any]]:
@@ -228,9 +188,13 @@ class Profile:
         """Return a table for the terminal with one row for each layer."""
         return pages.profile_table(self)
 
+    def row_table(self) -> TextTable:
+        """Return a table of the rows of each gradient: those that are zero, and those that `Rows` would keep."""
+        return pages.row_table(self)
+
     def plot(self, layer: str | None = None) -> Figure:
         """Return a figure: how far all layers are from the fitted laws, or the magnitudes of one layer."""
-        return pages.distances(list(self.layers.values())) if layer is None else pages.magnitudes(self[layer])
+        return pages.distances(list(self.layers.values())) if layer is None else pages.layer_figure(self[layer])
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Profile of the gradients") -> Path:
         """Write a self-contained HTML page with sparsity, laws and formats of each layer, over depth and over time."""
@@ -267,9 +231,8 @@ class Profile:
             "layers": [_described(layer) for layer in self.layers.values()],
             "uncounted": self.uncounted,
             "loss": None if self.loss is None else asdict(self.loss) | {"value": str(self.loss.value)},
-            "noise": None if self.noise is None else list(self.noise.layers),
         }
-        for name in ("work", "minibatch", "menus"):
+        for name in ("noise", "work", "minibatch", "menus"):
             value = getattr(self, name)
             header[name] = None if value is None else value.to_dict()
         file = io.BytesIO()
@@ -280,7 +243,7 @@ class Profile:
             masked=np.array(masked, dtype=np.float64),
             counts=np.concatenate(counts),
             samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in self.layers.values())]),
-            noise=np.zeros((0, 0)) if self.noise is None else self.noise.table(),
+            **({} if self.noise is None else {"noise": self.noise.table()}),  # type: ignore[arg-type]
         )
         return replace_file(path, file.getvalue())
 
@@ -372,7 +335,7 @@ def _built(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Pro
         {name: check_text("a reason", reason) for name, reason in header["missed"].items()},
         check_whole("steps", header["steps"]),
         check_whole("every", header["every"], 1),
-        known("noise", lambda names: NoiseFactors.of_table(names, arrays["noise"])),
+        known("noise", lambda noise: NoiseFactors.from_dict(noise, arrays["noise"])),
         known("work", StepWork.from_dict),
         known("loss", lambda loss: NonFiniteLoss(loss["step"], float(loss["value"]), loss["steps"])),
         check_text("why the step was not counted", header["uncounted"]),

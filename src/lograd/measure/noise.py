@@ -21,7 +21,7 @@ from ..engine.layers import kind_of
 from ..laws import Empirical
 from ..ops import LogHistogram, log_histogram, stochastic_prune
 from ..theory import Propagation, threshold
-from .passes import countable, energy, named_modules, on_gradient, weight_of
+from .passes import countable, named_modules, on_gradient, weight_of
 from .records import LayerProfile, NoisyGradient, Range
 from .values import NoiseFactors, Values
 
@@ -55,7 +55,7 @@ class _ProbedLayer:
     @cached_property
     def energy(self) -> float:
         """The energy of the gradients without noise."""
-        return sum(energy(gradient) for gradient in self.clean)
+        return sum(_energy(gradient) for gradient in self.clean)
 
     def noisy(self) -> NoisyGradient | None:
         """Return the gradient that has arrived while all layers were pruned; None where there is no finite noise."""
@@ -119,13 +119,13 @@ class _Probe:
         noisy: Tensor | None = None
         if layer is self.disturbed:
             noisy = stochastic_prune(countable(gradient), layer.threshold, self.seed + place).to(gradient.dtype)
-        layer.error += energy((gradient if noisy is None else noisy) - layer.clean[place])
+        layer.error += _energy((gradient if noisy is None else noisy) - layer.clean[place])
         return noisy
 
     def _counted(self, layer: _ProbedLayer, place: int, gradient: Tensor, share: float) -> Tensor | None:
         """Count a gradient as it arrives, then prune it by its own law, as a plan does."""
         histogram, ends = log_histogram(countable(gradient)), _range(gradient)
-        layer.error += energy(gradient - layer.clean[place])
+        layer.error += _energy(gradient - layer.clean[place])
         layer.counted.append((histogram, ends))
         if not _has_law(histogram):
             return None
@@ -240,7 +240,7 @@ class _Factors:
         self.weights = {name: [order[id(one)] for one in learned_weights(module)] for name, module in modules.items()}
         self.of_weights = sorted({place for places in self.weights.values() for place in places})
         """The places of the weights of all layers, each once."""
-        self.signals = np.array([energy(gradient) for gradient in clean])
+        self.signals = [_energy(gradient) for gradient in clean]
         self.gradients = np.array([layer.energy for layer in layers.values()])
         count = len(layers)
         self.absolute = np.zeros((2, count))
@@ -252,12 +252,12 @@ class _Factors:
     def add(self, name: str, gradients: Sequence[Tensor]) -> None:
         """Add the gradients of a pass in which the named layer was pruned."""
         column = list(self.layers).index(name)
-        moved = np.array([energy(noisy - clean) for noisy, clean in zip(gradients, self.clean, strict=True)])
-        inside = moved[self.owned[name]].sum()
-        self.absolute[:, column] += inside, max(moved.sum() - inside, 0.0)
-        arrived = np.divide(moved, self.signals, out=np.zeros_like(moved), where=self.signals > 0)
-        own = arrived[self.weights[name]].sum()
-        self.relative[:, column] += own, max(arrived[self.of_weights].sum() - own, 0.0)
+        moved = [_energy(noisy - clean) for noisy, clean in zip(gradients, self.clean, strict=True)]
+        inside = sum(moved[place] for place in self.owned[name])
+        self.absolute[:, column] += inside, max(sum(moved) - inside, 0.0)
+        arrived = [change / signal if signal > 0 else 0.0 for change, signal in zip(moved, self.signals, strict=True)]
+        own = sum(arrived[place] for place in self.weights[name])
+        self.relative[:, column] += own, max(sum(arrived[place] for place in self.of_weights) - own, 0.0)
         errors = np.array([layer.error for layer in self.layers.values()])
         self.added[column] += errors[column]
         errors[column] = 0.0
@@ -273,7 +273,8 @@ class _Factors:
     def result(self) -> Propagation:
         """Return the factors, for a noise-to-signal ratio of one."""
         unit, transfer = self._unit()
-        return Propagation(*(self.relative * unit), transfer)
+        own, passed = self.relative * unit
+        return Propagation(own, passed, transfer)
 
     def energies(self, typical: Values) -> Propagation | None:
         """Return the energies that arrive in all parameters, for a noise-to-signal ratio of one.
@@ -286,7 +287,8 @@ class _Factors:
         if not np.all(np.isfinite(self.absolute)):
             return None
         unit, transfer = self._unit()
-        return Propagation(*(self.absolute * unit * typical), transfer)
+        own, passed = self.absolute * unit * typical
+        return Propagation(own, passed, transfer)
 
 
 def learned_weights(module: nn.Module) -> list[Tensor]:
@@ -294,3 +296,7 @@ def learned_weights(module: nn.Module) -> list[Tensor]:
     own = weight_of(module)
     parts = [own] if own is not None else [part for name, part in module.named_parameters() if name != "bias"]
     return [part for part in parts if part.requires_grad]
+
+
+def _energy(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2

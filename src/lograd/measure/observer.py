@@ -21,13 +21,14 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..engine.layers import kind_of, unwrapped
+from ..engine.layers import kind_of, row_units, unwrapped
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE
 from ..ops.histogram import BINS, LOWEST, log_histogram
 from ..ops.layouts import dense, flat
+from ..ops.row_pruning import row_norms
 from .model_profile import MOST_STEPS, Profile
 from .passes import FilterFunction, countable, named_modules, on_gradient, weight_of
 from .records import LayerProfile, Record
@@ -43,6 +44,7 @@ class _Pending:
     gradient: Tensor | None = None
     weight: Tensor | None = None
     masked: Tensor | None = None
+    rows: Tensor | None = None
     sample: Tensor | None = None
     flops: Flops = field(default_factory=Flops)
 
@@ -140,6 +142,8 @@ class Observer:
             layer.records.append(_record(self._step, pending.gradient, pending.masked))
             if pending.weight is not None:
                 layer.weight_records.append(_record(self._step, pending.weight, None))
+            if pending.rows is not None:
+                layer.row_records.append(_record(self._step, pending.rows, None))
             if pending.sample is not None:
                 layer.sample = pending.sample.float().cpu().numpy()
         self._close_work()
@@ -225,6 +229,9 @@ class Observer:
         gradient = countable(gradient)
         pending = self._pending[name]
         pending.gradient = _plus(pending.gradient, log_histogram(gradient).table)
+        if gradient.dim() > 1 and gradient.numel():
+            norms = row_norms(_rows(gradient, self._layers[name]))
+            pending.rows = _plus(pending.rows, log_histogram(norms.float()).table)
         # Counted here and not in the forward, which gradient checkpointing runs twice.
         pending.flops = pending.flops.plus(flops)
         if self._sample:
@@ -243,6 +250,14 @@ class Observer:
 
 def _plus(sum: Any, more: Any) -> Any:
     return more if sum is None else sum if more is None else sum + more
+
+
+def _rows(gradient: Tensor, module: nn.Module) -> Tensor:
+    """Return a gradient as a matrix of what its layer can leave out of its products: tokens, pixels or samples."""
+    if kind_of(module) is None or "row" not in row_units(module):
+        return gradient.flatten(1)
+    last = gradient.movedim(1, -1) if isinstance(module, _ConvNd) else gradient
+    return last.reshape(-1, last.shape[-1])
 
 
 def _spread(gradient: Tensor, count: int) -> Tensor:

@@ -19,13 +19,12 @@ from ..plan import LIMIT, percent
 from ..report import Section, TextTable, figures, text_table, write_page
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import prediction
+from .planner import Measurements
 from .prediction import SPARSITIES, USUAL, FormatTrial, JointOutlook, PruningOutlook
 from .records import LayerProfile, Record, thinned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .model_profile import Profile
 
 LAWS: dict[type[Law], str] = {LogNormal: "lognormal", HalfNormal: "normal"}
 """The laws that are drawn, and their names.  A normal gradient has half-normal magnitudes."""
@@ -50,7 +49,7 @@ DROPPABLE = (
 """Columns that a narrow terminal does without, the least important first."""
 
 
-def profile_table(profile: Profile) -> TextTable:
+def profile_table(profile: Measurements) -> TextTable:
     """Return the table of a profile, a row for each layer."""
     layers, minibatch = profile.layers, profile.minibatch
     observed = max((len(layer.records) for layer in layers.values()), default=0)
@@ -75,7 +74,24 @@ def profile_table(profile: Profile) -> TextTable:
     )
 
 
-def _cells(profile: Profile, layer: LayerProfile) -> dict[str, str]:
+ROW_NOISES = (0.0, 0.02, 0.05, 0.1)
+"""The noise of a layer's gradient for which a table says how many of its rows are kept."""
+
+
+def row_table(profile: Measurements) -> TextTable:
+    """Return the table of the rows of gradients: tokens, samples or pixels that a layer multiplies, by noise."""
+    columns = ("layer", "rows", "rows that are zero", *(f"kept at noise {noise:g}" for noise in ROW_NOISES[1:]))
+    lines = []
+    for name, layer in profile.layers.items():
+        kept = [layer.rows_kept(noise) for noise in ROW_NOISES]
+        if kept[0] is not None:
+            shares = [1 - kept[0], *(one or 0.0 for one in kept[1:])]
+            lines.append([name, f"{layer.row_records[-1].elements:,}", *(f"{share:.1%}" for share in shares)])
+    caption = "Predicted by the law of row norms at the last observed step; noise is relative to the gradient's energy."
+    return text_table("Rows of gradients", columns, lines, caption)
+
+
+def _cells(profile: Measurements, layer: LayerProfile) -> dict[str, str]:
     """Return the cells of a layer by column."""
     known = [record for record in layer.records if record.law is not None]
     masked, zeros = layer.masked, prediction.pruning_outlook(layer)
@@ -103,7 +119,7 @@ def _cells(profile: Profile, layer: LayerProfile) -> dict[str, str]:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def work_lines(profile: Profile) -> list[str]:
+def work_lines(profile: Measurements) -> list[str]:
     """Return sentences on what the column of work means, and on which part of the step no plan can treat."""
     if profile.work is None:
         why = f": {profile.uncounted}" if profile.uncounted else ""
@@ -115,7 +131,7 @@ def work_lines(profile: Profile) -> list[str]:
     ]
 
 
-def _work_share(profile: Profile, layer: LayerProfile) -> str:
+def _work_share(profile: Measurements, layer: LayerProfile) -> str:
     if profile.work is None or layer.flops_weight is None:
         return "–"
     return percent(profile.work.share((layer.flops_input or 0) + layer.flops_weight))
@@ -138,7 +154,7 @@ def distances(layers: Sequence[LayerProfile]) -> Figure:
     return figures.bars(names, series, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER)
 
 
-def magnitudes(layer: LayerProfile) -> Figure:
+def layer_figure(layer: LayerProfile) -> Figure:
     """Return the histogram of one layer's last gradient with the fitted laws; refuse a gradient of zeros."""
     if layer.law is None:
         raise InvalidValue(f"the gradient of layer {layer.name!r} was zero, so there is nothing to draw.")
@@ -225,17 +241,19 @@ def median(values: Iterable[float]) -> float:
 # -- the page --
 
 
-def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) -> Path:
+def write_profile(profile: Measurements, path: str | os.PathLike[str], title: str) -> Path:
     """Write the page of a profile; errors of all formats are computed here, some milliseconds for each layer."""
     layers = list(profile.layers.values())
     broken = f"{profile.broken} No plan follows from such gradients. " if profile.broken else ""
     if not layers:
-        return write_page(path, title, [Section(text=f"{broken}No layer was observed."), *_missed(profile)])
+        return write_page(
+            path, title, [Section(text=f"{broken}No layer was observed.", tables=[profile_table(profile)])]
+        )
     trials = {name: prediction.format_trials(layer) for name, layer in profile.layers.items()}
     zeros = prediction.pruning_outlooks(profile.layers, profile.noise)
     observed = max(len(layer.records) for layer in layers)
     text = f"{broken}{plural(len(layers), 'layer')}, {observed:,} of {profile.steps:,} backward passes observed."
-    sections = [Section(text=text, numbers=_numbers(layers, zeros, trials)), *_zeros(profile, zeros)]
+    sections = [Section(text=text, numbers=_numbers(layers, zeros)), *_zeros(profile, zeros)]
     sections.append(
         Section(
             "Laws over depth and time",
@@ -247,7 +265,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) ->
             tables=[profile_table(profile)],
         )
     )
-    sections += [*_missed(profile), *_minibatch(profile), _formats(trials), *_by_layer(layers, trials, zeros)]
+    sections += [*_minibatch(profile), _formats(trials), *_by_layer(layers, trials, zeros)]
     footer = (
         "Formats are simulated: values of few bits in the gradient's own type. By itself that saves neither time nor "
         "memory; it shows what such hardware would compute. Made by lograd: Profile.to_html."
@@ -255,37 +273,19 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], title: str) ->
     return write_page(path, title, sections, footer)
 
 
-def _numbers(
-    layers: Sequence[LayerProfile], zeros: Sequence[PruningOutlook], trials: dict[str, list[FormatTrial]]
-) -> dict[str, str]:
+def _numbers(layers: Sequence[LayerProfile], zeros: Sequence[PruningOutlook]) -> dict[str, str]:
     gaining = [one for one in zeros if one.no_gain is None]
-    elements = np.array([layer.elements for layer in layers])
-    share = float(elements @ [layer.zero_share for layer in layers] / max(elements.sum(), 1))
-    gaps = [_gap(trial) for found in trials.values() for trial in found if trial.name == "FP6" and trial.measured]
-    bad = sum(record.nan + record.infinities for layer in layers for record in layer.records)
-    ks = {name: median(layer.ks(family) for layer in layers) for family, name in LAWS.items()}
-    found = {
-        f"zeros with a good cosine; median of {len(gaining)} of {len(zeros)} layers that may gain time": (
-            f"{median(one.good for one in gaining):.0%}" if gaining else "none"
-        ),
-        f"KS distance to lognormal, median; normal {_number(ks['normal'], '.2f')}": _number(ks["lognormal"], ".2f"),
+    share = sum(layer.elements * layer.zero_share for layer in layers) / max(sum(layer.elements for layer in layers), 1)
+    good = f"{median(one.good for one in gaining):.0%}" if gaining else "none"
+    return {
+        f"zeros with a good cosine; median of {len(gaining)} of {len(zeros)} layers that may gain time": good,
+        "KS distance to lognormal, median": _number(median(layer.ks(LogNormal) for layer in layers), ".2f"),
         "σ of ln|g|, median": _number(median(layer.sigma for layer in layers), ".2f"),
-        f"exact zeros already, of {elements.sum():,} elements per step": f"{share:.1%}",
+        "exact zeros already": f"{share:.1%}",
     }
-    if gaps:
-        found["gap, predicted to measured relative error of FP6; median"] = f"{np.median(gaps):.1%}"
-    if bad:
-        found["NaN or infinite elements, left out of all laws"] = f"{bad:,}"
-    return found
 
 
-def _gap(trial: FormatTrial) -> float:
-    """Return the distance of the predicted relative error from the measured one, as a share of the latter."""
-    measured = trial.measured.relative_error if trial.measured else 0.0
-    return abs(trial.predicted.relative_error / measured - 1) if measured else 0.0
-
-
-def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
+def _zeros(profile: Measurements, found: Sequence[PruningOutlook]) -> list[Section]:
     if not found:
         return []
     measured = any(one.arrives is not None for one in found)
@@ -321,15 +321,7 @@ def _zeros(profile: Profile, found: Sequence[PruningOutlook]) -> list[Section]:
     return [Section("Sparsity: zeros that save time", text, figures=_over_sparsity(found, joint), tables=[table])]
 
 
-def _missed(profile: Profile) -> list[Section]:
-    if not profile.missed:
-        return []
-    rows = [[name, reason] for name, reason in profile.missed.items()]
-    table = text_table("Layers without a gradient", ("layer", "<why it was not observed"), rows)
-    return [Section(tables=[table])]
-
-
-def _minibatch(profile: Profile) -> list[Section]:
+def _minibatch(profile: Measurements) -> list[Section]:
     """Return the variance of the gradient over minibatches, by weight tensor."""
     found = profile.minibatch
     if found is None:
@@ -395,7 +387,7 @@ def _by_layer(
             text += f" Zeros: the cosine is good up to {one.good:.0%} and fair up to {one.fair:.0%}; {gain}."
         tables = [_trial_table(layer, trials[layer.name])]
         sections.append(
-            Section(heading, text, figures=[magnitudes(layer)] if place in places else (), tables=tables, folded=True)
+            Section(heading, text, figures=[layer_figure(layer)] if place in places else (), tables=tables, folded=True)
         )
     return sections
 

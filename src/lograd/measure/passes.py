@@ -302,7 +302,7 @@ class Passes:
 # -- squared norms --
 
 
-class Groups:
+class ParameterGroups:
     """The parameters of a model in groups: each weight tensor alone, all vectors together, and everything.
 
     Args:
@@ -352,7 +352,7 @@ class Minibatches:
     of squares over n - 1, and their spread gives its standard error, without a second look at any gradient.
     """
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: ParameterGroups) -> None:
         self.groups = groups
         self.count = 0
         self._mean: list[Tensor] = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from ..errors import InvalidType, InvalidValue, LogradWarning, nearest_name, sen
 from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
-from ..plan import Evidence, Expected, Forecast, LayerPlan, Plan, check_bits, predicted
-from ..theory import Choice, Option, Problem, choose, pruned_options
+from ..plan import Evidence, Expected, Forecast, LayerPlan, Plan, StepWork, check_bits, predicted
+from ..theory import Choice, Option, Problem, choose
 from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
@@ -36,11 +36,9 @@ from .prediction import (
     statistics_of,
     without_gain,
 )
-from .records import LayerProfile, nonfinite_layers, refuse_nonfinite
-from .timing import DENSE, Candidate, method
-
-if TYPE_CHECKING:
-    from .model_profile import Profile
+from .records import LayerProfile, NonFiniteLoss, nonfinite_layers, nonfinite_words, refuse_nonfinite
+from .timing import DENSE, Candidate, Menus, method
+from .values import LEAST_BATCHES, Minibatch, NoiseFactors
 
 Allocation = Literal["uniform", "cosine", "noise"]
 """How a sparsity is split over layers.  "uniform" gives it to every layer.  The others reach it over all pruned layers
@@ -59,6 +57,53 @@ NEEDED = (
     "needs a profile with measured noise and times; make it with lograd.profile(..., noise=2, times=True), or "
     "lograd profile --noise 2 --times"
 )
+
+
+@dataclass(repr=False)
+class Measurements:
+    """All that a profile has measured; plans, tables and pages are made from it.
+
+    Attributes:
+        layers: the observed layers, by name.
+        missed: layers without an observation, each with the reason.
+        steps: backward passes, observed or not.
+        every: one of so many steps was observed.
+        noise: how noise in each layer's gradient reaches the weight gradients; None where that was not measured.
+        work: operations of the whole training step, and the part that no plan treats; None where they were not counted.
+        loss: the first NaN or infinite loss that `lograd.profile` met; None if all were finite.
+        uncounted: the reason why `work` is None.
+        minibatch: the variance of the gradient over the batches, the unit of noise; None where it was not measured.
+        menus: what each method costs in each layer, and the noise that it brings; None where that was not measured.
+    """
+
+    layers: dict[str, LayerProfile] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    every: int = 1
+    noise: NoiseFactors | None = None
+    work: StepWork | None = None
+    loss: NonFiniteLoss | None = None
+    uncounted: str = ""
+    minibatch: Minibatch | None = None
+    menus: Menus | None = None
+
+    @property
+    def broken(self) -> str | None:
+        """A sentence that names layers and steps of NaN and infinite gradients; None where all were finite."""
+        return nonfinite_words(self.layers, self.loss)
+
+    @property
+    def unitless(self) -> str | None:
+        """A sentence on why noise was measured and its unit, the minibatch's variance, was not; else None."""
+        if self.noise is None or self.minibatch is not None:
+            return None
+        if self.steps < LEAST_BATCHES:
+            return (
+                "The minibatch's own variance, the unit of noise, was not estimated: it takes "
+                f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
+            )
+        return "The unit of noise was not estimated: not all gradients of parameters were finite."
+
 
 # -- which layers --
 
@@ -92,7 +137,7 @@ def keep_patterns(keep: str | Iterable[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _supported(profile: Profile) -> dict[str, LayerProfile]:
+def _supported(profile: Measurements) -> dict[str, LayerProfile]:
     """Return the linear layers and convolutions of a profile, without other observed modules."""
     layers = {name: layer for name, layer in profile.layers.items() if layer.flops_weight is not None}
     if not layers:
@@ -100,7 +145,7 @@ def _supported(profile: Profile) -> dict[str, LayerProfile]:
     return layers
 
 
-def _kept(profile: Profile, layers: Mapping[str, LayerProfile], keep: str | Iterable[str]) -> dict[str, str]:
+def _kept(profile: Measurements, layers: Mapping[str, LayerProfile], keep: str | Iterable[str]) -> dict[str, str]:
     """Return the layers that are left alone, with reasons; refuse gradients that are not finite in the others."""
     broken = {one.layer for one in nonfinite_layers(layers)}
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
@@ -133,7 +178,7 @@ def _warn_of(growth: Forecast | None) -> None:
 
 
 def plan_by_amounts(
-    profile: Profile,
+    profile: Measurements,
     bits: Bits | None,
     sparsity: float | None,
     *,
@@ -205,7 +250,7 @@ def _check_bits(bits: Bits | None, sparsity: float | None) -> None:
 
 
 def _allocation(
-    profile: Profile, sparsity: float | None, asked: Allocation | None, split: bool, sides: Sequence[str]
+    profile: Measurements, sparsity: float | None, asked: Allocation | None, split: bool, sides: Sequence[str]
 ) -> Allocation:
     """Return how the sparsity is split; refuse a combination that makes no sense."""
     chosen: Allocation = asked or ("uniform" if profile.noise is None or sparsity is None else "noise")
@@ -246,7 +291,7 @@ def _unpruned(
 
 
 def _allocated(
-    profile: Profile,
+    profile: Measurements,
     sparsity: float,
     allocation: Allocation,
     split: bool,
@@ -270,7 +315,7 @@ def _allocated(
             if name not in noise.layers:
                 raise InvalidValue(f"noise was not measured for layer {name!r}; keep it, or profile it again.")
         parts = theory.allocate_by_noise(
-            laws, (by_side[0], by_side[1]), sparsity, noise.factors.among(noise.places(names)), split=split,
+            laws, (by_side[0], by_side[1]), sparsity, noise.among(names), split=split,
             max_sparsity=most,
         )  # fmt: skip
         # Without split one pruned copy serves both products.  A product without work gets 0, hence the maximum.
@@ -341,7 +386,7 @@ class GoalProblem:
 
 
 def plan_by_goal(
-    profile: Profile,
+    profile: Measurements,
     *,
     noise: float | None = None,
     objective: str | None = None,
@@ -389,7 +434,7 @@ def _check_goal(noise: float | None, objective: str | None) -> None:
 
 
 def goal_problem(
-    profile: Profile, keep: str | Iterable[str] = (), methods: str | Iterable[str] | None = None
+    profile: Measurements, keep: str | Iterable[str] = (), methods: str | Iterable[str] | None = None
 ) -> GoalProblem:
     """Return the problem of a profile's linear layers and convolutions; refuse a profile that lacks a measurement."""
     menus, noise, minibatch = profile.menus, profile.noise, profile.minibatch
@@ -415,7 +460,9 @@ def goal_problem(
         reasons = ", ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:3])
         raise InvalidValue(f"a plan needs a layer with a choice of methods; all are left alone ({reasons}).")
     fixed = sum(menu[DENSE].seconds for name, menu in menus.layers.items() if name in kept)
-    options = [_worth(_options(menus.layers[name], layers[name]), patterns) for name in names]
+    options = [
+        _worth([option_of(one, layers[name]) for one in menus.layers[name].values()], patterns) for name in names
+    ]
     energies = noise.energies.among(noise.places(names))
     return GoalProblem(names, Problem(options, energies, minibatch.unit, menus.rest + fixed), kept, menus.step)
 
@@ -426,7 +473,7 @@ def _method_patterns(given: str | Iterable[str] | None, known: Sequence[str]) ->
         return ("*",)
     patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if not patterns or not all(isinstance(one, str) for one in patterns):
-        raise InvalidType(sentence("methods", given, "a name such as 'int8', or a list of them"))
+        raise InvalidType(sentence("methods", given, "a name such as 'int8-full', or a list of them"))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise InvalidValue(
@@ -450,58 +497,6 @@ def option_of(candidate: Candidate, layer: LayerProfile | None) -> Option:
         rise_of(plan.site(product, "gradient"), layer, noise) for product, noise in zip(BACKWARD, noises, strict=True)
     ]
     return Option(candidate.method, candidate.seconds, *noises, candidate.penalty, *rises)
-
-
-def _options(menu: Mapping[str, Candidate], layer: LayerProfile) -> list[Option]:
-    """Return the timed methods of a layer, and pruned ones at sparsities between those that were timed."""
-    options = {one.method: option_of(one, layer) for one in menu.values()}
-    pruned: dict[float, Candidate] = {}
-    for one in menu.values():
-        sparsity = method(one.method).sparsity
-        if sparsity is not None and _pruned(sparsity) == one.method:
-            pruned[sparsity] = one
-    if layer.law is None or len(pruned) < 2:
-        return list(options.values())
-    # The forward in integers changes neither the pruned gradient nor the products of the backward.
-    joint = [
-        (one, other)
-        for sparsity, other in pruned.items()
-        for one in menu.values()
-        if one.method.endswith(f"+{_pruned(sparsity)}")
-    ]
-    for sparsity, seconds, noise in _between(layer.law, pruned):
-        plain = _pruned(sparsity)
-        rise = rise_of((Prune(sparsity),), layer, noise)
-        options.setdefault(plain, Option(plain, seconds, noise, noise, 0.0, rise, rise))
-        for one, other in joint:
-            both = one.method.removesuffix(other.method) + plain
-            shifted = max(one.seconds + seconds - other.seconds, one.forward)
-            options.setdefault(both, Option(both, shifted, noise, noise, one.penalty, rise, rise))
-    return list(options.values())
-
-
-def _between(law: Empirical, pruned: Mapping[float, Candidate]) -> list[tuple[float, float, float]]:
-    """Return sparsities, seconds and noise of a pruned layer, at and between the sparsities that were timed.
-
-    The law is that of one step.  Noise over all steps is known at the sparsities that were timed; its ratio to the
-    noise of that step changes slowly from one to the next.
-    """
-    zeros, seconds = float(law.zero_share), {sparsity: one.seconds for sparsity, one in pruned.items()}
-    shares = {
-        sparsity: pruned[sparsity].weight_noise / noise
-        for sparsity, _, noise in pruned_options(law, zeros, seconds, sorted(pruned))
-        if noise > 0
-    }
-    found = pruned_options(law, zeros, seconds)
-    if not shares:
-        return found
-    over = np.interp([one for one, _, _ in found], list(shares), list(shares.values())).tolist()
-    return [(sparsity, time, noise * share) for (sparsity, time, noise), share in zip(found, over, strict=True)]
-
-
-def _pruned(sparsity: float) -> str:
-    """Return the name of the method that prunes to a sparsity."""
-    return f"prune{100 * sparsity:g}"
 
 
 def _planned(name: str, layer: LayerProfile, statistics: Statistics | None) -> LayerPlan:

@@ -20,9 +20,9 @@ from .noise import measure_noise
 from .observer import Observer
 from .passes import (
     FilterFunction,
-    Groups,
     LossFunction,
     Minibatches,
+    ParameterGroups,
     Passes,
     check_kinds,
     check_plain,
@@ -77,8 +77,8 @@ def profile(
             them is estimated too (`Profile.minibatch`), in the memory of one gradient in float64.
         progress: None shows a bar on a terminal; True also prints lines elsewhere, as in a job's log; False is silent.
         times: also measure on the last batch what methods cost in each layer, and their noise (`Profile.menus`), in 8
-            steps for each method.  The model must be on the CPU.
-        methods: those to time (`measure.timing.method`), such as ["int8", "prune90"]; None for the usual ones.
+            steps for each method and 1 for each layer.  The model must be on the CPU.
+        methods: those to time (`measure.timing.method`), such as ["int8-full", "prune90"]; None for the usual ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randn(16, 2)) for _ in range(3)]
@@ -93,7 +93,7 @@ def profile(
     counter = WorkCounter(model)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, counter)
     with shown(progress), restored(model), torch.enable_grad(), observer as result:
-        minibatches = Minibatches(Groups(learned_parameters(model))) if noise else None
+        minibatches = Minibatches(ParameterGroups(learned_parameters(model))) if noise else None
         batch = _run(model, _taken(batches, steps), loss_fn, counter, result, minibatches)
     _check_observed(batch, result)
     problems = []

@@ -19,6 +19,7 @@ from ..errors import InvalidValue, plural
 from ..files import check_number
 from ..laws import Empirical, Fit, Law
 from ..laws.binned import rank_binned, try_binned
+from ..theory import rows_kept
 
 Sample = NDArray[np.float32]
 Range = tuple[float, float]
@@ -152,12 +153,14 @@ class LayerProfile:
     """The neural gradient, a record for each observed step."""
     weight_records: list[Record] = field(default_factory=list)
     """The gradient of the weight at the same steps; empty where there is none."""
+    row_records: list[Record] = field(default_factory=list)
+    """Norms of the gradient's rows (tokens, pixels of 1x1 convolutions, samples of others) at the same steps."""
     sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """Elements of the neural gradient at the last observed step, spread evenly over the tensor."""
     flops_forward: int | None = None
     """Operations of the forward product, two for each multiply-add."""
     groups: int = 1
-    """Groups of a convolution; a depthwise one has as many groups as channels."""
+    """ParameterGroups of a convolution; a depthwise one has as many groups as channels."""
     transposed: bool = False
     """True for a transposed convolution."""
     range: Range | None = None
@@ -210,6 +213,16 @@ class LayerProfile:
         """The name of the family that fits best at the last observed step; None where none can be fitted."""
         return next((fit.family for fit in self.last.fits if fit.law is not None), None)
 
+    def rows_kept(self, noise: float) -> float | None:
+        """Return the share of rows that `Rows(noise=...)` is expected to keep at the last observed step.
+
+        None where no rows were seen.
+        """
+        rows = self.row_records[-1] if self.row_records else None
+        if rows is None or not rows.elements:
+            return None
+        return 0.0 if rows.law is None else rows_kept(rows.law, noise, rows.zero_share)
+
     @property
     def elements(self) -> int:
         """The number of elements of the gradient in one step."""
@@ -220,6 +233,7 @@ class LayerProfile:
         last = self.records[-1:]
         self.records = [record for record in self.records if record.step % every == 0] or last
         self.weight_records = [record for record in self.weight_records if record.step % every == 0]
+        self.row_records = [record for record in self.row_records if record.step % every == 0] or self.row_records[-1:]
         if self.records[-1:] != last:  # drop NaN of a step whose counts are gone
             self.sample = self.sample[np.isfinite(self.sample)]
 
@@ -228,7 +242,7 @@ class LayerProfile:
             return NotImplemented
         names = (
             "name", "kind", "weight_shape", "flops_forward", "flops_input", "flops_weight", "records",
-            "weight_records", "groups", "transposed", "range", "noisy",
+            "weight_records", "row_records", "groups", "transposed", "range", "noisy",
         )  # fmt: skip
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.sample, other.sample, equal_nan=True)

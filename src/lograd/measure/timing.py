@@ -12,10 +12,9 @@ the machine only ever adds to one.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -28,13 +27,13 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import candidates, reason_not_supported
 from ..engine.site import STRIDE, Site
 from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..files import check_number, check_whole
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
 from ..report import TextTable, text_table
 from ..report.progress import progress
-from ..treatments import BACKWARD, Backend, recipe
+from ..treatments import BACKWARD, Prune, coder, recipe, with_backends
 from .passes import Arrived, Passes, arriving, attached, energy, settling
 from .prediction import MOST_NOISE, ratio_over, steps_over_last
 from .records import LayerProfile
@@ -44,31 +43,12 @@ from .records import LayerProfile
 DENSE = "dense"
 """The layer as it is, untreated."""
 DEFAULT_METHODS = (
-    DENSE, "int8", "int6", "int4", "int8-forward", "prune80", "prune90", "prune95", "prune90-dW", "int8+prune90",
+    DENSE, "int8-full", "int6-full", "int4-full", "int8wa", "prune80", "prune90", "prune95", "identity/prune90",
+    "int8wa+prune90",
 )  # fmt: skip
-"""The methods that are timed by default."""
-_BITS, _PERCENT = r"(?P<bits>[2-8])", r"(?P<percent>\d\d(?:\.\d{1,6})?)"
-
-
-class _Family(NamedTuple):
-    """Methods that differ in bits and sparsity alone."""
-
-    pattern: str
-    recipe: str
-    backends: dict[str, Backend]
-    """By product; "auto" for the others, which then are dense."""
-
-
-_ALL: dict[str, Backend] = {"output": "integer", "input_gradient": "integer", "weight_gradient": "integer"}
-_SPARSE: dict[str, Backend] = {"input_gradient": "sparse", "weight_gradient": "sparse"}
-_FAMILIES = (
-    _Family(DENSE, "identity", {}),
-    _Family(rf"int{_BITS}", "int{bits}-full", _ALL),
-    _Family(rf"int{_BITS}-forward", "int{bits}wa", {"output": "integer"}),
-    _Family(rf"prune{_PERCENT}", "prune{percent}", _SPARSE),
-    _Family(rf"prune{_PERCENT}-dW", "identity/prune{percent}", {"weight_gradient": "sparse"}),
-    _Family(rf"int{_BITS}\+prune{_PERCENT}", "int{bits}wa+prune{percent}", {"output": "integer", **_SPARSE}),
-)
+"""The methods that are timed by default: the layer as it is, and recipes."""
+LONGEST_NAME = 100
+"""Letters of a method's name."""
 
 
 class Method(NamedTuple):
@@ -77,41 +57,27 @@ class Method(NamedTuple):
     name: str
     plan: LayerPlan
     bits: int | None
-    """The width of the forward's operands; None where the forward is exact."""
+    """The width of the forward's operands, the narrower if they differ; None where these are no levels."""
     sparsity: float | None
     """The share of zeros in the pruned gradient; None where nothing is pruned."""
 
 
 def method(name: str) -> Method:
-    """Return the method of a name.
+    """Return the method of a name: "dense", or a recipe whose products have the backends that it is made for.
 
-    - "dense": nothing is treated;
-    - "intN": all three products in integers of N bits (the recipe "intN-full");
-    - "intN-forward": Y in integers of N bits, gradients and the backward as they are;
-    - "pruneNN": the gradient pruned to NN % zeros for both products of the backward, which are sparse;
-    - "pruneNN-dW": pruned for dW alone, so that no noise travels to other layers;
-    - "intN+pruneNN": Y in integers, the gradient pruned.
+    "int8-full" has integer products throughout, "int8wa" for Y alone; "prune90" prunes for both products of the
+    backward, and "identity/prune90" for dW alone, so that no noise travels to other layers.
 
-    >>> method("int8+prune90").bits, method("int8+prune90").sparsity
+    >>> method("int8wa+prune90").bits, method("int8wa+prune90").sparsity
     (8, 0.9)
     """
-    if not isinstance(name, str):
-        raise InvalidType(sentence("a method", name, f"a name such as {', '.join(DEFAULT_METHODS[:3])} or prune90"))
-    for family in _FAMILIES:
-        if match := re.fullmatch(family.pattern, name, re.ASCII):
-            found = {"bits": "", "percent": ""} | match.groupdict()
-            plan = LayerPlan.of(recipe(family.recipe.format(**found)))
-            changed: Any = {
-                product: replace(getattr(plan, product), backend=backend)
-                for product, backend in family.backends.items()
-            }
-            bits, percent = found["bits"], found["percent"]
-            sparsity = float(percent) / 100 if percent else None
-            return Method(name, replace(plan, **changed), int(bits) if bits else None, sparsity)
-    raise InvalidValue(
-        f"{name[:60]!r} is not a method; there are dense, intN, intN-forward, pruneNN, pruneNN-dW and intN+pruneNN, "
-        f"such as {', '.join(DEFAULT_METHODS[1:])}.{nearest_name(name[:60], DEFAULT_METHODS)}"
-    )
+    if isinstance(name, str) and len(name) > LONGEST_NAME:
+        raise InvalidValue(f"a method has a name of at most {LONGEST_NAME} letters; got {name[:60]!r}...")
+    plan = LayerPlan.of(with_backends(recipe("identity" if name == DENSE else name)))
+    coders = (coder(plan.output.activations), coder(plan.output.weights))
+    bits = min((one.level_bits for one in coders if one is not None), default=0)
+    pruned = [one.sparsity for one in plan.weight_gradient.gradient if isinstance(one, Prune)]
+    return Method(name, plan, bits or None, pruned[0] if pruned else None)
 
 
 def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
@@ -119,7 +85,7 @@ def check_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     if names is None:
         return DEFAULT_METHODS
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InvalidType(sentence("methods", names, "a list of names such as ['int8', 'prune90']"))
+        raise InvalidType(sentence("methods", names, "a list of names such as ['int8-full', 'prune90']"))
     return tuple(dict.fromkeys([DENSE, *(method(name).name for name in names)]))
 
 
@@ -137,7 +103,7 @@ class Candidate:
         input_noise, weight_noise: the noise-to-signal ratio of the treated gradient in the products for dX and dW: of
             rounding measured on the gradient of one batch, of pruning predicted by the law.
         penalty: the layer's part of |g_q - g|^2 over all learned parameters: the change of the exact gradient of one
-            batch where the forward is rounded; 0 where the forward is exact.
+            batch where the forward of all layers is rounded; 0 where the forward is exact.
     """
 
     method: str
@@ -274,13 +240,14 @@ def measure_menus(
     bits = sorted({one.bits for one in methods if one.bits is not None})
     treated = [one for one in methods if one.name != DENSE]
     plain = max((len(treated) + 1) // 2 + 1, TIMED)  # before every second method, and one at the end
-    total = 2 + 2 * plain + sum(warm_up(one) + TIMED + WHOLE for one in treated) + len(bits)
+    total = 2 + 2 * plain + sum(warm_up(one) + TIMED + WHOLE for one in treated)
+    total += len(bits) + len(modules) * bool(bits)
     with progress("timing methods", total, "step") as advance, torch.compiler.set_stance("force_eager"):
         passes.advance = advance
         arrived = arriving(modules, partial(passes.run, batch))
         clean = passes.gradients(batch)
         timer = Timer(passes.model, loss, modules, advance)
-        noises: dict[str, dict[str, list[float]]] = {DENSE: {}}
+        noises: dict[str, dict[str, tuple[float, float]]] = {DENSE: {}}
         for place, one in enumerate(treated):
             if place % 2 == 0:  # so that plain steps share what the machine does
                 timer.plain()
@@ -291,19 +258,14 @@ def measure_menus(
                 }
         while timer.plain_steps < plain:
             timer.plain()
-        signals = {name: sum(map(energy, one.gradients)) for name, one in arrived.items()}
-        penalties = {width: _penalties(passes, batch, clean, modules, signals, width) for width in bits}
+        penalties = _penalties(passes, batch, clean, list(modules), bits)
     times = timer.times
-    menus = {
-        layer: {
-            one.name: Candidate(
-                one.name, *times[one.name].layers[layer], *noises[one.name].get(layer, (0.0, 0.0)),
-                0.0 if one.bits is None else penalties[one.bits][layer],
-            )
-            for one in methods if layer in times[one.name].layers
-        }
-        for layer in modules
-    }  # fmt: skip
+    menus: dict[str, dict[str, Candidate]] = {layer: {} for layer in modules}
+    for one in methods:
+        for layer, taken in times[one.name].layers.items():
+            dX, dW = noises[one.name].get(layer, (0.0, 0.0))
+            penalty = 0.0 if one.bits is None else penalties[one.bits][layer]
+            menus[layer][one.name] = Candidate(one.name, taken.forward, taken.backward, dX, dW, penalty)
     uniform = {one.name: times[one.name].step for one in treated}
     return Menus(menus, times[DENSE].step, uniform, torch.get_num_threads())
 
@@ -415,7 +377,9 @@ def take_no_statistics(handle: Handle) -> None:
 # -- noise of the backward, and what a rounded forward changes --
 
 
-def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile) -> list[float]:
+def _noise(
+    one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived, profile: LayerProfile
+) -> tuple[float, float]:
     """Return the noise-to-signal ratios of a method in a layer's dX and dW; 0 in a dX that is not computed.
 
     Pruning is predicted by the laws of all observed steps.  Rounding is measured on the gradients that have arrived,
@@ -430,7 +394,7 @@ def _noise(one: Method, engine: LayerEngine, module: nn.Module, arrived: Arrived
         else:
             ratio = measured.get(product, 0.0) * steps_over_last(treatments, profile)
         found.append(min(ratio, MOST_NOISE) if arrived.passed_on or product != BACKWARD[0] else 0.0)
-    return found
+    return found[0], found[1]
 
 
 def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[Tensor]) -> dict[str, float]:
@@ -439,7 +403,7 @@ def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[
     if not signal or not engine.gradient.ready:
         return {}
     found: dict[str, float] = {}
-    fold = fold_of(engine, module)
+    fold = gradient_fold(engine, module)
     for site in engine.gradient.sites.values():
         products = [product for product in BACKWARD if engine.gradient.at[product] is site]
         draws = [noise_at(engine, site, gradients, products, fold) for _ in range(DRAWS)]
@@ -447,7 +411,7 @@ def _measured_noise(engine: LayerEngine, module: nn.Module, gradients: Sequence[
     return found
 
 
-def fold_of(engine: LayerEngine, module: Any) -> Tensor | None:
+def gradient_fold(engine: LayerEngine, module: Any) -> Tensor | None:
     """Return the factors by which the gradient's channels are multiplied before they are rounded; None without."""
     site = engine.weights.at[BACKWARD[0]]
     if not engine.folds or site is None or isinstance(module, _ConvTransposeNd):
@@ -466,7 +430,7 @@ def noise_at(
 
     Args:
         site: one of the gradient's, in these products.
-        fold: factors of the gradient's channels; see `fold_of`.
+        fold: factors of the gradient's channels; see `gradient_fold`.
     """
     operand, into_input, total = engine.gradient, BACKWARD[0] in products, 0.0
     for g in gradients:
@@ -486,66 +450,33 @@ def folded(g: Tensor, factors: Tensor) -> Tensor:
 
 
 def _penalties(
-    passes: Passes, batch: Any, clean: Sequence[Tensor], modules: Mapping[str, nn.Module],
-    signals: Mapping[str, float], width: int,
-) -> dict[str, float]:  # fmt: skip
-    """Return |g_q - g|^2 with the forward of all layers in integers of so many bits, divided among the layers.
+    passes: Passes, batch: Any, clean: Sequence[Tensor], names: Sequence[str], widths: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """Return |g_q - g|^2 with the forward of layers in integers, by bits and layer.
 
     The backward is exact: straight through, with operands as the output takes them.  So the difference to the gradient
-    of the plain model is no noise that averages out over steps.  A layer's part is that of |e|^2 |G|^2 / n: e is what
-    its own rounding does to its output of n elements, and G is its gradient.
+    of the plain model is no noise that averages out over steps.  Each layer is rounded alone at the fewest bits, and
+    all layers together at each number of bits, whose change is divided in the proportions of the single ones: these add
+    up to more where there are kinks, as an input of a ReLU that two errors push over zero has changed sides once.
 
     Args:
         clean: the gradients of the plain model.
-        signals: |G|^2 of each layer.
-        width: bits of the rounded operands.
+        widths: of the rounded operands.
     """
-    plan = Plan(dict.fromkeys(modules, method(f"int{width}-forward").plan))
-    with attached(passes.model, plan, "dense") as handle, _own_errors(handle, modules) as errors:
-        moved = passes.gradients(batch)
-    change = sum(energy(one - other) for one, other in zip(moved, clean, strict=True))
-    parts = {name: error * signals[name] for name, error in errors.items()}
-    total = sum(parts.values())
-    if not (math.isfinite(change) and math.isfinite(total)):
-        return dict.fromkeys(modules, NOT_FINITE)
-    return {name: change * (part / total if total else 1 / len(parts)) for name, part in parts.items()}
 
+    def change(rounded: Sequence[str], width: int) -> float:
+        plan = Plan(dict.fromkeys(rounded, method(f"int{width}wa").plan))
+        with attached(passes.model, plan, "dense"):
+            moved = passes.gradients(batch)
+        return sum(energy(one - other) for one, other in zip(moved, clean, strict=True))
 
-@contextmanager
-def _own_errors(handle: Handle, modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
-    """Yield |e|^2 / n of each layer's output by its own rounding, which the next forward fills in."""
-    errors = dict.fromkeys(modules, 0.0)
-    hooks = [
-        modules[name].register_forward_hook(partial(_add_errors, errors, name, engine), with_kwargs=True)
-        for name, engine in handle.layers.items()
-    ]
-    try:
-        yield errors
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _add_errors(
-    errors: dict[str, float], name: str, engine: LayerEngine, module: Any, args: tuple[Any, ...],
-    kwargs: dict[str, Any], output: Any,
-) -> None:  # fmt: skip
-    """Add a layer's relative errors in activations and weights, times the mean square of its output."""
-    inputs: Tensor = (*args, *kwargs.values())[0]
-    weight = module.weight.detach()
-    by_output = weight if isinstance(module, nn.Linear | _ConvNd) else weight.t()
-    activations, weights = engine.activations, engine.weights
-    engine.hold(True)
-    try:
-        for operand, tensor in ((activations, inputs.detach()), (weights, by_output)):
-            site, total = operand.at["output"], energy(tensor)
-            if site is None or not total:
-                continue
-            treated = (
-                site.treat_channels(tensor, operand.control)[0]
-                if operand is weights
-                else site.treat(tensor, (), operand.control)
-            )
-            errors[name] += energy(treated - tensor) / total * energy(output) / output.numel()
-    finally:
-        engine.hold(False)
+    if not widths:
+        return {}
+    alone = {name: change([name], min(widths)) for name in names}
+    total = sum(one for one in alone.values() if math.isfinite(one))
+    found = {}
+    for width in widths:
+        whole = change(names, width)
+        scale = whole / total if total and math.isfinite(whole) else 1.0
+        found[width] = {name: one * scale if math.isfinite(one) else NOT_FINITE for name, one in alone.items()}
+    return found

@@ -177,18 +177,27 @@ class NoiseFactors:
         """Return the places of some layers among those that were measured."""
         return [self.layers.index(name) for name in names]
 
+    def among(self, names: Sequence[str]) -> Propagation:
+        """Return the factors between some of the layers, without the noise of the others."""
+        return self.factors.among(self.places(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the names and the energies; `table` has the factors."""
+        energies = self.energies
+        known = None if energies is None else {"own": energies.own.tolist(), "passed": energies.passed.tolist()}
+        return {"layers": list(self.layers), "energies": known}
+
     def table(self) -> Values:
-        """Return all factors as one array, of which `of_table` makes them again; energies that are unknown are NaN."""
-        factors = self.factors
-        unknown = np.full((2, len(self.layers)), np.nan)
-        energies = unknown if self.energies is None else np.vstack([self.energies.own, self.energies.passed])
-        return np.vstack([factors.own, factors.passed, energies, factors.transfer])
+        """Return the factors as one array: the rows own, passed and those of transfer."""
+        return np.vstack([self.factors.own, self.factors.passed, self.factors.transfer])
 
     @classmethod
-    def of_table(cls, layers: Sequence[str], table: Values) -> NoiseFactors:
-        """Return the factors that `table` was made of."""
-        own, passed, own_energy, passed_energy, *transfer = table
-        square = np.array(transfer)
-        known = bool(np.isfinite(own_energy).all() and np.isfinite(passed_energy).all())
-        energies = Propagation(own_energy, passed_energy, square) if known else None
-        return cls(tuple(layers), Propagation(own, passed, square), energies)
+    def from_dict(cls, data: Any, table: Values) -> NoiseFactors:
+        """Return the factors that `to_dict` and `table` were made of."""
+        own, passed, *transfer = table
+        square, energies = np.array(transfer), data["energies"]
+        return cls(
+            tuple(data["layers"]),
+            Propagation(own, passed, square),
+            None if energies is None else Propagation(energies["own"], energies["passed"], square),
+        )

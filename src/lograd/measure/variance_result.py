@@ -119,40 +119,22 @@ class Contributions:
         tensors: the columns, the names of weight tensors; the last one is the whole gradient.
         noise: in row j and column i, E|g_q - g_B|^2 of tensor i with layer j treated.
         errors: their standard errors.
-        arrived: for each layer, the sum over the weights of layers of noise relative to |dW|^2.
-        predicted: the same by `theory.Propagation` from the measured noise of the layer's quantizers; NaN where it
-            cannot tell.
-        arrived_together: the sum for the whole plan.
-        predicted_together: the same by `theory.Propagation`, growth over depth included; NaN where it cannot tell.
     """
 
     layers: tuple[str, ...]
     tensors: tuple[str, ...]
     noise: Values
     errors: Values
-    arrived: Values
-    predicted: Values
-    arrived_together: float
-    predicted_together: float
 
     def __post_init__(self) -> None:
-        shape = len(self.layers), len(self.tensors)
-        for name, wanted in (
-            ("noise", shape),
-            ("errors", shape),
-            ("arrived", shape[:1]),
-            ("predicted", shape[:1]),
-        ):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=np.float64).reshape(wanted))
+        for name in ("noise", "errors"):
+            values = np.array(getattr(self, name), dtype=np.float64).reshape(len(self.layers), len(self.tensors))
+            object.__setattr__(self, name, values)
         if not np.all(self.noise >= 0):
             raise InvalidValue("contributions are squared norms, and none may be negative or NaN.")
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Contributions):
-            return NotImplemented
-        names = ("noise", "errors", "arrived", "predicted", "arrived_together", "predicted_together")
-        equal = [np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True) for name in names]
-        return (self.layers, self.tensors) == (other.layers, other.tensors) and all(equal)
+        return isinstance(other, Contributions) and _plain(self) == _plain(other)
 
     def sum(self, tensor: str = TOTAL) -> Measured:
         """Return the noise of all layers in one tensor, or in the whole gradient, as if noises just added up."""
@@ -286,8 +268,6 @@ def _loaded(data: Any) -> Variance:
         rest["sites"] = tuple(SiteVariance(**one | {"noise": Measured(**one["noise"])}) for one in rest["sites"])
         if matrix is not None:
             matrix |= {name: tuple(matrix[name]) for name in ("layers", "tensors")}
-            together = matrix["predicted_together"]
-            matrix["predicted_together"] = math.nan if together is None else together
         return Variance(**rest, contributions=None if matrix is None else Contributions(**matrix))
     except (LookupError, TypeError, ValueError) as error:
         raise InvalidValue(f"its fields are not those of a variance ({error}).") from None
@@ -310,7 +290,6 @@ COLUMNS = (
 FORWARD = ("cosine to float32", "norm to float32")
 SITE_COLUMNS = (
     "layer", "<product", "<treatment", "|G|²", "noise / |G|²", "by the law", "bound", "noise / bound", "in V",
-    "arrives", "predicted",
 )  # fmt: skip
 
 
@@ -390,19 +369,18 @@ def _site_table(found: Variance) -> TextTable:
     rows = [_site_row(found, one, first) for one, first in _with_first(found.sites)]
     known = {one.layer for one in found.sites}
     others = () if found.contributions is None else found.contributions.layers
-    extra = [[name, *["–"] * 7, *_arrival_cells(found, name)] for name in others if name not in known]
+    extra = [[name, *["–"] * 7, _arrival(found, name)] for name in others if name not in known]
     notes = []
     if found.contributions is not None:
-        notes = [(("in V",), _sum_words(found)), (("predicted",), _prediction_words(found))]
+        notes = [(("in V",), _sum_words(found))]
     return text_table(
         "Noise by layer: the quantizers alone, and what each layer adds to all weight gradients",
         SITE_COLUMNS,
         [*rows, *extra],
         "Noise / |G|²: E|Q(G) − G|² of the quantizer on the exact gradient of the first minibatch; by the law: "
         "predicted from the histogram of |G|; bound: of the StatQuant paper. In V: the noise in the whole gradient "
-        "with this layer alone treated, over V. Arrives: the same over |dW|², summed over the layers; predicted: by "
-        "propagation.",
-        droppable=("<treatment", "|G|²", "by the law", "noise / bound", "bound", "arrives", "predicted"),
+        "with this layer alone treated, over V.",
+        droppable=("<treatment", "|G|²", "by the law", "noise / bound", "bound"),
         notes=notes,
     )
 
@@ -424,19 +402,18 @@ def _site_row(found: Variance, one: SiteVariance, first: bool) -> list[str]:
         "–" if one.predicted is None else _ratio(one.predicted, one.energy),
         "–" if one.bound is None else _ratio(one.bound, one.energy),
         "–" if one.bound is None else _ratio(one.noise.mean, one.bound),
-        *(_arrival_cells(found, one.layer) if first else ["", "", ""]),
+        _arrival(found, one.layer) if first else "",
     ]
 
 
-def _arrival_cells(found: Variance, layer: str) -> list[str]:
-    """Return what a layer adds: to the whole gradient in units of V, and relative to |dW|^2 with its prediction."""
+def _arrival(found: Variance, layer: str) -> str:
+    """Return what a layer adds to the whole gradient, in units of V."""
     matrix = found.contributions
     if matrix is None or layer not in matrix.layers:
-        return ["–", "–", "–"]
+        return "–"
     row = matrix.layers.index(layer)
     unit = Measured(found.total.minibatch.mean, 0.0)  # the error of the unit is that of all rows, and stands elsewhere
-    added = Measured(float(matrix.noise[row, -1]), float(matrix.errors[row, -1])).over(unit)
-    return [_measured(added), _number(matrix.arrived[row]), _number(matrix.predicted[row])]
+    return _measured(Measured(float(matrix.noise[row, -1]), float(matrix.errors[row, -1])).over(unit))
 
 
 def _sum_words(found: Variance) -> str:
@@ -455,18 +432,6 @@ def _sum_words(found: Variance) -> str:
         else ", equal within 4 sigma"
     )
     return f"Alone the layers add {ratio} the noise that they add together{where}."
-
-
-def _prediction_words(found: Variance) -> str:
-    """Return what propagation expects of the whole plan, in a sentence."""
-    matrix = found.contributions
-    assert matrix is not None
-    if np.isnan(matrix.predicted_together):
-        return "Propagation does not tell what arrives of the whole plan."
-    return (
-        f"Of the whole plan arrives {_number(matrix.arrived_together)}; propagation, growth over depth included, "
-        f"predicts {_number(matrix.predicted_together)}."
-    )
 
 
 def _number(value: float) -> str:
@@ -548,39 +513,15 @@ def _bias_figure(found: Variance) -> Figure:
 def _origins(found: Variance, matrix: Contributions) -> Section:
     text = (
         "Each row treats one layer alone; the columns show the noise that reaches each weight gradient, in units of "
-        f"that gradient's own V. {_sum_words(found)} {_prediction_words(found)}"
+        f"that gradient's own V. {_sum_words(found)}"
     )
     units = np.array([one.minibatch.mean for one in found.tensors])
     values = matrix.noise[:, :-1] / np.where(units > 0, units, np.inf)
     names = [one.name for one in found.tensors]
-    arrived = {"measured": matrix.arrived}
-    if np.isfinite(matrix.predicted).any():
-        arrived["predicted by propagation"] = matrix.predicted
-    title = "What each layer adds to all weight gradients"
-    drawn = [
-        figures.heat_map(
-            values,
-            matrix.layers,
-            names,
-            "Contributions",
-            unit="W / V",
-            x_label="weight gradient",
-            y_label="treated layer",
-        ),
-        figures.bars(matrix.layers, arrived, title, "sum over layers of W / |dW|²", x_label="treated layer"),
-    ]
-    rows = []
-    for one in (*found.tensors, found.total):
-        parts = matrix.sum(one.name)
-        agrees = "within 4 sigma" if parts.agrees(one.noise.mean, one.noise.error) else "no"
-        ratio = _ratio(parts.mean, one.noise.mean)
-        rows.append([one.name, _measured(parts), _measured(one.noise), ratio, agrees])
-    table = text_table(
-        "If noise were linear, the noises of single layers would add up to that of the plan",
-        ("weight tensor", "sum of single layers", "whole plan W", "sum / W", "<agree"),
-        rows,
+    drawn = figures.heat_map(
+        values, matrix.layers, names, "Contributions", unit="W / V", x_label="weight gradient", y_label="treated layer"
     )
-    return Section("Where the noise comes from", text, figures=drawn, tables=[table])
+    return Section("Where the noise comes from", text, figures=[drawn])
 
 
 def _quantizers(found: Variance) -> Figure:

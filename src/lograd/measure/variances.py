@@ -8,7 +8,6 @@ layer's backward at a time, always from the same state; only the random numbers 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ..attachment.refresh import set_keys
 from ..engine.layer import LayerEngine
 from ..engine.layers import candidates
 from ..engine.site import STRIDE, Operand, Site
-from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..plan import LayerPlan, Plan, listed
@@ -35,12 +34,11 @@ from ..treatments import BACKWARD, PRODUCTS, SYMBOLS, Statistics, describe, pred
 from ..treatments.products import ProductPlan
 from ..treatments.verdicts import noise_of
 from .estimates import LEAST_REPEATS, Draws, bias_of, bound_of, mean_noise
-from .noise import learned_weights
 from .passes import (
     Arrived,
-    Groups,
     LossFunction,
     Minibatches,
+    ParameterGroups,
     Passes,
     arriving,
     attached,
@@ -50,9 +48,8 @@ from .passes import (
     restored,
     settling,
 )
-from .profiler import profile
-from .timing import fold_of, folded, noise_at
-from .values import LEAST_BATCHES, Measured, NoiseFactors, Values, mean_of
+from .timing import folded, gradient_fold, noise_at
+from .values import LEAST_BATCHES, Measured, Values, mean_of
 from .variance_result import MOST_NAMES, Contributions, ForwardChange, SiteVariance, TensorVariance, Variance
 
 WARM_UP = 4
@@ -60,8 +57,6 @@ WARM_UP = 4
 numbers follow the noise that arrives in it, as they do after many steps."""
 SITE_DRAWS = 16
 """Random numbers for the noise of each quantizer alone."""
-PROBES = 2
-"""Passes for each layer in which it is pruned, to measure how far noise travels."""
 SAVED = "(saved activations)"
 """The row of contributions for activations that are kept as codes (`Plan.saved`), which no one layer has."""
 
@@ -305,7 +300,7 @@ class _Measurement:
     def __init__(self, bench: _Bench, treated: int, repeats: int, contributions: bool) -> None:
         self.bench, self.treated, self.repeats = bench, treated, repeats
         self.with_contributions = contributions
-        self.groups = Groups(bench.passes.parameters)
+        self.groups = ParameterGroups(bench.passes.parameters)
         self.minibatches = Minibatches(self.groups)
         self.energies: list[Values] = []
         """|g|^2 of the exact gradient in each treated batch."""
@@ -315,7 +310,6 @@ class _Measurement:
         self.single: dict[str, list[tuple[Values, Values]]] = {}
         """Noise and its error in each treated batch with one layer treated, by layer."""
         self.sites: list[SiteVariance] = []
-        self.factors: NoiseFactors | None = None
 
     def run(self, batches: Iterator[Any], count: int) -> None:
         """Run all passes of all batches, of which there are `count` or less."""
@@ -347,9 +341,8 @@ class _Measurement:
         """Refuse gradients with NaN or infinite elements, and say where they are and how they came about."""
         names = [name for name, one in zip(self.groups.names[:-1], energies, strict=False) if not np.isfinite(one)]
         if names:
-            raise InvalidValue(
-                f"batch {step} has NaN or infinite gradients in {listed(names, MOST_NAMES)}{how}: it has no variance."
-            )
+            where = f"{listed(names, MOST_NAMES)}{how}"
+            raise InvalidValue(f"batch {step} has NaN or infinite gradients in {where}, so it has no variance.")
 
     def _compare(self, step: int, batch: Any, exact: Gradients, singles: dict[str, Plan]) -> None:
         """Run a batch with the plan, with one layer of it at a time, and without any."""
@@ -367,18 +360,11 @@ class _Measurement:
             self.single.setdefault(name, []).append(mean_of(samples.T))
 
     def _look_at_sites(self, batch: Any) -> None:
-        """Measure the noise of the quantizers alone, and how far noise travels."""
+        """Measure the noise of the quantizers alone."""
         bench, modules = self.bench, candidates(self.bench.model)
         arrived = arriving({name: modules[name] for name in bench.layers}, lambda: bench.exact(batch))
         with bench.under(bench.whole) as handle:
             self.sites = list(_site_variances(bench, handle, arrived))
-        if self.with_contributions:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", LogradWarning)  # why noise cannot be measured is not needed here
-                self.factors = profile(
-                    bench.model, [batch], bench.passes.loss_fn, steps=1, weight_gradients=False, noise=PROBES,
-                    progress=False,
-                ).noise  # fmt: skip
 
     # -- the result --
 
@@ -422,24 +408,7 @@ class _Measurement:
         errors = np.array(
             [np.hypot.reduce([error for _, error in several]) / len(several) for several in self.single.values()]
         )
-        layers = tuple(self.single)
-        predicted, predicted_together = _predicted_arrivals(layers, self.sites, self.factors)
-        weights = self._weights_of_layers()
-        energies = np.mean(self.energies, axis=0)[weights]
-        relative = np.where(energies > 0, 1 / np.where(energies > 0, energies, 1.0), 0.0)
-        together, _ = mean_noise(self.draws)
-        return Contributions(
-            layers, self.groups.names, noise, errors, noise[:, weights] @ relative, predicted,
-            float(together[weights] @ relative), predicted_together,
-        )  # fmt: skip
-
-    def _weights_of_layers(self) -> list[int]:
-        """Return the places of the tensors among which arrivals are counted: the weights of layers."""
-        modules = candidates(self.bench.model)
-        layers = self.bench.layers if self.factors is None else self.factors.layers
-        weights = {id(weight) for layer in layers for weight in learned_weights(modules[layer])}
-        owners = {name for name, one in self.bench.passes.parameters.items() if id(one) in weights}
-        return [place for place, name in enumerate(self.groups.names) if name in owners]
+        return Contributions(tuple(self.single), self.groups.names, noise, errors)
 
 
 def _measured(means: Values, errors: Values) -> list[Measured]:
@@ -457,7 +426,7 @@ def _words(bench: _Bench) -> str:
     return ", ".join(parts)
 
 
-# -- the quantizers themselves, and what propagation expects of them --
+# -- the quantizers themselves --
 
 
 def _site_variances(bench: _Bench, handle: Handle, arrived: Mapping[str, Arrived]) -> Iterator[SiteVariance]:
@@ -472,7 +441,7 @@ def _site_variances(bench: _Bench, handle: Handle, arrived: Mapping[str, Arrived
         engine = handle.layers[name]
         if not engine.gradient.ready or not any(bool(g.any()) for g in own.gradients):
             continue
-        fold = fold_of(engine, modules[name])
+        fold = gradient_fold(engine, modules[name])
         for site in engine.gradient.sites.values():
             products = [
                 one for one in BACKWARD if engine.gradient.at[one] is site and (own.passed_on or one != BACKWARD[0])
@@ -527,24 +496,3 @@ def _sum(numbers: Sequence[float | None]) -> float | None:
     """Return the sum; None where there is no number, or one of them is not known."""
     known = [number for number in numbers if number is not None]
     return sum(known) if known and len(known) == len(numbers) else None
-
-
-def _predicted_arrivals(
-    layers: Sequence[str], sites: Sequence[SiteVariance], factors: NoiseFactors | None
-) -> tuple[Values, float]:
-    """Return the noise, relative to |dW|^2, that arrives by propagation: of each layer alone, and of all together.
-
-    It assumes that the gradient's elements share the noise as those of a pruned gradient do, and a plain forward, so a
-    comparison with what is measured shows where this does not hold.  NaN where nothing is known.
-    """
-    ratios = {
-        product: {one.layer: one.noise.mean / one.energy for one in sites if product in one.product and one.energy > 0}
-        for product in ("dX", "dW")
-    }
-    treated = {one.layer for one in sites}
-    if factors is None or not treated <= set(factors.layers):
-        return np.full(len(layers), np.nan), np.nan
-    dX, dW = (np.array([ratios[name].get(layer, 0.0) for layer in factors.layers]) for name in ("dX", "dW"))
-    arriving_alone = dict(zip(factors.layers, dW * factors.factors.own + dX * factors.factors.passed, strict=True))
-    alone = np.array([arriving_alone[layer] if layer in treated else np.nan for layer in layers])
-    return alone, factors.factors.total(dX, dW) if treated == set(layers) else np.nan

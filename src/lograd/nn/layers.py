@@ -19,7 +19,7 @@ from ..engine.autograd import Call
 from ..engine.backends.integer import reason_not_coded
 from ..engine.forms import Convolution, Gradients, cast_as_autocast_would
 from ..engine.layer import LayerEngine
-from ..engine.layers import reason_dense, reason_not_integer
+from ..engine.layers import reason_dense, reason_not_integer, row_units
 from ..errors import InvalidValue
 from ..ops import log_histogram
 from ..ops.contracts import FLOATS
@@ -38,8 +38,8 @@ def make_engine(name: str, module: nn.Module, seed: int, backend: Backend | None
     """Return the engine of a layer outside of any plan; recipes that need more than its own tensors are refused."""
     plan = LayerPlan.of(recipe(name))
     device = next(module.parameters()).device
-    engine = LayerEngine(plan, device, None)
-    sentences = {site.treatments for site in engine.gradient.sites.values()}
+    engine = LayerEngine(plan, device, None, row_units(module))
+    sentences = {site.sentence for site in engine.gradient.sites.values()}
     pruning = next(iter(sentences))[0] if len(sentences) == 1 else None
     if isinstance(pruning, Prune) and engine.sites == engine.gradient.sites and engine.gradient.shared:
         engine, natural = _PruningEngine(plan, device, pruning), "sparse"

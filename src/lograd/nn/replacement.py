@@ -75,7 +75,7 @@ class AttentionHandle:
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """True for modules that may call a function themselves: all but those of torch.nn without parts."""
+    """Return True for modules that may call a function themselves: all but those of torch.nn without parts."""
     return not type(module).__module__.startswith("torch.nn.modules") or any(True for _ in module.children())
 
 
@@ -123,7 +123,7 @@ class _IntegerAttention(TorchFunctionMode):
 
 
 def _calling(original: Any, answer: Any) -> Any:
-    """A twin of torch's function that calls `answer` in the place of scaled_dot_product_attention."""
+    """Return a twin of torch's function that calls `answer` in the place of scaled_dot_product_attention."""
     names = {"scaled_dot_product_attention": answer, "has_torch_function": lambda tensors: False}
     twin = FunctionType(
         original.__code__, original.__globals__ | names, original.__name__, original.__defaults__, original.__closure__

@@ -3,8 +3,8 @@
 A rule takes a node and a tensor that it keeps, and returns a smaller form of the tensor, or None to keep it as it is.
 There are three kinds:
 
-- Exact.  The backward of a piecewise-linear function reads on which piece x lies, so one bit for each element (two for
-  abs) gives the same gradient bit for bit; so does one bit for each element of a dropout mask.  Pooling reads shapes.
+- Exact.  The backward of a piecewise-linear function reads on which piece x lies, so one bit for each element gives
+  the same gradient bit for bit; so does one bit for each element of a dropout mask.  Pooling reads shapes.
 - Rounded, in functions whose gradient has bounded derivatives with respect to x: GELU, SiLU and normalizations.
 - Rounded, as operands of products.  The gradient is linear in them, so stochastic rounding leaves it unbiased.  That is
   not enough where few terms are summed and the noise then meets a division by the same number: the product in p log p
@@ -134,24 +134,6 @@ class Mask:
 
 @final
 @dataclass(frozen=True)
-class Signs:
-    """Two bits for each element: above zero, below zero."""
-
-    above: Mask
-    below: Mask
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both masks."""
-        return self.above.nbytes + self.below.nbytes
-
-    def decode(self) -> Tensor:
-        """Return -1, 0 and 1."""
-        return self.above.decode() - self.below.decode()
-
-
-@final
-@dataclass(frozen=True)
 class Shape:
     """Zeros in the layout of a tensor whose values are never read."""
 
@@ -193,10 +175,6 @@ def _leaky_relu(node: Any, x: Tensor, round: Round) -> Form:
     return Mask.of(x > 0, x.dtype, -1.0, 1.0)
 
 
-def _abs(node: Any, x: Tensor, round: Round) -> Form:
-    return Signs(Mask.of(x > 0, x.dtype, 0.0, 1.0), Mask.of(x < 0, x.dtype, 0.0, 1.0))
-
-
 def _hardtanh(node: Any, x: Tensor, round: Round) -> Form | None:
     return _open(x, node._saved_min_val, node._saved_max_val)
 
@@ -211,16 +189,6 @@ def _open(x: Tensor, low: float, high: float) -> Form | None:
     if not bool(ends[0] < ends[2] < ends[1]) or bool(x.isnan().any()):
         return None  # which gradients pass at a NaN depends on its place in PyTorch's vectors
     return Mask.of(~((x <= low) | (x >= high)), x.dtype, float(ends[1]), float(ends[2]))
-
-
-def _clamp(node: Any, x: Tensor, round: Round) -> Form | None:
-    low: Any = getattr(node, "_saved_min", None)
-    high: Any = getattr(node, "_saved_max", None)
-    if isinstance(low, Tensor) or isinstance(high, Tensor) or (low is None and high is None):
-        return None
-    if low is None:
-        return Mask.of(x <= high, x.dtype, torch.inf, float(high))
-    return Mask.of((x >= low) if high is None else (x >= low) & (x <= high), x.dtype, -torch.inf, float(low))
 
 
 def _shape(node: Any, x: Tensor, round: Round) -> Form:
@@ -295,12 +263,8 @@ _RULES: dict[str, dict[str | int, Rule]] = {
     "ReluBackward0": {"_saved_result": _relu},
     "LeakyReluBackward0": {"_saved_self": _leaky_relu},
     "LeakyReluBackward1": {"_saved_result": _leaky_relu},
-    "AbsBackward0": {"_saved_self": _abs},
     "HardtanhBackward0": {"_saved_self": _hardtanh},
     "HardsigmoidBackward0": {"_saved_self": _hardsigmoid},
-    "ClampBackward1": {"_saved_self": _clamp},
-    "ClampMinBackward0": {"_saved_self": _clamp},
-    "ClampMaxBackward0": {"_saved_self": _clamp},
     "MaxPool2DWithIndicesBackward0": {"_saved_self": _shape},
     "AvgPool2DBackward0": {"_saved_self": _shape},
     "AdaptiveAvgPool2DBackward0": {"_saved_self": _shape},

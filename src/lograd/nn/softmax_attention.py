@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
 def reason_not_integer(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
 ) -> str | None:
-    """The reason why attention cannot be computed here, as a sentence; None if it can."""
+    """Return why attention cannot be computed here, as a sentence; None if it can."""
     for name, each in (("query", query), ("key", key), ("value", value)):
         if each.dtype not in FLOATS or each.dtype != query.dtype:
             return f"query, key and value must be float32, bfloat16 or float16, all the same; {name} is {each.dtype}."
@@ -103,7 +103,7 @@ def reason_not_integer(
 
 
 def _bias(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as a sum before the softmax, 0 or -inf for one of booleans; no larger than the mask."""
+    """Return the mask as a sum before the softmax: 0 or -inf for one of booleans; no larger than the mask."""
     if causal:
         hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1)
     elif mask is None:
@@ -148,23 +148,23 @@ class _Slices(NamedTuple):
     zero: int
 
     def transposed(self) -> _Slices:
-        """Rows as columns."""
+        """Return the slices with rows as columns."""
         return self._replace(codes=self.codes.transpose(1, 2))
 
     def part(self, where: slice) -> _Slices:
-        """Some of the slices."""
+        """Return some of the slices."""
         return self._replace(codes=self.codes[where], step=self.step[where])
 
 
 def _coded(x: Tensor, bits: int, key: Tensor | None = None) -> _Slices:
-    """Slices as codes, with a range for each; rounded stochastically if there is a key."""
+    """Return slices as codes, with a range for each; rounded stochastically if there is a key."""
     rounding: Any = "nearest" if key is None else "stochastic"
     packed = pack_integers(x, bits, per="channel", symmetric=True, rounding=rounding, seed=0 if key is None else key)
     return _Slices(packed.codes, packed.scale.reciprocal().view(-1, 1, 1), _zero(bits))
 
 
 def _ahead(key: Tensor, elements: int) -> Tensor:
-    """The key of random numbers that lie so many elements ahead."""
+    """Return the key of random numbers that lie so many elements ahead."""
     return key + torch.tensor([0, elements], device=key.device)
 
 
@@ -173,7 +173,7 @@ def _zero(bits: int) -> int:
 
 
 def _product(a: _Slices, b: _Slices, *factors: Tensor | float) -> Tensor:
-    """a b, times the steps of both and other factors, in this order."""
+    """Return a b, times the steps of both and other factors, in this order."""
     sums: Tensor = call("integer_matmul", a.codes, b.codes, a.zero, b.zero, None, None, None)
     return scaled(sums, Steps((a.step, b.step, *factors)))
 
@@ -194,7 +194,7 @@ class _Weights(NamedTuple):
 def _weights(
     q: _Slices, k: _Slices, bias: Tensor | None, where: slice, key: Tensor, scale: float, dropout: float, bits: int
 ) -> _Weights:
-    """P of some slices, from codes: the same in forward and backward."""
+    """Return P of some slices, from codes: the same in forward and backward."""
     s = _product(q.part(where), k.part(where).transposed(), scale)
     if bias is None:
         p = s.softmax(-1)
@@ -212,7 +212,7 @@ def _weights(
 
 
 def _kept(p: Tensor, dropout: float, key: Tensor, first: int) -> Tensor:
-    """1 for elements that dropout keeps, else 0; drawn slice by slice, as slices are computed few at a time."""
+    """Return 1 for elements that dropout keeps, else 0; drawn slice by slice, as few are computed at a time."""
     kept = torch.empty_like(p)
     for place in range(p.shape[0]):
         generator = torch.Generator(p.device).manual_seed((int(key[0]) + first + place) % 2**63)
@@ -221,7 +221,7 @@ def _kept(p: Tensor, dropout: float, key: Tensor, first: int) -> Tensor:
 
 
 def _part_of(bias: Tensor, where: slice) -> Tensor:
-    """The bias of some slices, whose leading dimensions are counted as one."""
+    """Return the bias of some slices, whose leading dimensions are counted as one."""
     lead = bias.shape[:-2]
     if not lead:
         return bias
@@ -230,7 +230,7 @@ def _part_of(bias: Tensor, where: slice) -> Tensor:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Slices that are computed at one time."""
+    """Yield the slices that are computed at one time."""
     count = max(1, ELEMENTS // max(1, q.shape[1] * k.shape[1]))
     for start in range(0, q.shape[0], count):
         yield slice(start, min(start + count, q.shape[0]))
@@ -240,7 +240,7 @@ def integer_attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, key: Tensor, scale: float, dropout: float,
     bits: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """O, and what the backward reads: codes of Q, K and V, and their steps (3, slices)."""
+    """Return O, and what the backward reads: codes of Q, K and V, and their steps (3, slices)."""
     q, k, v = (_coded(each, bits) for each in (query, keys, values))
     out = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype, device=query.device)
     for where in _parts(query, keys):
@@ -253,7 +253,7 @@ def integer_attention_backward(
     g: Tensor, query: Tensor, keys: Tensor, values: Tensor, steps: Tensor, bias: Tensor | None, key: Tensor,
     scale: float, dropout: float, bits: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK and dV from the codes that the forward has kept."""
+    """Return dQ, dK and dV from the codes that the forward has kept."""
     q, k, v = (
         _Slices(codes, step.view(-1, 1, 1), _zero(bits))
         for codes, step in zip((query, keys, values), steps, strict=True)
@@ -300,7 +300,7 @@ def _check(
 
 
 def _covers(bias: Tensor, query: tuple[int, ...], keys: tuple[int, ...]) -> bool:
-    """True if the last dimensions of a bias can be broadcast, and the others name each slice, or none."""
+    """Return True if the last dimensions of a bias broadcast, and the others name each slice, or none."""
     slices = math.prod(bias.shape[:-2]) if bias.dim() > 2 else query[0]
     return slices == query[0] and bias.shape[-2] in (1, query[1]) and bias.shape[-1] in (1, keys[1])
 

@@ -9,9 +9,7 @@ Scalars may be numbers, or one-element tensors, which change from call to call w
 
 from .affine import (
     Clipped,
-    ClippedCodes,
     Ranged,
-    RangedCodes,
     pack_integers,
     pack_interval,
     pack_per_sample,
@@ -53,7 +51,7 @@ from .sparse_products import sparse_convolution_backward, sparse_linear_backward
 __all__ = [
     "BatchNormGradients", "BatchNormalized", "BatchStatistics", "batch_normalize", "batch_normalize_backward",
     "batch_statistics",
-    "Clipped", "ClippedCodes", "Counted", "LogHistogram", "Logarithmic", "Ranged", "RangedCodes",
+    "Clipped", "Counted", "LogHistogram", "Logarithmic", "Ranged",
     "CodedTensor", "Encoded",
     "dither", "luq", "quantize", "stochastic_prune", "threshold_prune",
     "hadamard", "hadamard_inverse", "kth_magnitude", "library", "log_histogram",

@@ -44,14 +44,13 @@ from torch import Tensor
 from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
-from .arguments import Counted, check_floats, check_tensor, describe, key_of
+from .arguments import Counted, Rounding, Seed, check_floats, check_tensor, describe, key_of
 from .coded import CodedTensor, Encoded, Folded, Layout, Transform
 from .contracts import COUNTS, FLOAT_TYPES, Takes, type_name
 from .layouts import dense, empty_for, flat, in_layout_of, in_type, narrowed
-from .random import uniform
+from .random import rounded_up_or_down
 from .registry import Kernel, call, register, when_native
 
-Rounding = Literal["nearest", "stochastic"]
 Per = Literal["tensor", "channel"]
 
 NAN_CODE = 255
@@ -67,42 +66,27 @@ RowResults = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Ranged(NamedTuple):
-    """A tensor rounded to levels, with what was counted and the range that was found."""
+    """A tensor rounded to levels, or its codes, with what was counted and the range that was found."""
 
-    result: Tensor
+    result: Any
+    """A tensor, or a `CodedTensor`."""
     counts: Tensor
     """int64: exact zeros and NaN of the result, elements that saturated, and exact zeros of x."""
     range: Tensor
     """float32 (2,), or (2, channels): the smallest and the largest finite element, 0 and 0 if there is none."""
 
 
-class RangedCodes(NamedTuple):
-    """As `Ranged`, with a coded tensor."""
-
-    coded: CodedTensor
-    counts: Tensor
-    range: Tensor
-
-
 class Clipped(NamedTuple):
-    """A tensor quantized inside [-c, c], and what the update of gamma needs."""
+    """A tensor quantized inside [-c, c], or its codes, and what the update of gamma needs."""
 
-    result: Tensor
+    result: Any
+    """A tensor, or a `CodedTensor`."""
     largest: Tensor
     """max |x|."""
     share: Tensor
     """The fraction of elements with |x| > c; float64."""
     counts: Tensor
     """int64: exact zeros, NaN, and elements with |x| > c."""
-
-
-class ClippedCodes(NamedTuple):
-    """As `Clipped`, with a coded tensor."""
-
-    coded: CodedTensor
-    largest: Tensor
-    share: Tensor
-    counts: Tensor
 
 
 def pack_integers(
@@ -112,8 +96,8 @@ def pack_integers(
     per: Per = "tensor",
     symmetric: bool = False,
     rounding: Rounding = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     fold: Tensor | None = None,
     fold_dim: int = 1,
     range: Tensor | tuple[float, float] | None = None,
@@ -147,64 +131,13 @@ def pack_integers(
             per="channel" of shape (2, channels), or two numbers.  What lies outside saturates.
         power_of_two: take the next power of two below the scale that the range gives, so that a step is a power of two
             up to twice as long, and nothing inside the range saturates.
-        counted: give a `RangedCodes`: the coded tensor, its counts, and the range of x (times fold) as it was found.
+        counted: give a `Ranged`: the coded tensor, its counts, and the range of x (times fold) as it was found.
 
     >>> coded = pack_integers(torch.tensor([0.0, 0.5, 1.5]), bits=2)
     >>> coded.codes.tolist(), float(coded.scale), float(coded.zero)
     ([0, 1, 3], 2.0, 0.0)
     """
     check_floats(x)
-    arguments = _integer_arguments(x, bits, per, symmetric, rounding, seed, offset, fold, fold_dim, range, power_of_two)
-    codes, parameters, found, counts = call("integer_codes", x, *arguments)
-    scale, zero = parameters.unbind()
-    layout = Layout.of(dense(x))
-    format = f"int{bits}:symmetric" if symmetric else f"uint{bits}"
-    transform = () if fold is None else (Folded(fold, fold_dim),)
-    coded = CodedTensor(codes, scale, format, layout, zero, transform=transform)
-    return RangedCodes(coded, counts, found if per == "channel" else found[:, 0]) if counted else coded
-
-
-def quantize_integers(
-    x: Tensor,
-    bits: int,
-    *,
-    per: Per = "tensor",
-    symmetric: bool = False,
-    rounding: Rounding = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    fold: Tensor | None = None,
-    fold_dim: int = 1,
-    range: Tensor | tuple[float, float] | None = None,
-    power_of_two: bool = False,
-    counted: bool = False,
-) -> Any:
-    """Return x rounded to levels, in its own type and layout: the bits of `pack_integers(...).decode()`.
-
-    Arguments as there; with `counted` the result is a `Ranged`.
-    """
-    packed = pack_integers(
-        x, bits, per=per, symmetric=symmetric, rounding=rounding, seed=seed, offset=offset, fold=fold,
-        fold_dim=fold_dim, range=range, power_of_two=power_of_two, counted=True,
-    )  # fmt: skip
-    result = packed.coded.decode()
-    return Ranged(result, packed.counts, packed.range) if counted else result
-
-
-def _integer_arguments(
-    x: Tensor,
-    bits: int,
-    per: str,
-    symmetric: bool,
-    rounding: str,
-    seed: int | Tensor,
-    offset: int | Tensor,
-    fold: Tensor | None,
-    fold_dim: int,
-    range: Tensor | tuple[float, float] | None,
-    power_of_two: bool,
-) -> tuple[Any, ...]:
-    """The arguments of the operator behind x."""
     check_width("bits", bits, 2, 8)
     check_rounding(rounding, ("nearest", "stochastic"))
     if per not in ("tensor", "channel"):
@@ -213,11 +146,42 @@ def _integer_arguments(
         check_tensor("fold", fold)
         if fold.dtype != torch.float32:
             raise InvalidType(f"fold must be float32; got {describe(fold)}.")
-    limits, key = _limits(range, x), key_of(seed, offset, x)
-    whole = per == "channel", bool(symmetric), rounding == "stochastic"
-    arguments = (limits, fold, fold_dim, bits, *whole, key, bool(power_of_two))
+    limits, key, by_channel = _limits(range, x), key_of(seed, offset, x), per == "channel"
+    arguments = (
+        limits,
+        fold,
+        fold_dim,
+        bits,
+        by_channel,
+        bool(symmetric),
+        rounding == "stochastic",
+        key,
+        bool(power_of_two),
+    )
     _check_integers(x, *arguments)
-    return arguments
+    codes, parameters, found, counts = call("integer_codes", x, *arguments)
+    coded = coded_levels(x, codes, parameters, bits, symmetric, fold, fold_dim)
+    return Ranged(coded, counts, found if by_channel else found[:, 0]) if counted else coded
+
+
+def coded_levels(
+    x: Tensor, codes: Tensor, parameters: Tensor, bits: int, symmetric: bool, fold: Tensor | None, fold_dim: int
+) -> CodedTensor:
+    """Return the coded tensor of levels with scale and zero of each row, or of all."""
+    scale, zero = parameters.unbind()
+    format = f"int{bits}:symmetric" if symmetric else f"uint{bits}"
+    transform = () if fold is None else (Folded(fold, fold_dim),)
+    return CodedTensor(codes, scale, format, Layout.of(dense(x)), zero, transform=transform)
+
+
+def quantize_integers(x: Tensor, bits: int, *, counted: bool = False, **options: Any) -> Any:
+    """Return x rounded to levels, in its own type and layout: the bits of `pack_integers(...).decode()`.
+
+    Arguments as there; with `counted` the result is a `Ranged`.
+    """
+    coded, counts, found = pack_integers(x, bits, counted=True, **options)
+    result = coded.decode()
+    return Ranged(result, counts, found) if counted else result
 
 
 def _limits(range: Tensor | tuple[float, float] | None, x: Tensor) -> Tensor | None:
@@ -237,13 +201,7 @@ def _limits(range: Tensor | tuple[float, float] | None, x: Tensor) -> Tensor | N
 
 
 def quantize_per_tensor(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """PTQ of [chen2020]: one range for the tensor, with zero as one of its codes.
 
@@ -263,13 +221,7 @@ def quantize_per_tensor(
 
 
 def pack_per_tensor(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """A `CodedTensor` whose decode() is `quantize_per_tensor`, bit for bit.
 
@@ -282,13 +234,7 @@ def pack_per_tensor(
 
 
 def quantize_per_sample(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """PSQ of [chen2020]: each row (first dimension) has its own range, widened as in `quantize_per_tensor`.
 
@@ -302,13 +248,7 @@ def quantize_per_sample(
 
 
 def pack_per_sample(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """A `CodedTensor` whose decode() is `quantize_per_sample`, row by row as in `pack_per_tensor`."""
     check_samples(x)
@@ -322,8 +262,8 @@ def quantize_interval(
     bits: int,
     gamma: float | Tensor = 1.0,
     rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
 ) -> Clipped:
     """[kim2024]: 2^bits - 1 levels over [-c, c], c = gamma max |x|; unbiased inside, clipped outside.
 
@@ -345,27 +285,23 @@ def pack_interval(
     bits: int,
     gamma: float | Tensor = 1.0,
     rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-) -> ClippedCodes:
+    seed: Seed = 0,
+    offset: Seed = 0,
+) -> Clipped:
     """A `CodedTensor` whose decode() is the result of `quantize_interval`, with the other results of it."""
     arguments = _gamma(gamma, x), *quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, statistics, counts = call("quantize_interval", x, *arguments)
     coded, counts = encoded(coded_rows(x, codes, parameters, f"int{bits}:symmetric"), counts, True, parameters[2])
-    return ClippedCodes(coded, statistics[0].float(), statistics[1], counts)
+    return Clipped(coded, statistics[0].float(), statistics[1], counts)
 
 
-def quantize_values(
-    name: str, x: Tensor, bits: int, rounding: str, seed: int | Tensor, offset: int | Tensor, counted: bool
-) -> Any:
+def quantize_values(name: str, x: Tensor, bits: int, rounding: str, seed: Seed, offset: Seed, counted: bool) -> Any:
     """Return the values of a quantizer of rows; with `counted` a `Counted`."""
     result, *_, counts = call(name, x, *quantizer_arguments(x, bits, rounding, False, seed, offset))
     return Counted(result, counts) if counted else result
 
 
-def quantizer_arguments(
-    x: Tensor, bits: int, rounding: str, packed: bool, seed: int | Tensor, offset: int | Tensor
-) -> tuple[Any, ...]:
+def quantizer_arguments(x: Tensor, bits: int, rounding: str, packed: bool, seed: Seed, offset: Seed) -> tuple[Any, ...]:
     """Return the arguments that the operators of all quantizers of rows have behind x."""
     check_width("bits", bits, 2, 8)
     check_rounding(rounding, ("nearest", "stochastic"))
@@ -582,14 +518,6 @@ def interval_parameters(largest: Tensor, gamma: Tensor, levels: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- definitions
 
 
-def rounded(steps: Tensor, stochastic: bool, key: Tensor) -> Tensor:
-    """Return steps to nearest, ties to even; or up if the fraction, which float32 holds exactly, plus U reaches 1."""
-    if not stochastic:
-        return steps.round()
-    whole = steps.floor()
-    return whole + (uniform(steps.numel(), key).view_as(steps) >= 1 - (steps - whole).double()).float()
-
-
 def affine_codes(
     z: Tensor, scale: Tensor, low: Tensor | float, zero: Tensor, last: int, stochastic: bool, key: Tensor
 ) -> Tensor:
@@ -597,7 +525,9 @@ def affine_codes(
     steps = (z - low) * scale
     steps = torch.where(steps > -zero, steps, -zero)
     steps = torch.where(steps < last - zero, steps, last - zero)
-    return torch.copysign(rounded(steps.abs(), stochastic, key), steps) + zero
+    size = steps.abs()
+    whole = rounded_up_or_down(size, key) if stochastic else size.round()
+    return torch.copysign(whole, steps) + zero
 
 
 def affine_values(codes: Tensor, scale: Tensor, low: Tensor | float, zero: Tensor) -> Tensor:
@@ -817,7 +747,7 @@ def _planes(x: Tensor, per_channel: bool) -> _Planes | None:
 
 def quantize_rows_native(
     kind: str, x: Tensor, last: int, stochastic: bool, packed: bool, key: Tensor, gamma: Tensor | None = None,
-    out: Tensor | None = None,
+    out: Tensor | None = None
 ) -> RowResults:  # fmt: skip
     """Return what `quantize_rows` returns; the values may go into x, as `out`."""
     out = torch.empty_like(x, dtype=torch.uint8 if packed else x.dtype) if out is None else out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from ..errors import InvalidType, InvalidValue, sentence
 from .contracts import FLOAT_TYPES, type_name
 from .registry import watched
 
+Rounding = Literal["nearest", "stochastic"]
 Scalar = float | Tensor
+Seed = int | Tensor
+"""A seed or an offset; as a seed also the int64 pair of both."""
 
 
 class Counted(NamedTuple):
@@ -80,7 +83,7 @@ def in_type_of(x: Tensor, value: Tensor) -> Tensor:
     return value.clamp(max=torch.finfo(x.dtype).max).to(x.dtype).float()
 
 
-def key_of(seed: int | Tensor, offset: int | Tensor, x: Tensor) -> Tensor:
+def key_of(seed: Seed, offset: Seed, x: Tensor) -> Tensor:
     """The int64 pair (seed, offset) beside x; a tensor of two elements as the seed is that pair already."""
     if type(seed) is int and type(offset) is int:
         return (_pair if _no_cache() else _cached_pair)(seed, offset, x.device)

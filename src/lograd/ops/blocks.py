@@ -14,21 +14,22 @@ belong to positions in row-major order, whatever the layout.  Scales and codes a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..errors import InvalidValue, sentence
-from ..formats import BlockFormat
+from ..errors import InvalidType, InvalidValue, sentence
+from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout, ThreeQuarters
-from .codes import Rounding, check_dtype
-from .codings import BlockCoding, block_coding_of, check_block_format, compiled_block_coding_of, text_of
+from .codes import Coding, check_dtype, text_of
 from .contracts import COUNTS, FLOAT_TYPES
-from .elementwise import round_to_grid
+from .elementwise import Grid, grid_of, round_to_grid
 from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns
 from .registry import call, register, when_native
 
@@ -40,8 +41,8 @@ def quantize_blocks(
     format: BlockFormat,
     rounding: Rounding = "nearest",
     variant: Variant = "standard",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     tensor_scale: Scalar = 1.0,
     *,
     counted: bool = False,
@@ -84,8 +85,8 @@ def quantize_block_codes(
     format: BlockFormat,
     rounding: Rounding = "nearest",
     variant: Variant = "standard",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     tensor_scale: Scalar = 1.0,
     *,
     counted: bool = False,
@@ -147,13 +148,7 @@ def tensor_scale_of(x: Tensor, format: BlockFormat) -> Tensor:
 
 
 def _arguments(
-    x: Tensor,
-    format: BlockFormat,
-    rounding: str,
-    variant: str,
-    seed: int | Tensor,
-    offset: int | Tensor,
-    tensor_scale: Scalar,
+    x: Tensor, format: BlockFormat, rounding: str, variant: str, seed: Seed, offset: Seed, tensor_scale: Scalar
 ) -> tuple[Any, ...]:
     check_floats(x)
     check_rounding(rounding, ("nearest", "stochastic"))
@@ -174,6 +169,104 @@ def _arguments(
 def _check_variant(variant: str) -> None:
     if variant not in ("standard", "unbiased"):
         raise InvalidValue(sentence("variant", variant, "'standard' or 'unbiased'"))
+
+
+# -------------------------------------------------------------------------------------------------- a block format
+
+_LIMIT = "quantize_blocks takes formats whose scale"
+
+
+def check_block_format(format: object) -> None:
+    """Refuses a format that is none of blocks."""
+    if not isinstance(format, BlockFormat):
+        raise InvalidType(f"quantize_blocks takes a BlockFormat, such as CATALOGUE['mxfp4']; got {format!r}.")
+
+
+@dataclass(frozen=True)
+class BlockCoding:
+    """A block format as the kernels see it."""
+
+    element: Coding
+    scale: Coding
+    size: int
+    power_of_two: bool
+    """The scale is 2^(floor(log2 max) - element_emax), as in MX; else max / element.max, rounded to nearest."""
+    element_emax: int
+    scale_emin: int
+    scale_emax: int
+
+    @classmethod
+    def of(cls, format: BlockFormat) -> BlockCoding:
+        """The coding of a block format; refuses scales that the kernels cannot compute."""
+        scale = format.scale
+        if scale.bits > 8 or (scale.subnormals if not scale.mantissa else not scale.subnormals):
+            raise InvalidValue(
+                f"{_LIMIT} has at most 8 bits and is a power of two without zero (as E8M0), or has a mantissa and "
+                f"subnormals (as E4M3); the scale of {format} is {scale}."
+            )
+        if scale.mantissa and (scale.emin - scale.mantissa < -100 or scale.emax > 100):
+            raise InvalidValue(f"{_LIMIT} stays within 2^-100 to 2^100; the scale of {format} is {scale}.")
+        if not scale.mantissa and not (scale.emin >= -127 and scale.emax <= 127):
+            raise InvalidValue(f"{_LIMIT} stays within 2^-127 to 2^127; the scale of {format} is {scale}.")
+        grid = Grid(False, scale.mantissa, scale.emin, False, scale.max, scale.max)
+        coding = cls(
+            element=Coding.of(format.element, grid_of(format.element)),
+            scale=Coding.of(scale, grid),
+            size=format.size,
+            power_of_two=scale.mantissa == 0,
+            element_emax=math.frexp(format.element.max)[1] - 1,
+            scale_emin=scale.emin,
+            scale_emax=scale.emax,
+        )
+        if not math.isnan(coding.scale.values[coding.scale.nan]):
+            raise InvalidValue(
+                f"{_LIMIT} has a NaN, by which a block says that it held NaN or infinity; the scale of {format}, "
+                f"{scale}, has none."
+            )
+        return coding
+
+    def per_row(self, columns: int) -> int:
+        """How many blocks a row of so many columns has."""
+        return (columns + self.size - 1) // self.size
+
+    def compiled(self) -> Any:
+        """The same for the native kernels."""
+        numbers = (self.size, self.power_of_two, self.element_emax, self.scale_emin, self.scale_emax)
+        return native.kernel("block_coding")(self.element.compiled(), self.scale.compiled(), *numbers)
+
+
+@lru_cache(maxsize=64)
+def block_coding_of(text: str, unbiased: bool) -> BlockCoding:
+    """The coding of a block format that serves the variant."""
+    format = parse_format(text)
+    check_block_format(format)
+    assert isinstance(format, BlockFormat)
+    if unbiased and (reason := why_biased(format)):
+        raise InvalidValue(reason)
+    return BlockCoding.of(format)
+
+
+@lru_cache(maxsize=64)
+def why_biased(format: BlockFormat) -> str:
+    """The reason why the unbiased variant does not serve a format; empty if it does."""
+    coding = BlockCoding.of(format)
+    if not coding.power_of_two:
+        return (
+            f"variant='unbiased' is for scales that are powers of two, as in MX; the scale of {format} is "
+            f"{format.scale}."
+        )
+    if format.element.max < 1.5 * 2.0**coding.element_emax:
+        return (
+            f"variant='unbiased' needs elements that reach 1.5 times their largest power of two; {format.element} ends "
+            f"at {format.element.max:g}."
+        )
+    return ""
+
+
+@lru_cache(maxsize=64)
+def compiled_block_coding_of(text: str, unbiased: bool) -> Any:
+    """`block_coding_of` for the native kernels."""
+    return block_coding_of(text, unbiased).compiled()
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -301,7 +394,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _quantize(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
-    stochastic: bool, unbiased: bool, key: Tensor,
+    stochastic: bool, unbiased: bool, key: Tensor
 ) -> Tensor:  # fmt: skip
     source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
     address, (rows, columns) = native.address, rows_and_columns(x)

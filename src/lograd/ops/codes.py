@@ -7,24 +7,23 @@ its lowest `format.bits` bits.  The upper bits are 0.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
 from ..errors import InvalidType, InvalidValue
-from ..formats import FloatFormat, Format
+from ..formats import BlockFormat, FloatFormat, Format, IntFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
-from .codings import check_element_format, coding_of, compiled_coding_of, levels_of, text_of
 from .contracts import COUNTS, FLOAT_TYPES, type_name
-from .elementwise import round_to_grid
+from .elementwise import Grid, constant, grid_of, round_to_grid
 from .layouts import dense, empty_for, flat, is_dense, narrowed, rows_and_columns
 from .registry import call, operators, register, when_native
-
-Rounding = Literal["nearest", "stochastic"]
 
 
 def quantize_codes(
@@ -32,8 +31,8 @@ def quantize_codes(
     format: Format,
     scale: Scalar = 1.0,
     rounding: Rounding = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     counted: bool = False,
 ) -> Any:
@@ -74,9 +73,7 @@ def quantize_codes_into(
     return counts  # type: ignore[no-any-return]
 
 
-def _arguments(
-    x: Tensor, format: Format, scale: Scalar, rounding: str, seed: int | Tensor, offset: int | Tensor
-) -> tuple[Any, ...]:
+def _arguments(x: Tensor, format: Format, scale: Scalar, rounding: str, seed: Seed, offset: Seed) -> tuple[Any, ...]:
     check_rounding(rounding, ("nearest", "stochastic"))
     check_floats(x)
     check_element_format("quantize_codes", format)
@@ -89,8 +86,8 @@ def pack_codes(
     format: Format,
     scale: Scalar = 1.0,
     rounding: Rounding = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     counted: bool = False,
 ) -> Any:
@@ -154,6 +151,202 @@ def check_dtype(dtype: torch.dtype) -> None:
     if not isinstance(dtype, torch.dtype) or dtype not in FLOAT_TYPES:
         name = type_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
         raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {name}.")
+
+
+# -------------------------------------------------------------------------------------------------- codes of a format
+
+# An operator is given a format as text, so that its signature stays short and a compiled graph holds no Python object.
+
+
+def text_of(format: BlockFormat | Format) -> str:
+    """str(format), in steps that torch.compile can follow."""
+    format = constant(format)
+    if isinstance(format, BlockFormat):
+        return "/".join((str(format.element), str(format.size), str(format.scale)))
+    return str(format)
+
+
+def check_element_format(what: str, format: object) -> None:
+    """Refuses a format that gives no single element a code."""
+    if not isinstance(format, FloatFormat | IntFormat):
+        raise InvalidType(f"{what} takes a FloatFormat or an IntFormat; got {format!r}.")
+
+
+@dataclass(frozen=True)
+class Coding:
+    """A format's grid and its codes, as the kernels see them."""
+
+    grid: Grid
+    largest: int
+    """Code of the largest value."""
+    largest_negative: int
+    """Code of the most negative value's magnitude."""
+    negative_base: int
+    negative_step: int
+    """A negative number of magnitude code c > 0 has the code base + step c: a sign bit, or two's complement."""
+    negative_zero: int
+    """Code of -0; that of 0 where the format has none."""
+    nan: int
+    """Code of NaN; that of 0 where the format has none."""
+    values: tuple[float, ...]
+    """The value of each of the 256 bytes; NaN where it is no code."""
+
+    @classmethod
+    def of(cls, format: FloatFormat | IntFormat, grid: Grid) -> Coding:
+        """The coding of a format with this grid."""
+        codes = 2**format.bits
+        integer = isinstance(format, IntFormat)
+        largest = format.encode(format.max)
+        return cls(
+            grid=grid,
+            largest=largest,
+            largest_negative=int(grid.largest_negative) if integer else largest,
+            negative_base=codes if integer else codes // 2,
+            negative_step=-1 if integer else 1,
+            negative_zero=_code_or_0(format, -0.0),
+            nan=_code_or_0(format, math.nan),
+            values=tuple(_value_or_nan(format, code) for code in range(256)),
+        )
+
+    def table(self, device: torch.device) -> Tensor:
+        """`values` as a float32 tensor."""
+        return torch.tensor(self.values, dtype=torch.float32, device=device)
+
+    def codes_of(self, value: Tensor) -> Tensor:
+        """The codes, as uint8, of float32 values that the format has, and of NaN."""
+        m = value.abs().nan_to_num(0.0)
+        if self.grid.integer:
+            code = m.int()
+        else:
+            low, mantissa = self.grid.smallest_exponent, self.grid.mantissa
+            exponent = (torch.frexp(m).exponent - 1).where(m > 0, low).clamp(min=low)
+            code = ((exponent - low) << mantissa) + torch.ldexp(m, mantissa - exponent).int()
+        below = torch.where(code == 0, self.negative_zero, self.negative_base + self.negative_step * code)
+        code = torch.where(value.signbit(), below, code)
+        return torch.where(value.isnan(), self.nan, code).to(torch.uint8)
+
+    def compiled(self) -> Any:
+        """The same for the native kernels."""
+        *numbers, values = (getattr(self, name) for name in self.__dataclass_fields__ if name != "grid")
+        return native.kernel("coding")(*self.grid, *numbers, list(values))
+
+
+def _code_or_0(format: FloatFormat | IntFormat, value: float) -> int:
+    try:
+        return format.encode(value)
+    except InvalidValue:
+        return 0
+
+
+def _value_or_nan(format: FloatFormat | IntFormat, code: int) -> float:
+    """One NaN, without a sign, for all codes that stand for NaN or for nothing."""
+    value = format.decode(code) if code < 2**format.bits else math.nan
+    return math.nan if math.isnan(value) else value
+
+
+@lru_cache(maxsize=256)
+def coding_of(text: str) -> Coding:
+    """The coding of an element format that is given as text."""
+    format = parse_format(text)
+    check_element_format("quantize_codes", format)
+    assert isinstance(format, FloatFormat | IntFormat)
+    return Coding.of(format, grid_of(format))
+
+
+@lru_cache(maxsize=256)
+def compiled_coding_of(text: str) -> Any:
+    """`coding_of` for the native kernels."""
+    return coding_of(text).compiled()
+
+
+# -------------------------------------------------------------------------------------------------------------- levels
+
+# Whole numbers, moved up by `zero` so that they are bytes, times one power of two: what products of integers take.
+# Integers, powers of two such as 1-3-0, e2m1 and e2m3 have them.
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels of a format: a code stands for (table[code] - zero) factor."""
+
+    table: bytes
+    """256 bytes; a byte that is no code has the level of zero."""
+    zero: int
+    factor: float
+    """A power of two."""
+
+    @property
+    def identity(self) -> bool:
+        """True if codes are levels already."""
+        return self.table == bytes(range(256))
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """The table as a uint8 tensor."""
+        return torch.tensor(list(self.table), dtype=torch.uint8, device=device)
+
+
+@lru_cache(maxsize=256)
+def levels_of(format: str) -> Levels:
+    """The levels of an element format, or of the elements of a block format, that is given as text.
+
+    Refused, with the reason, is a format with a NaN, without zero, or with more than 256 levels between its ends.
+
+    >>> levels_of("1-3-0").zero, levels_of("1-3-0").factor
+    (64, 0.25)
+    """
+    if reason := reason_without_levels(format):
+        raise InvalidValue(reason)
+    values = _values(format)
+    factor = _unit(values)
+    whole = [int(value / factor) for value in values]
+    zero = -min(whole)
+    if zero == 0 and whole == list(range(len(whole))):  # bytes beyond the codes pass through: nothing is looked up
+        return Levels(bytes(range(256)), 0, factor)
+    return Levels(bytes(each + zero for each in whole) + bytes([zero]) * (256 - len(whole)), zero, factor)
+
+
+@lru_cache(maxsize=256)
+def reason_without_levels(format: str) -> str | None:
+    """The reason why the numbers of a format are no levels, as a sentence; None if they are.
+
+    >>> reason_without_levels("1-4-3")
+    'the numbers of 1-4-3 span 491520 of its smallest steps; integer products take formats of at most 255.'
+    """
+    element = _element(format)
+    if not isinstance(element, FloatFormat | IntFormat) or element.bits > 8:
+        return f"integer products take formats of at most 8 bits; got {format}."
+    values = [value for value in _values(format) if not math.isnan(value)]
+    if isinstance(element, FloatFormat) and (element.specials != "none" or not element.zero):
+        missing = "has no zero" if not element.zero else "has codes for NaN or infinity"
+        return f"{element} {missing}, so its codes are no whole numbers; integer products take formats of numbers only."
+    span = (max(values) - min(values)) / _unit(values)
+    if span > 255:
+        return (
+            f"the numbers of {element} span {span:.0f} of its smallest steps; integer products take formats of at most "
+            "255."
+        )
+    return None
+
+
+def _element(format: str) -> object:
+    parsed = parse_format(format)
+    return parsed.element if isinstance(parsed, BlockFormat) else parsed
+
+
+def _values(format: str) -> list[float]:
+    """The number of each code; 0 for the code that a symmetric integer leaves out."""
+    element = _element(format)
+    assert isinstance(element, FloatFormat | IntFormat)
+    values = [element.decode(code) for code in range(2**element.bits)]
+    return [0.0 if math.isnan(value) and isinstance(element, IntFormat) else value for value in values]
+
+
+def _unit(values: list[float]) -> float:
+    """The largest power of two of which all numbers are whole multiples."""
+    units = [value.as_integer_ratio() for value in values if value and math.isfinite(value)]
+    down = max(denominator for _, denominator in units)
+    up = min(numerator & -numerator for numerator, denominator in units) if down == 1 else 1
+    return up / down
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

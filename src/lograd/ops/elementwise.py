@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..formats import Format
+from ..errors import InvalidType, InvalidValue, shown
+from ..formats import BlockFormat, FloatFormat, Format, IntFormat
 from ..formats.values import check_rounding
-from .arguments import Counted, Scalar, check_floats, in_type_of, key_of, scalar
-from .codings import Grid, arguments_of
+from .arguments import Counted, Rounding, Scalar, Seed, check_floats, in_type_of, key_of, scalar
 from .contracts import COUNTS, FLOAT_TYPES, TENSORS
 from .layouts import dense, empty_for, flat, in_type
-from .random import lower32, uniform, upper16
+from .random import lower32, rounded_up_or_down, upper16
 from .registry import Kernel, call, register, when_native
 
 Result = tuple[Tensor, Tensor | int]
 
 
-def stochastic_prune(
-    x: Tensor,
-    threshold: Scalar,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
-) -> Any:
+def stochastic_prune(x: Tensor, threshold: Scalar, seed: Seed = 0, offset: Seed = 0, *, counted: bool = False) -> Any:
     """Eq. 5 of [chmiel2021]: keep |x| > a; else sign(x) a with probability |x| / a, else 0.  E[T(x)] = x.
 
     Probabilities are honoured to 2^-48, and to float32's own 2^-24 relative.  A pruned element is +0.0.  For 16-bit x
@@ -48,14 +42,7 @@ def threshold_prune(x: Tensor, threshold: Scalar, *, counted: bool = False) -> A
     return _run("threshold_prune", x, (_scalar("threshold", threshold, x, 0.0),), counted)
 
 
-def dither(
-    x: Tensor,
-    step: Scalar,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
-) -> Any:
+def dither(x: Tensor, step: Scalar, seed: Seed = 0, offset: Seed = 0, *, counted: bool = False) -> Any:
     """x rounded stochastically to multiples of `step`: the non-subtractive dither of dithered backprop.
 
     Unbiased, to the rounding of a multiple to the type of x.
@@ -67,9 +54,9 @@ def quantize(
     x: Tensor,
     format: Format,
     scale: Scalar = 1.0,
-    rounding: Literal["nearest", "stochastic"] = "nearest",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    rounding: Rounding = "nearest",
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     counted: bool = False,
 ) -> Any:
@@ -96,6 +83,79 @@ def _run(name: str, x: Tensor, arguments: tuple[Any, ...], counted: bool) -> Any
 def _scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
     check_floats(x)
     return scalar(what, value, x, low)
+
+
+# ----------------------------------------------------------------------------------------------------------- grids
+
+# An operator is given the numbers of a format, so that a compiled graph holds no Python object.
+
+
+class Grid(NamedTuple):
+    """Magnitudes are rounded to multiples of 2^(max(exponent, smallest_exponent) - mantissa); of 1 for an integer."""
+
+    integer: bool
+    mantissa: int
+    smallest_exponent: int
+    odd_exponents_up: bool
+    """Without mantissa, ties go to the even code: up where the exponent is odd, or (False) where it is even."""
+    largest: float
+    largest_negative: float
+
+
+def grid_of(format: Format) -> Grid:
+    """The grid of a format of at most 8 bits that rounds gradients: signed, with zero, with subnormals."""
+    return _cached_grid(_checked(format))
+
+
+def _checked(format: Format) -> FloatFormat | IntFormat:
+    if not isinstance(format, FloatFormat | IntFormat):
+        raise InvalidType(f"quantize takes a FloatFormat or an IntFormat; got {shown(format)}.")
+    return format
+
+
+def _grid(format: FloatFormat | IntFormat) -> Grid:
+    if format.bits > 8:
+        raise InvalidValue(f"quantize takes formats of at most 8 bits; {format} has {format.bits}.")
+    if isinstance(format, IntFormat):
+        return Grid(True, 0, 0, False, format.max, -format.min)
+    if not (format.signed and format.zero and format.subnormals):
+        raise InvalidValue(f"quantize takes formats with a sign, a zero and subnormals; {format} lacks one of them.")
+    if format.emin - format.mantissa < -100 or format.emax > 100:
+        raise InvalidValue(f"{format} reaches beyond 2^-100 to 2^100, where float32 arithmetic is not exact.")
+    return Grid(False, format.mantissa, format.emin, (1 - format.emin) % 2 == 0, format.max, format.max)
+
+
+_cached_grid = lru_cache(maxsize=256)(_grid)
+
+
+def arguments_of(format: Format) -> tuple[Any, ...]:
+    """The grid as the operator's arguments.
+
+    torch.compile follows the computation itself, so that a format may be made inside of what is compiled: it cannot
+    look into a cache, nor hand a format that it has only traced to a function that it does not trace.
+    """
+    if torch.compiler.is_compiling():
+        return tuple(_grid(constant(_checked(format))))
+    return tuple(grid_of(format))
+
+
+def constant(format: Any) -> Any:
+    """The same format; in compiled code with numbers that are constants there, whatever they were before.
+
+    A format that came from outside may have symbols in place of its numbers, and its class makes constants of them.
+    """
+    if not torch.compiler.is_compiling():
+        return format
+    if isinstance(format, BlockFormat):
+        return BlockFormat(constant(format.element), format.size, constant(format.scale))
+    if isinstance(format, IntFormat):
+        return IntFormat(format.bits, format.symmetric, format.signed)
+    if isinstance(format, FloatFormat):
+        return FloatFormat(
+            format.exponent, format.mantissa, format.bias, format.specials, format.signed, format.subnormals,
+            format.zero,
+        )  # fmt: skip
+    return format
 
 
 # ---------------------------------------------------------------------------------------------------------- definitions
@@ -128,7 +188,7 @@ def _dither(x: Tensor, step: Tensor, key: Tensor) -> Result:
     """x rounded stochastically to multiples of `step`: non-subtractive dither."""
     d = step.float()
     steps = x.abs() / d
-    rounded = torch.where(steps < 2.0**23, _stochastically(steps, key), steps)
+    rounded = torch.where(steps < 2.0**23, rounded_up_or_down(steps, key), steps)
     return torch.copysign(rounded * d, x), 0
 
 
@@ -143,7 +203,7 @@ def round_to_grid(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: T
         exponent = exponent.clamp(min=grid.smallest_exponent) - grid.mantissa
     steps = torch.ldexp(m, -exponent)
     if stochastic:
-        rounded = _stochastically(steps, key)
+        rounded = rounded_up_or_down(steps, key)
     else:
         rounded = steps.round()
         if not grid.integer and grid.mantissa == 0:
@@ -152,12 +212,6 @@ def round_to_grid(x: Tensor, scale: Tensor, grid: Grid, stochastic: bool, key: T
     limit = torch.where(y.signbit(), grid.largest_negative, grid.largest)
     value = torch.minimum(torch.ldexp(rounded, exponent), limit.to(m.dtype))
     return torch.where(x.isnan(), x, torch.copysign(value, y) / s), (y.abs() > limit).sum()
-
-
-def _stochastically(steps: Tensor, key: Tensor) -> Tensor:
-    """Up if the fraction plus U reaches 1; float32 holds the fraction, float64 the comparison, exactly."""
-    whole = steps.floor()
-    return whole + (uniform(steps.numel(), key) >= 1 - (steps - whole).double()).float()
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels

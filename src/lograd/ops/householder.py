@@ -17,7 +17,6 @@ from ..errors import InvalidValue
 from .affine import (
     QUANTIZER,
     WIDENING,
-    Rounding,
     as_matrix,
     check_parameters,
     check_samples,
@@ -34,6 +33,7 @@ from .affine import (
     row_ranges,
     row_ranges_native,
 )
+from .arguments import Rounding, Seed
 from .coded import Householder
 from .contracts import COUNTS, FLOAT_TYPES, type_name
 from .layouts import empty_for, in_layout_of, in_type
@@ -41,13 +41,7 @@ from .registry import call, register, when_native
 
 
 def quantize_block_householder(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """BHQ of [chen2020]: T^-1 PSQ(T x), where T spreads the few rows with a wide range over many with a narrow one.
 
@@ -67,13 +61,7 @@ def quantize_block_householder(
 
 
 def pack_block_householder(
-    x: Tensor,
-    bits: int,
-    rounding: Rounding = "stochastic",
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
-    *,
-    counted: bool = False,
+    x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """A `CodedTensor` of T x whose decode() is `quantize_block_householder`; its transform is T.  Arguments as there.
 

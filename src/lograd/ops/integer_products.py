@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValue
+from ..errors import InvalidType, InvalidValue
+from ..formats import BlockFormat, parse_format
 from . import scaled_products
-from .coded import CodedTensor
+from .blocks import block_coding_of
+from .coded import CodedTensor, Folded, ThreeQuarters
+from .codes import levels_of
 from .geometry import Geometry, check_geometry
 from .integer_kernels import check_matmul, check_numbers
-from .integer_operands import Operand, check_coded, fold_by, operand
+from .registry import call
 from .scaled_products import Steps
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -44,7 +48,7 @@ def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = No
         weight: (outputs, inputs); one scale, one for each output, or blocks along the inputs.
         bias: (outputs,).
     """
-    check_coded(x=x, weight=weight)
+    _check_coded(x=x, weight=weight)
     shape = _linear_shape(x, weight)
     check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight)
@@ -62,7 +66,7 @@ def integer_linear_backward(
         x, weight: as in `integer_linear`; None is enough for one that is not needed: dX needs the weight, dW needs x.
         need: whether dX, dW and dbias are wanted.
     """
-    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
+    _check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     d_x = d_weight = None
     if need[0]:
         assert weight is not None
@@ -96,7 +100,7 @@ def integer_convolution(
         bias: (outputs,).
         geometry: stride, padding, dilation and groups; stride 1 without padding if not given.
     """
-    check_coded(x=x, weight=weight)
+    _check_coded(x=x, weight=weight)
     geometry = _geometry(geometry, x)
     check_geometry(x.layout.shape, weight.layout.shape, *geometry)
     check_numbers("bias", bias, weight.layout.shape[0])
@@ -117,7 +121,7 @@ def integer_convolution_backward(
     Arguments as in `integer_linear_backward`, with the geometry of the convolution.  For an x or a weight that is not
     needed its shape is enough.
     """
-    check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
+    _check_coded(g=g, **({"weight": weight} if need[0] else {}), **({"x": x} if need[1] else {}))
     geometry = _geometry(geometry, g)
     x_shape, weight_shape = (each.layout.shape if isinstance(each, CodedTensor) else each for each in (x, weight))
     shape = check_geometry(x_shape, weight_shape, *geometry)
@@ -147,8 +151,8 @@ def integer_matmul(a: CodedTensor, b: CodedTensor, *, transpose_a: bool = False,
         a, b: (..., rows, columns), with the same leading dimensions and one scale for the tensor.
         transpose_a, transpose_b: use each matrix of a batch transposed, which costs nothing.
     """
-    check_coded(a=a, b=b)
-    first, second = (operand(name, coded, ()) for name, coded in (("a", a), ("b", b)))
+    _check_coded(a=a, b=b)
+    first, second = (_operand(name, coded, ()) for name, coded in (("a", a), ("b", b)))
     for each in (first, second):
         if each.by_row or each.blocks is not None or each.folded is not None:
             raise InvalidValue(f"{each.name} of a product of batches must have one scale for the tensor.")
@@ -175,7 +179,7 @@ def fold_of(weight: CodedTensor) -> Tensor | None:
     largest of them; 0 where all weights of an output are zero.  The product for dW needs no factors, and where steps
     differ much they coarsen it: quantize the gradient once more without them.
     """
-    return fold_by(weight.scale.reciprocal()).factors if weight.scale.numel() > 1 else None
+    return _fold_by(weight.scale.reciprocal()).factors if weight.scale.numel() > 1 else None
 
 
 def reason_not_integer(
@@ -188,7 +192,7 @@ def reason_not_integer(
             "weight_gradient" (of the gradient and activations), of which `first` and `second` are the operands.
         convolution: True for the product of a convolution, False for that of a linear layer.
     """
-    check_coded(first=first, second=second)
+    _check_coded(first=first, second=second)
     try:
         _operands(product, first, second, convolution)
     except InvalidValue as error:
@@ -198,14 +202,136 @@ def reason_not_integer(
 
 # ------------------------------------------------------------------------------------------------------------- operands
 
+# A scale is separable if it can be taken out of a product's sum: one for the tensor, or one for each row of the result.
+# Scales along the dimension that is summed over are not, unless the other operand was multiplied by them before it was
+# quantized (`Folded`), or they belong to whole blocks, whose sums are scaled one by one.
+
+
+class _Operand(NamedTuple):
+    """The levels of a coded tensor: an element is (code - zero) step, divided by its channel's factor if folded."""
+
+    name: str
+    """The word for it in a message."""
+    codes: Tensor
+    """uint8, in the shape of the tensor; as a matrix with the blocks in its rows where there are blocks."""
+    zero: int
+    step: Tensor
+    """float32: one for the tensor, or one for each row (first dimension)."""
+    folded: Folded | None = None
+    blocks: Tensor | None = None
+    """float32 (rows, blocks): the scale of each block."""
+    size: int = 0
+    """Elements in a block."""
+
+    @property
+    def by_row(self) -> bool:
+        """True if rows have scales of their own."""
+        return self.step.numel() > 1
+
+
+class _Fold(NamedTuple):
+    """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
+
+    factors: Tensor
+    """float32: the steps over `unit`; 0 for outputs whose weights are all zero, which are no part of dX."""
+    unit: float
+    """A power of two near the largest step, by which dX is multiplied: the bits are those of the steps themselves, but
+    the product with a small gradient does not underflow."""
+
+
+def _fold_by(step: Tensor) -> _Fold:
+    """Return the factors for a weight with one step for each output."""
+    step = torch.where(step > 0, step, 0.0)  # NaN, the step of weights that are not finite, becomes 0, too
+    largest = float(step.max()) if step.numel() else 0.0
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+    return _Fold(step / unit, unit)
+
+
+def _operand(name: str, coded: CodedTensor, summed: Sequence[int]) -> _Operand:
+    """The levels of a coded tensor; refused, with the reason, where it has none.
+
+    Args:
+        name: the word for it in a message.
+        summed: the dimensions of the tensor that the product sums over.
+    """
+    folded = next((step for step in coded.transform if isinstance(step, Folded)), None)
+    others = [step for step in coded.transform if step is not folded and not isinstance(step, ThreeQuarters)]
+    if others:
+        raise InvalidValue(
+            f"codes of {name} are not those of its elements, which were transformed ({type(others[0]).__name__}) "
+            "before they were rounded."
+        )
+    if coded.block_scales is not None:
+        return _in_blocks(name, coded, coded.block_scales, summed)
+    codes = coded.layout.shaped(coded.in_bytes())
+    if coded.zero is None:
+        levels = levels_of(coded.format)
+        if not levels.identity:
+            codes = call("code_levels", codes, coded.format)
+        return _Operand(name, codes, levels.zero, levels.factor / coded.scale, folded)
+    return _Operand(name, codes, _zero_of(name, coded.zero), _step_of(name, coded, codes), folded)
+
+
+def _zero_of(name: str, zero: Tensor) -> int:
+    """The whole number that all rows have as the code of zero."""
+    value = float(zero.reshape(-1)[0]) if zero.numel() else 0.0
+    if zero.numel() > 1 and not bool((zero == value).all()):
+        raise InvalidValue(f"rows of {name} have different codes for zero; integer products take one for all.")
+    if not (value.is_integer() and 0 <= value <= 255):
+        raise InvalidValue(f"the code of zero of {name} must be a whole number from 0 to 255; got {value:g}.")
+    return int(value)
+
+
+def _step_of(name: str, coded: CodedTensor, codes: Tensor) -> Tensor:
+    """1 / scale; NaN where a code is beyond the format, as that is a NaN among codes that count from `low` up."""
+    step = coded.scale.reciprocal()
+    if coded.low is None:
+        return step
+    if bool((coded.low != 0).any()):  # a NaN is none
+        raise InvalidValue(f"codes of {name} count from a `low` that is not zero, so they are no multiples of a step.")
+    if coded.largest_code < 255 and codes.numel():
+        step = torch.where(codes.max() > coded.largest_code, torch.nan, step)
+    return step
+
+
+def _in_blocks(name: str, coded: CodedTensor, scales: Tensor, summed: Sequence[int]) -> _Operand:
+    """A matrix whose rows are whole blocks along the dimensions that are summed over."""
+    format = parse_format(coded.format)
+    assert isinstance(format, BlockFormat)
+    layout, dims = coded.layout, len(coded.layout.shape)
+    last = layout.order if layout.order is not None else tuple(range(dims))
+    lengths = [layout.shape[dim] for dim in summed]
+    columns = layout.columns if layout.order is not None else (layout.shape[-1] if dims else 1)
+    if tuple(last[dims - len(summed) :]) != tuple(summed) or torch.Size(lengths).numel() != columns:
+        raise InvalidValue(
+            f"blocks of {name} lie along another dimension than the product sums over, so their scales are not "
+            "separable; quantize it for this product."
+        )
+    codes, levels = coded.in_bytes(), levels_of(coded.format)
+    if not levels.identity:
+        codes = call("code_levels", codes, coded.format)
+    blocks = -(-columns // format.size)
+    rows = codes.numel() // codes.shape[-1] if codes.numel() else 0
+    matrix = codes.reshape(rows, codes.shape[-1] if dims else 1)[:, :columns]
+    matrix = torch.nn.functional.pad(matrix, (0, blocks * format.size - columns), value=levels.zero)
+    values = _scale_table(coded.format, scales.device)[scales.reshape(rows, -1)[:, :blocks].long()]
+    unbiased = any(isinstance(step, ThreeQuarters) for step in coded.transform)
+    step = coded.scale * (levels.factor * 4 / 3 if unbiased else levels.factor)
+    return _Operand(name, matrix, levels.zero, step, None, values, format.size)
+
+
+@lru_cache(maxsize=64)
+def _scale_table(format: str, device: torch.device) -> Tensor:
+    return block_coding_of(format, False).scale.table(device)
+
 
 def _operands(
     product: Product, first: CodedTensor, second: CodedTensor, convolution: bool = False
-) -> tuple[Operand, Operand]:
+) -> tuple[_Operand, _Operand]:
     """The two operands of a product as levels; matrices with the summed dimension last in a linear layer."""
     summed = _summed(product, first, second, convolution)
     names = OPERANDS[product]
-    a, b = operand(names[0], first, summed[0]), operand(names[1], second, summed[1])
+    a, b = _operand(names[0], first, summed[0]), _operand(names[1], second, summed[1])
     for each, over in ((a, summed[0]), (b, summed[1])):
         if each.blocks is not None and convolution:
             raise InvalidValue(f"scales of {each.name} belong to blocks; convolutions in integers take none of these.")
@@ -215,7 +341,7 @@ def _operands(
             raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
     _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
     if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
-        a, b = a._replace(folded=None), b._replace(step=torch.full_like(a.step, fold_by(b.step).unit))
+        a, b = a._replace(folded=None), b._replace(step=torch.full_like(a.step, _fold_by(b.step).unit))
     return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
 
 
@@ -234,7 +360,7 @@ def _summed(
     return rows, rows
 
 
-def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> None:
+def _check_folding(product: Product, a: _Operand, b: _Operand, channel: int) -> None:
     """Refuse factors of channels that the other operand does not cancel, and scales that no factors cancel."""
     if b.folded is not None or (product == "output" and a.folded is not None):
         raise InvalidValue("only a gradient may be multiplied by factors of channels before it is quantized.")
@@ -251,11 +377,11 @@ def _check_folding(product: Product, a: Operand, b: Operand, channel: int) -> No
             "the product sums over the rows of the weights, which have scales of their own; multiply the gradient by "
             "`fold_of(weight)` before it is quantized."
         )
-    if not b.by_row or not torch.equal(a.folded.factors, fold_by(b.step).factors):
+    if not b.by_row or not torch.equal(a.folded.factors, _fold_by(b.step).factors):
         raise InvalidValue("the gradient was multiplied by other factors than the steps of these weights.")
 
 
-def _check_no_output_is_lost(g: Operand) -> None:
+def _check_no_output_is_lost(g: _Operand) -> None:
     """Refuse dW and dbias of a gradient that factors of 0 have left without some of its outputs."""
     if g.folded is not None and not bool(g.folded.factors.all()):
         raise InvalidValue(
@@ -264,7 +390,7 @@ def _check_no_output_is_lost(g: Operand) -> None:
         )
 
 
-def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
+def _matrix(each: _Operand, summed: tuple[int, ...]) -> _Operand:
     """The operand as a matrix of (rows of the result, what is summed over), with a step for each row if for any."""
     if each.blocks is not None:
         return each
@@ -280,7 +406,7 @@ def _matrix(each: Operand, summed: tuple[int, ...]) -> Operand:
 # ------------------------------------------------------------------------------------------------------------- products
 
 
-def _rows_times_rows(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+def _rows_times_rows(a: _Operand, b: _Operand, bias: Tensor | None) -> Tensor:
     """a b^T, scaled, of matrices (rows, summed)."""
     if a.blocks is not None or b.blocks is not None:
         return _blocks_times_blocks(a, b, bias)
@@ -288,7 +414,7 @@ def _rows_times_rows(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     return scaled_products.matmul(a.codes, b.codes.t(), a.zero, b.zero, rows, Steps((b.step,)), bias)
 
 
-def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+def _blocks_times_blocks(a: _Operand, b: _Operand, bias: Tensor | None) -> Tensor:
     """a b^T where one or both have scales for blocks; the other has its steps in place of them."""
     size = math.gcd(a.size, b.size)
     width = max(each.codes.shape[1] for each in (a, b))
@@ -297,7 +423,7 @@ def _blocks_times_blocks(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     return scaled_products.block_matmul(first, second, a.zero, b.zero, one, other, step, bias, size)
 
 
-def _with_blocks(each: Operand, size: int, width: int) -> tuple[Tensor, Tensor]:
+def _with_blocks(each: _Operand, size: int, width: int) -> tuple[Tensor, Tensor]:
     """Codes in rows of `width`, and the scale of each block of `size`."""
     codes = torch.nn.functional.pad(each.codes, (0, width - each.codes.shape[1]), value=each.zero)
     count = width // size
@@ -313,7 +439,7 @@ def _column_sums(g: CodedTensor, channel: int) -> Tensor:
     summed = tuple(dim for dim in range(len(g.layout.shape)) if dim != channel)
     if g.block_scales is not None or g.scale.numel() > 1:
         return g.decode(torch.float32).sum(summed)
-    each = operand("gradient", g, summed)
+    each = _operand("gradient", g, summed)
     _check_no_output_is_lost(each)
     codes = each.codes.movedim(channel, -1).reshape(-1, g.layout.shape[channel])
     step = Steps((each.step.reshape(-1),), None if each.folded is None else each.folded.factors)
@@ -322,6 +448,13 @@ def _column_sums(g: CodedTensor, channel: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- shapes, arguments
+
+
+def _check_coded(**operands: object) -> None:
+    """Refuse an operand that is no coded tensor."""
+    for name, coded in operands.items():
+        if not isinstance(coded, CodedTensor):
+            raise InvalidType(f"{name} must be a CodedTensor; got an object of type {type(coded).__name__}.")
 
 
 def _linear_shape(x: CodedTensor, weight: CodedTensor) -> tuple[int, ...]:

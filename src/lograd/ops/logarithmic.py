@@ -8,7 +8,7 @@ linear, and all draws of an element have its sign.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,11 @@ from torch import Tensor
 from ..errors import InvalidValue, sentence
 from ..formats import FloatFormat
 from ..formats.values import check_rounding, check_width
-from .arguments import Scalar, check_floats, key_of, scalar
+from .arguments import Rounding, Scalar, Seed, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
-from .codes import pack_codes, quantize_codes
-from .codings import text_of
+from .codes import pack_codes, quantize_codes, text_of
 from .elementwise import quantize
 from .registry import call
-
-Rounding = Literal["nearest", "stochastic"]
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of draws whose mean has a code: powers of two."""
@@ -73,8 +70,8 @@ def format_of_mean(bits: int, samples: int) -> FloatFormat:
 def luq(
     x: Tensor,
     bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     rounding: Rounding = "stochastic",
     samples: int = 1,
@@ -121,8 +118,8 @@ def luq(
 def pack_luq(
     x: Tensor,
     bits: int = 4,
-    seed: int | Tensor = 0,
-    offset: int | Tensor = 0,
+    seed: Seed = 0,
+    offset: Seed = 0,
     *,
     rounding: Rounding = "stochastic",
     samples: int = 1,

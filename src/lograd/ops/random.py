@@ -52,3 +52,12 @@ def lower32(count: int, key: Tensor) -> Tensor:
 def uniform(count: int, key: Tensor) -> Tensor:
     """U / 2^48 in [0, 1), exact in float64."""
     return upper16(count, key).double() * 2.0**-16 + lower32(count, key).double() * 2.0**-48
+
+
+def rounded_up_or_down(steps: Tensor, key: Tensor) -> Tensor:
+    """Return float32 steps rounded up if the fraction plus U reaches 1, else down.
+
+    Float32 holds the fraction exactly, and float64 the comparison.
+    """
+    whole = steps.floor()
+    return whole + (uniform(steps.numel(), key).view_as(steps) >= 1 - (steps - whole).double()).float()

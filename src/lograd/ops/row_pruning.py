@@ -40,6 +40,8 @@ def row_norms(x: Tensor) -> Tensor:
     >>> row_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e-30, 4e-30]]))
     tensor([5.0000e+00, 0.0000e+00, 5.0000e-30], dtype=torch.float64)
     """
+    if not x.numel():
+        return x.new_zeros(x.shape[0], dtype=torch.float64)
     norms = torch.linalg.vector_norm(x, dim=1, dtype=None if x.dtype == torch.float64 else torch.float32).double()
     unsafe = ((norms < _SMALL) | (norms > _LARGE)).nonzero()[:, 0]
     if unsafe.numel():
@@ -51,15 +53,20 @@ def row_norms(x: Tensor) -> Tensor:
 
 
 def nonzero_rows(x: Tensor) -> Tensor:
-    """Return the indices of the rows of a matrix that are not all zero; NaN is not zero.
+    """Return the indices of the rows, along the first dimension, that are not all zero; NaN is not zero.
 
     >>> nonzero_rows(torch.tensor([[0.0, 0.0], [0.0, 1e-45], [float("nan"), 0.0]]))
     tensor([1, 2])
     """
-    return (row_norms(x) != 0).nonzero()[:, 0]
+    if x.dim() < 2 or not x.numel():
+        return (x.flatten() != 0).nonzero()[:, 0]
+    return (x.abs().amax(tuple(range(1, x.dim()))) != 0).nonzero()[:, 0]
 
 
-def row_threshold(norms: Tensor, *, sparsity: float | None = None, noise: float | None = None) -> Tensor:
+def row_threshold(
+    norms: Tensor, *, sparsity: float | None = None, noise: float | None = None, counts: Tensor | None = None,
+    total: int | None = None,
+) -> Tensor:  # fmt: skip
     """Return the threshold of the norms at which pruning drops a share of rows, or adds a share of energy.
 
     With k norms below the threshold a, S_1 their sum and S_2 the sum of their squares, k - S_1 / a rows are expected to
@@ -74,25 +81,30 @@ def row_threshold(norms: Tensor, *, sparsity: float | None = None, noise: float 
         norms: norms of rows, or other weights that are not negative.
         sparsity: the share of all rows that are expected to be zero, those that are zero already included.
         noise: the added energy over the energy of all rows.
+        counts: the number of rows for which each stands, where they are a sample themselves; one without.
+        total: the number of all rows, where `norms` leaves those of zeros out.
     """
-    total = norms.numel()
-    usable = norms.double()[(norms > 0) & norms.isfinite()].sort().values
-    if not usable.numel():
+    total = norms.numel() if total is None else total
+    usable = (norms > 0) & norms.isfinite()
+    found, order = norms.double()[usable].sort()
+    if not found.numel():
         return torch.zeros((), dtype=torch.float64, device=norms.device)
-    unit = usable[-1]  # squares of large norms would overflow
-    usable = usable / unit
-    first, second = usable.cumsum(0), (usable * usable).cumsum(0)
-    count = torch.arange(1, usable.numel() + 1, device=norms.device, dtype=torch.float64)
+    unit = found[-1]  # squares of large norms would overflow
+    found = found / unit
+    weights = torch.ones_like(found) if counts is None else counts.double()[usable][order]
+    count, first, second = weights.cumsum(0), (weights * found).cumsum(0), (weights * found * found).cumsum(0)
     if noise is not None:
         target = noise * second[-1]
-        reached = usable[1:] * first[:-1] - second[:-1]
+        reached = found[1:] * first[:-1] - second[:-1]
         place = torch.searchsorted(reached, target.reshape(1))[0]
         return unit * (target + second[place]) / first[place] if noise > 0 else torch.zeros_like(unit)
-    target = torch.as_tensor(sparsity, dtype=torch.float64, device=norms.device) * total - (total - usable.numel())
+    target = torch.as_tensor(sparsity, dtype=torch.float64, device=norms.device) * total - (total - count[-1])
     if target <= 0:
         return torch.zeros_like(unit)
-    reached = count[:-1] - first[:-1] / usable[1:]
+    reached = count[:-1] - first[:-1] / found[1:]
     place = torch.searchsorted(reached, target.reshape(1))[0]
+    if count[place] <= target:  # counts are estimates, and add up to fewer rows than shall go
+        return torch.zeros_like(unit)
     return unit * first[place] / (count[place] - target)
 
 
@@ -123,3 +135,10 @@ def check_noise(noise: float) -> float:
     if not 0 <= noise < 1:
         raise InvalidValue(sentence("noise", noise, "at least 0 and below 1, such as 0.02"))
     return float(noise)
+
+
+def check_share(what: str, share: float) -> float:
+    """Return a share of rows as a float; refuse numbers that are not above 0 and at most 1."""
+    if not 0 < share <= 1:
+        raise InvalidValue(sentence(what, share, "above 0 and at most 1"))
+    return float(share)

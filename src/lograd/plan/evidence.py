@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 from ..errors import InvalidValue, sentence
-from ..files.checks import check_number, check_object, check_text, check_whole
+from ..files import check_number, check_object, check_text, check_whole
 from ..treatments import Statistics
 
 MOST_NAMES = 3
@@ -81,17 +81,6 @@ class StepWork:
         """Return so many operations as a share of the whole step."""
         return operations / self.total if self.total else 0.0
 
-    @classmethod
-    def sum(cls, several: Sequence[StepWork]) -> StepWork:
-        """Return the sum over several ranks, each with its part of the batch."""
-        parts: dict[tuple[str, str, str], Untreated] = {}
-        for part in (part for one in several for part in one.untreated):
-            key = (part.name, part.kind, part.reason)
-            before = parts.get(key, Untreated(*key))
-            parts[key] = Untreated(*key, before.forward + part.forward, before.backward + part.backward)
-        counts = {name: sum(getattr(one, name) for one in several) for name in ("forward", "backward", "recomputed")}
-        return cls(**counts, untreated=tuple(parts.values()))
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, of which `from_dict` makes these counts again."""
         return asdict(self) | {"untreated": [asdict(part) for part in self.untreated]}
@@ -101,17 +90,16 @@ class StepWork:
         """Return the counts that `to_dict` was given; the exact inverse."""
         counts, texts = ("forward", "backward"), ("name", "kind", "reason")
         check_object("the work of a step", data, (*counts, "recomputed", "untreated"))
+        forward, backward, recomputed = (
+            check_whole(f"{name} operations", data[name]) for name in (*counts, "recomputed")
+        )
+        parts = []
         for part in data["untreated"]:
             check_object("an untreated part of a step", part, (*texts, *counts))
-        return cls(
-            *(check_whole(f"{name} operations", data[name]) for name in (*counts, "recomputed")),
-            tuple(
-                Untreated(
-                    *(check_text(one, part[one]) for one in texts), *(check_whole(one, part[one]) for one in counts)
-                )
-                for part in data["untreated"]
-            ),
-        )
+            name, kind, reason = (check_text(one, part[one]) for one in texts)
+            before, behind = (check_whole(one, part[one]) for one in counts)
+            parts.append(Untreated(name, kind, reason, before, behind))
+        return cls(forward, backward, recomputed, tuple(parts))
 
     def lines(self, layers: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return lines on how the whole step divides and on its untreated parts, those with the most work first.

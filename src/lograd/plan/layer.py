@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
 from ..errors import InvalidType, InvalidValue, sentence
-from ..files.checks import check_number, check_object, check_whole
+from ..files import check_number, check_object, check_whole
 from ..formats import Format, parse_format
 from ..formats.values import check_width
 from ..theory import best_format

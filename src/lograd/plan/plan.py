@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, nearest_name, plural, sentence
-from ..files import strict_json
-from ..files.atomic import read_file, replace_file
-from ..files.checks import check_object, check_text
-from ..files.seals import checksum_of_json
+from ..files import check_object, check_text, checksum_of_json, read_file, read_json, replace_file
 from ..formats import Format
 from ..formats.values import check_width
 from ..report import TextTable, text_table
@@ -353,8 +350,8 @@ class Plan:
             tuple(check_text("keep of a plan", one) for one in keep),
             data.get("attention"),
             data.get("saved"),
-            *(data.get(name, False) for name in SWITCHES),
-            Evidence.from_dict(data.get("evidence", {})),
+            evidence=Evidence.from_dict(data.get("evidence", {})),
+            **{name: data.get(name, False) for name in SWITCHES},
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -371,7 +368,7 @@ class Plan:
         """
         content = read_file(path)
         try:
-            return cls.from_dict(strict_json.parse(content))
+            return cls.from_dict(read_json(content))
         except LogradError as error:
             raise InvalidValue(f"Cannot read the plan {path}: {error}") from None
 

@@ -212,6 +212,27 @@ def instruction_sets(amx: Amx) -> dict[str, Any]:
     }
 
 
+FEATURES = (
+    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_int8", "amx_bf16",
+)  # fmt: skip
+"""Flags of a CPU that decide how fast products are, as Linux spells them."""
+LIMITS = (
+    "LOGRAD_ISA", "ATEN_CPU_CAPABILITY", LIMIT, "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "FBGEMM_ENABLE_INSTRUCTIONS",
+)  # fmt: skip
+"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
+
+
+def conditions() -> dict[str, Any]:
+    """Return what a measurement notes: machine and day, the flags of the CPU, and what lograd and PyTorch may use."""
+    flags = cpuinfo("flags").split()
+    return machine() | {
+        "cpu flags": [name for name in FEATURES if name in flags],
+        "PyTorch's instruction set": _torch_capability(),
+        "environment": {name: os.environ[name] for name in LIMITS if name in os.environ},
+    }
+
+
 def _torch_capability() -> str:
     # A broken torch is what this report may be needed for.
     try:

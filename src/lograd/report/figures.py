@@ -92,6 +92,10 @@ def lines(
         ax.set_xscale("log")
     if "y" in log:
         ax.set_yscale("log")
+    if not log and all(np.asarray(x).dtype.kind in "iu" for x, _ in series.values()):
+        from matplotlib.ticker import MaxNLocator
+
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(ax, list(series), percent)
     return figure
 

@@ -198,11 +198,6 @@ def text_table(
     return TextTable(title, columns, rows, caption, droppable, header, notes)
 
 
-def show(table: TextTable, console: Console) -> None:
-    """Print a table in colours, fitted to a terminal; a file or a pipe gets its full width."""
-    console.print(table, width=None if console.is_terminal else max(console.width, table.width))
-
-
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Return a table in Markdown; the first column is text, the others are numbers.
 

@@ -7,23 +7,14 @@ lognormal law.
 from .allocation import allocate, thresholds_for
 from .clipping import best_scale, rounding_cosine
 from .error import best_format, float_formats, format_errors, lognormal_relative_error, relative_error, squared_error
-from .frontier import Choice, Option, Problem, choose, frontier, pruned_options
-from .intervals import (
-    IntervalErrors,
-    best_interval,
-    interval_bound,
-    interval_clipped,
-    interval_error,
-    interval_errors,
-    measured_interval_errors,
-    optimal_interval,
-)
+from .frontier import Choice, Option, Problem, choose, frontier
 from .propagation import Propagation, Sparsities, allocate_by_noise
 from .pruning import (
     atp_sparsity,
     cosine,
     noise_to_signal,
     nonzero_sparsity,
+    rows_kept,
     sparsity,
     threshold,
     threshold_for_cosine,
@@ -38,7 +29,6 @@ __all__ = [
     "Choice",
     "Option",
     "Problem",
-    "IntervalErrors",
     "Propagation",
     "Rise",
     "Sparsities",
@@ -46,7 +36,6 @@ __all__ = [
     "allocate_by_noise",
     "atp_sparsity",
     "best_format",
-    "best_interval",
     "best_scale",
     "block_householder_variance_bound",
     "choose",
@@ -54,18 +43,12 @@ __all__ = [
     "float_formats",
     "format_errors",
     "frontier",
-    "interval_bound",
-    "interval_clipped",
-    "interval_error",
-    "interval_errors",
     "lognormal_relative_error",
-    "measured_interval_errors",
     "noise_to_signal",
     "nonzero_sparsity",
-    "optimal_interval",
+    "rows_kept",
     "per_sample_variance_bound",
     "per_tensor_variance_bound",
-    "pruned_options",
     "relative_error",
     "risen",
     "rounding_cosine",

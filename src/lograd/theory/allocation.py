@@ -23,11 +23,10 @@ from .pruning import (
     nonzero_sparsity,
     sparsity,
     threshold,
-    threshold_for_cosine,
     threshold_for_noise,
 )
 
-Method = Literal["uniform", "floors", "cosine", "noise"]
+Method = Literal["uniform", "cosine", "noise"]
 
 
 def allocate(
@@ -36,7 +35,6 @@ def allocate(
     sparsity: float,
     method: Method = "cosine",
     *,
-    floors: Sequence[float | None] | None = None,
     costs: ArrayLike | None = None,
     zero_share: ArrayLike | None = None,
     max_sparsity: float = 1.0,
@@ -44,10 +42,8 @@ def allocate(
     """Return one sparsity per layer, existing zeros included, that together keep the budget.
 
     "uniform" gives every layer the same: `sparsity`, or a little less where other layers have more zeros already.
-    "floors" is the heterogeneous rule of [chmiel2021]: a layer with a floor is pruned less, until its cosine reaches
-    the floor, and the layers whose floor is None make up for it, all alike.  (In the released code the count of zeros
-    already produced stays 0; here it is kept.)  "cosine" needs no floors: it finds the largest cosine that ALL layers
-    can share within the budget, which maximises the smallest cosine.
+    "cosine" finds the largest cosine that ALL layers can share within the budget, which maximises the smallest cosine.
+    (The heterogeneous rule of [chmiel2021] takes a floor for each layer's cosine instead.)
 
     "noise" minimises sum_l c_l NSR_l, where NSR_l = (a M_1(a) - M_2(a)) / E[x^2] is the noise-to-signal ratio of the
     pruned gradient and c_l the cost of a unit of it.  As d NSR / da = M_1 / E[x^2] and dS / da = M_1 / a^2 have the
@@ -59,14 +55,12 @@ def allocate(
         laws: the law of |g| in each layer.
         counts: the weight of each layer in the budget: its elements, or its operations.
         sparsity: the share of zeros over all elements.
-        method: "uniform", "floors", "cosine" or "noise".
-        floors: the smallest cosine of each layer, or None for a free layer; for "floors" only.
+        method: "uniform", "cosine" or "noise".
         costs: c_l of each layer, positive; for "noise" only.
         zero_share: the share of zeros that each layer has before pruning; by default that of the fitted data.
         max_sparsity: the most that any one layer is given, unless it has more zeros already.
 
-    Existing zeros stay.  Where they alone exceed the budget, they are the result.  "floors" stays below the budget
-    where `max_sparsity` and the floors leave no layer to make up for the rest.
+    Existing zeros stay.  Where they alone exceed the budget, they are the result.
 
     >>> from lograd.laws import LogNormal
     >>> wide, narrow = allocate([LogNormal(0.0, 3.0), LogNormal(0.0, 1.0)], [1000, 1000], 0.8)
@@ -74,7 +68,7 @@ def allocate(
     True
     """
     n, zeros = _checked_layers(laws, counts, zero_share)
-    _check_method(method, floors, costs)
+    _check_method(method, costs)
     target = _checked_target(sparsity, max_sparsity)
     ceiling = np.maximum(zeros, max_sparsity)
     if n @ ceiling < target * n.sum():
@@ -85,8 +79,6 @@ def allocate(
         return zeros.copy()
     if method == "uniform":
         return _one_level(n, target * n.sum(), zeros, ceiling)
-    if method == "floors":
-        return _with_floors(laws, n, target, floors, zeros, ceiling)
     if method == "noise":
         return _least_noise(laws, n, target, costs, zeros, ceiling)
     return _common_cosine(laws, n, target, zeros, ceiling)
@@ -113,12 +105,11 @@ def _checked_target(sparsity: float, max_sparsity: float) -> float:
     return float(check_sparsity(sparsity))
 
 
-def _check_method(method: Method, floors: object, costs: object) -> None:
+def _check_method(method: Method, costs: object) -> None:
     if method not in get_args(Method):
-        raise InvalidValue(sentence("method", method, "'uniform', 'floors', 'cosine' or 'noise'"))
-    for name, needed, given in (("floors", "floors", floors), ("costs", "noise", costs)):
-        if given is not None and method != needed:
-            raise InvalidValue(f"{name}= belongs to method={needed!r}; got method={method!r}.")
+        raise InvalidValue(sentence("method", method, "'uniform', 'cosine' or 'noise'"))
+    if costs is not None and method != "noise":
+        raise InvalidValue(f"costs= belongs to method='noise'; got method={method!r}.")
 
 
 def _one_level(n: Values, total: float, zeros: Values, ceiling: Values) -> Values:
@@ -179,21 +170,6 @@ def _within_budget(layers: Callable[[float], Values], n: Values, target: float) 
     while excess(high) < 0 and high < 700:
         high = min(2 * high, 700.0)
     return layers(float(brentq(excess, low, high, xtol=1e-13, rtol=1e-13)))
-
-
-def _with_floors(
-    laws: Sequence[Law], n: Values, target: float, floors: Sequence[float | None] | None, zeros: Values, ceiling: Values
-) -> Values:
-    if not isinstance(floors, Sequence) or isinstance(floors, str) or len(floors) != len(laws):
-        raise InvalidValue(sentence("floors", floors, f"{len(laws)} entries, a cosine or None for each layer"))
-    held = [index for index, floor in enumerate(floors) if floor is not None]
-    ceiling = ceiling.copy()
-    if held:
-        limits = real("floors", [floors[index] for index in held])
-        held_laws = [laws[index] for index in held]
-        at_floor = zeros[held] + (1 - zeros[held]) * sparsity(held_laws, threshold_for_cosine(held_laws, limits))
-        ceiling[held] = np.maximum(zeros[held], np.minimum(target, at_floor))
-    return _one_level(n, target * n.sum(), zeros, ceiling)
 
 
 def thresholds_for(laws: Sequence[Law], sparsities: ArrayLike, zero_share: ArrayLike | None = None) -> Values:

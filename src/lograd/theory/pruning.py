@@ -143,6 +143,25 @@ def _thresholds(threshold: ArrayLike) -> Values:
     return array
 
 
+def rows_kept(law: Law, noise: float, zeros: float = 0.0) -> float:
+    """Return the share of rows that stochastic pruning of row norms keeps where it adds this noise-to-signal ratio.
+
+    The identities are those of elements, on the law of the norms.
+
+    >>> from lograd.laws import LogNormal
+    >>> round(rows_kept(LogNormal(0.0, 2.0), 0.02, zeros=0.6), 3)
+    0.047
+
+    Args:
+        law: that of the norms of rows that are not zero.
+        noise: the added energy over the energy of the gradient.
+        zeros: the share of rows that are zero.
+    """
+    if noise == 0:
+        return 1 - zeros
+    return (1 - zeros) * float(1 - sparsity(law, threshold_for_noise(law, noise)))
+
+
 def _sparsity(law: Law, a: Values) -> Values:
     positive = np.where(a > 0, a, 1.0)
     return values(np.where(a > 0, np.clip(law.cdf(a) - law.partial_moment(1, a) / positive, 0.0, 1.0), 0.0))

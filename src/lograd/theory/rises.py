@@ -112,13 +112,13 @@ class Curves(NamedTuple):
         return found
 
 
-def finite(values: Values) -> Values:
+def bounded(values: Values) -> Values:
     """Return the values, with LARGEST for those beyond it and for NaN."""
     found: Values = np.where(values < LARGEST, values, LARGEST)
     return found
 
 
-def settled(propagation: Propagation, noise: ArrayLike, rises: Curves) -> Values:
+def arriving_levels(propagation: Propagation, noise: ArrayLike, rises: Curves) -> Values:
     """Return the level of noise that arrives at each layer, z = x - 1, at most LARGEST.
 
     Args:
@@ -129,7 +129,7 @@ def settled(propagation: Propagation, noise: ArrayLike, rises: Curves) -> Values
     ratios = rises.at(levels)
     for _ in range(ROUNDS):
         with np.errstate(all="ignore"):
-            levels = finite(propagation.growth(noise, ratios) - 1)
+            levels = bounded(propagation.growth(noise, ratios) - 1)
         before, ratios = ratios, rises.at(levels)
         if np.allclose(before, ratios, rtol=1e-7, atol=0.0):
             break
@@ -147,7 +147,7 @@ def risen(
     """
     n, m = noise
     curves = [Curves.of(side) for side in rises]
-    levels = settled(propagation, n, curves[0])
+    levels = arriving_levels(propagation, n, curves[0])
     with np.errstate(all="ignore"):
         total = propagation.total(n, m, *(side.at(levels) for side in curves))
     return float(np.nan_to_num(total, nan=MOST, posinf=MOST)), levels

@@ -27,10 +27,12 @@ from .products import (
     can_take_rows,
     gradients,
     meet_as_levels,
+    with_backends,
 )
 from .prune import Prune
 from .quantize import Quantize
 from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe
+from .rows import Rows
 from .s2fp8 import S2fp8
 from .sawb import Sawb
 from .sentence import (
@@ -56,9 +58,9 @@ from .treatment import Coded, Numbers, Setting, Treatment, coder
 __all__ = [
     "Coded", "Numbers", "Prediction", "Sentence", "Setting", "Statistics", "Treatment", "coder",
     "Atp", "Blocks", "Dithered", "Hadamard", "Integers", "Interval", "Learned", "Luq", "Prune", "Quantize",
-    "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
+    "Rows", "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
-    "can_take_rows", "gradients", "meet_as_levels",
+    "can_take_rows", "gradients", "meet_as_levels", "with_backends",
     "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
     "apply", "checked_result", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled",
     "stages", "to_json", "total_counts",

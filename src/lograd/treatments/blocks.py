@@ -9,10 +9,11 @@ from .. import ops
 from ..errors import InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
+from ..ops.arguments import Rounding
+from ..ops.blocks import why_biased
 from ..ops.coded import Encoded, Layout
-from ..ops.codings import reason_without_levels, why_biased
+from ..ops.codes import reason_without_levels
 from ..ops.layouts import dense
-from .quantize import Rounding
 from .tensors import contracted_last
 from .treatment import Coded, Setting
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import InvalidValue
-from ..files.checks import check_flag
+from ..files import check_flag
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.affine import coded_levels
+from ..ops.arguments import Rounding, check_floats
 from ..ops.coded import Encoded
 from ..ops.registry import call, kernel_of
-from .quantize import Rounding, stepped
+from .quantize import stepped
 from .statistics import Statistics
 from .treatment import RARE, Coded, LevelCodes, Numbers, Outcomes, Scales, Setting, check_choice
 
@@ -29,14 +31,10 @@ LOW, HIGH, SEEN = range(3)
 LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
-class PackedLevels(Coded, abstract=True):
-    """Levels over one range, whose values are those of their codes: a treatment whose only step is `_packed`."""
+class ToLevels(Coded, abstract=True):
+    """A treatment that is the operator `integer_codes`, with arguments of its own: values are those of the codes."""
 
     bits: int
-
-    @abstractmethod
-    def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
-        """Return the tensor as levels, with its counts."""
 
     @property
     def element_bits(self) -> float:
@@ -46,20 +44,45 @@ class PackedLevels(Coded, abstract=True):
     def level_bits(self) -> int:
         return self.bits
 
+    @abstractmethod
+    def _arguments(self, g: Tensor, setting: Setting) -> tuple[Any, ...]:
+        """Return the arguments of `integer_codes` behind the tensor."""
+
+    def _between(self, low: float, high: float, g: Tensor, setting: Setting) -> tuple[Any, ...]:
+        """Return the arguments for one given range, rounded to nearest; symmetric if it reaches below zero."""
+        limits = g.new_tensor([low, high], dtype=torch.float32)
+        return limits, setting.fold, setting.fold_dim, self.bits, False, low < 0, False, setting.key, False
+
+    def _remember(self, range: Tensor, counts: Tensor, setting: Setting) -> None:
+        """Take the range of a tensor, as it was found, into the memory."""
+
     def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        """Return the values of the levels, with their counts."""
-        found = self._packed(g, setting)
-        return ops.Counted(found.coded.decode(), found.counts)
+        coded, counts = self.encode(g, setting)
+        return ops.Counted(coded.decode(), counts)
 
     def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        """Return the levels, with their counts."""
-        found = self._packed(g, setting)
-        return Encoded(found.coded, found.counts)
+        check_floats(g)
+        arguments = self._arguments(g, setting)
+        _, fold, fold_dim, bits, _, symmetric, *_ = arguments
+        codes, parameters, range, counts = call("integer_codes", g, *arguments)
+        self._remember(range, counts, setting)
+        return Encoded(coded_levels(g, codes, parameters, bits, symmetric, fold, fold_dim), counts)
+
+    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
+        arguments = self._arguments(g, setting)
+        # The kernel itself: what the operator checks was checked when the site was made.
+        codes, parameters, range, counts = kernel_of("integer_codes")(g, *arguments)
+        self._remember(range, counts, setting)
+        return LevelCodes(codes, self._of_elements(parameters, g, arguments[1], setting), counts)
+
+    def _of_elements(self, parameters: Tensor, g: Tensor, fold: Tensor | None, setting: Setting) -> Tensor:
+        """Return scales and zeros of the elements, from those of elements times factors."""
+        return parameters
 
 
 @final
 @dataclass(frozen=True)
-class Integers(Coded):
+class Integers(ToLevels):
     """Whole multiples of a step around a zero point, as integer products take them: see `ops.pack_integers`.
 
     Args:
@@ -125,10 +148,6 @@ class Integers(Coded):
         return self.rounding == "stochastic" and self.ranges == "current"
 
     @property
-    def element_bits(self) -> float:
-        return self.bits
-
-    @property
     def memory_size(self) -> int:
         """In hindsight: low and high of the next range, and the number of tensors that they come from."""
         return 3 if self.ranges == "hindsight" else 0
@@ -143,49 +162,33 @@ class Integers(Coded):
             step = min(max(low / zero, high / (last - zero)) for zero in zeros) if low and high else (low + high) / last
         return {"step": 2.0 ** math.ceil(math.log2(step)) if self.power_of_two else step, "largest": largest}
 
-    def apply(self, g: Tensor, setting: Setting) -> ops.Counted:
-        found = ops.quantize_integers(g, self.bits, **self._arguments(g, setting))
-        self._remember(found.range, found.counts, setting)
-        return ops.Counted(found.result, found.counts)
-
-    @property
-    def level_bits(self) -> int:
-        return self.bits
-
     @property
     def scales(self) -> Scales:
         return self.per
-
-    def encode(self, g: Tensor, setting: Setting) -> Encoded:
-        found = ops.pack_integers(g, self.bits, **self._arguments(g, setting))
-        self._remember(found.range, found.counts, setting)
-        return Encoded(found.coded, found.counts)
 
     @property
     def can_fold(self) -> bool:
         return self.per != "column"
 
-    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
-        limits, fold = None, setting.fold
+    def _arguments(self, g: Tensor, setting: Setting) -> tuple[Any, ...]:
+        fold, fold_dim, limits = setting.fold, setting.fold_dim, None
         columns, rows = self._has_columns(g), self._has_rows(g, fold)
         if columns:
-            fold, limits = self._column_scales(g, setting.fold), self._column_limits(g, setting.fold)
+            fold, fold_dim, limits = self._column_scales(g, setting.fold), 1, self._column_limits(g, setting.fold)
         elif rows and not self.symmetric:
             limits = self._row_ranges(g)
-        elif self.ranges == "hindsight" and setting.memory.numpy()[SEEN]:
-            limits = torch.from_numpy(setting.memory.numpy()[:SEEN].astype("float32"))
-        # The kernel itself: what the public function checks was checked when the site was made.
-        codes, parameters, range, counts = kernel_of("integer_codes")(
-            g, limits, fold, 1 if columns else setting.fold_dim, self.bits, self.per == "channel" or rows,
-            self.symmetric, self.rounding == "stochastic", setting.key, self.power_of_two,
-        )  # fmt: skip
-        if self.ranges == "hindsight":
-            self._remember(range[:, 0], counts, setting)
-        if columns:
-            assert fold is not None
-            scale = fold if rows else parameters[0] * fold
-            parameters = torch.stack([scale, torch.full_like(scale, self._middle)])
-        return LevelCodes(codes, parameters, counts)
+        elif self.memory_size and (memory := setting.memory.tolist())[SEEN]:
+            limits = g.new_tensor(memory[:SEEN], dtype=torch.float32)
+        per_channel, stochastic = rows or (self.per == "channel" and g.dim() > 0), self.rounding == "stochastic"
+        symmetric, key = self.symmetric, setting.key
+        return limits, fold, fold_dim, self.bits, per_channel, symmetric, stochastic, key, self.power_of_two
+
+    def _of_elements(self, parameters: Tensor, g: Tensor, fold: Tensor | None, setting: Setting) -> Tensor:
+        """Return the scales of columns, which the elements were multiplied by."""
+        if fold is None or not self._has_columns(g):
+            return parameters
+        scale = fold if self._has_rows(g, setting.fold) else parameters[0] * fold  # scales of rows are the factors
+        return torch.stack([scale, torch.full_like(scale, self._middle)])
 
     @property
     def _middle(self) -> float:
@@ -248,31 +251,12 @@ class Integers(Coded):
         step = (step * (1 + 2.0**-22)).clamp(LEAST, MOST / last)
         return torch.stack([-zero * step, (last - zero) * step]).float()
 
-    def _arguments(self, g: Tensor, setting: Setting) -> dict[str, Any]:
-        known = self.memory_size and float(setting.memory[SEEN])
-        columns, rows = self._has_columns(g), self._has_rows(g, setting.fold)
-        limits = setting.memory[:SEEN] if known else None
-        if columns:
-            limits = self._column_limits(g, setting.fold)
-        elif rows and not self.symmetric:
-            limits = self._row_ranges(g)
-        return {
-            "per": "channel" if (self.per == "channel" and g.dim()) or rows else "tensor",
-            "symmetric": self.symmetric,
-            "rounding": self.rounding,
-            "seed": setting.key,
-            "fold": self._column_scales(g, setting.fold) if columns else setting.fold,
-            "fold_dim": 1 if columns else setting.fold_dim,
-            "range": limits,
-            "power_of_two": self.power_of_two,
-            "counted": True,
-        }
-
     def _remember(self, range: Tensor, counts: Tensor, setting: Setting) -> None:
         """Move the range towards that of a tensor which is finite and not zero."""
         if not self.memory_size or int(counts[1]):
             return
-        ends, (*before, seen) = range.tolist(), setting.memory.tolist()  # plain numbers: an operator takes longer
+        # Plain numbers: an operator takes longer.
+        ends, (*before, seen) = range.flatten().tolist(), setting.memory.tolist()
         if not any(ends):
             return
         if seen:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 from .. import ops
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.arguments import Rounding
 from ..ops.coded import Encoded
-from .quantize import Rounding, stepped
+from .quantize import stepped
 from .statistics import Statistics
 from .tensors import finite_part, is_finite
 from .treatment import Coded, Numbers, Outcomes, Setting, checked_number
@@ -80,9 +81,9 @@ class Interval(Coded):
         gamma = float(setting.memory[0]) or self._search(g)
         clipped = ops.pack_interval(g, self.bits, gamma or 1.0, self.rounding, setting.key)
         self._remember(gamma, g, clipped, setting)
-        return Encoded(clipped.coded, clipped.counts)
+        return Encoded(clipped.result, clipped.counts)
 
-    def _remember(self, gamma: float, g: Tensor, clipped: ops.Clipped | ops.ClippedCodes, setting: Setting) -> None:
+    def _remember(self, gamma: float, g: Tensor, clipped: ops.Clipped, setting: Setting) -> None:
         """Move gamma towards the share that is to be clipped."""
         if gamma and clipped.largest > 0 and is_finite(g):
             excess = float(clipped.share) - self.clipped_share

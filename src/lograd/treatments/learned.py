@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 import torch
 
-from .. import ops
 from ..formats.values import check_width
 from ..ops.registry import call
-from .integers import PackedLevels
+from .integers import ToLevels
 from .tensors import finite_part, steady_square_sum, steady_sum
-from .treatment import LevelCodes, Numbers, Setting, check_choice
+from .treatment import Numbers, Setting, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +25,7 @@ SMALLEST, LARGEST = 1e-12, 1e38
 
 @final
 @dataclass(frozen=True)
-class Learned(PackedLevels):
+class Learned(ToLevels):
     """Levels over [-c, c], or over [0, c] where the first tensor has nothing negative, with a clip c that is learned.
 
         x_q = s clamp(round(x / s), -Q, Q)        s = c / Q        Q = 2^(bits - 1) - 1
@@ -105,29 +104,11 @@ class Learned(PackedLevels):
         factor = 1.0 if self.method == "clip" else 1 / math.sqrt(max(x.numel(), 1) * largest)
         return d_x, (by_step * (factor / largest)).to(memory.device, torch.float32)
 
-    def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
-        limits = self._limits(g, setting.memory)
-        found: ops.RangedCodes = ops.pack_integers(
-            g, self.bits, symmetric=limits[0] < 0, range=limits, fold=setting.fold, fold_dim=setting.fold_dim,
-            counted=True,
-        )  # fmt: skip
-        return found
-
-    def level_codes(self, g: Tensor, setting: Setting) -> LevelCodes:
-        limits = self._limits(g, setting.memory)
-        # The operator itself: what the public function checks was checked when the site was made.
-        codes, parameters, _, counts = call(
-            "integer_codes", g, g.new_tensor(limits, dtype=torch.float32), setting.fold, setting.fold_dim, self.bits,
-            False, limits[0] < 0, False, setting.key,
-        )  # fmt: skip
-        return LevelCodes(codes, parameters, counts)
-
-    def _limits(self, g: Tensor, memory: Tensor) -> tuple[float, float]:
-        """Return the ends of the range, which a first tensor gives."""
-        if not float(memory[INITIAL]):
-            self.follow(g, 0.0, memory)
-        clip, signed, _ = memory.tolist()
-        return (-clip if signed else 0.0), clip
+    def _arguments(self, g: Tensor, setting: Setting) -> tuple[Any, ...]:
+        if not float(setting.memory[INITIAL]):  # a first tensor gives the range
+            self.follow(g, 0.0, setting.memory)
+        clip, signed, _ = setting.memory.tolist()
+        return self._between(-clip if signed else 0.0, clip, g, setting)
 
     def _largest(self, signed: float) -> int:
         return int(2 ** (self.bits - 1) - 1 if signed else 2**self.bits - 1)

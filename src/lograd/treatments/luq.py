@@ -10,11 +10,12 @@ import numpy as np
 
 from .. import ops
 from ..laws.law import Values
+from ..ops.arguments import Rounding
 from ..ops.coded import Encoded
 from ..ops.logarithmic import check_samples, format_of_mean
 from ..ops.registry import call
 from .integers import MOMENTUM, Ranges
-from .quantize import Rounding, level_bits, rounded
+from .quantize import level_bits, rounded
 from .statistics import Statistics
 from .tensors import is_finite
 from .treatment import RARE, Coded, Numbers, Outcomes, Setting, check_choice

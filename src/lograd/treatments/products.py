@@ -168,6 +168,24 @@ def can_take_rows(gradient: Coded) -> bool:
     return gradient.levels and (gradient.can_fold or gradient.scales == "column")
 
 
+def with_backends(treated: Treated) -> Treated:
+    """Return a recipe with the backend of each product named, so that nothing is timed where it is attached.
+
+    Operands that meet as levels have integer products, and pruned gradients sparse ones; others are left to "auto".
+
+    >>> from lograd.treatments import recipe
+    >>> [product.backend for product in with_backends(recipe("int8wa+prune90"))]
+    ['integer', 'sparse', 'sparse']
+    """
+    found = []
+    for name, product in zip(PRODUCTS, treated, strict=True):
+        operands = (getattr(product, operand) for operand in OPERANDS[name])
+        pruned = any(one.makes_zeros for one in product.gradient)
+        backend: Backend = "integer" if meet_as_levels(name, *operands) else "sparse" if pruned else product.backend
+        found.append(replace(product, backend=backend))
+    return Treated(*found)
+
+
 _FORMER = {"input": "input_gradient", "weight": "weight_gradient"}
 
 

@@ -14,9 +14,10 @@ from ..formats import FloatFormat, Format, parse_format
 from ..formats.values import check_rounding
 from ..laws import LogNormal
 from ..laws.law import Values
-from ..ops.arguments import scalar
+from ..ops.arguments import Rounding, scalar
 from ..ops.coded import Encoded
-from ..ops.codings import arguments_of, grid_of, levels_of, reason_without_levels
+from ..ops.codes import levels_of, reason_without_levels
+from ..ops.elementwise import arguments_of, grid_of
 from ..ops.registry import call
 from ..theory.clipping import CRITERIA
 from .statistics import Statistics
@@ -25,7 +26,6 @@ from .treatment import RARE, Coded, Numbers, Outcomes, Setting, check_choice
 if TYPE_CHECKING:
     from torch import Tensor
 
-Rounding = Literal["stochastic", "nearest"]
 Overflow = Literal["saturate", "infinity"]
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 """Scales are float32 and must stay normal numbers."""

@@ -10,18 +10,23 @@ from functools import reduce
 from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence
-from ..formats import FloatFormat, IntFormat
-from . import full
+from ..formats import BlockFormat, FloatFormat, IntFormat, parse_format
+from ..ops.arguments import Rounding
 from .atp import Atp
 from .blocks import Blocks
 from .dithered import Dithered
 from .hadamard import Hadamard
+from .integers import Integers, Ranges
 from .interval import Interval
+from .learned import Learned
 from .luq import Luq
 from .products import ProductPlan, Treated, both, gradients
 from .prune import Prune
 from .quantize import Quantize
+from .rows import Rows
 from .s2fp8 import S2fp8
+from .sawb import Sawb
+from .sentence import Sentence
 from .statquant import StatQuant
 from .topk import TopK, TopKStochastic
 from .treatment import Treatment
@@ -76,6 +81,15 @@ def _largest(percent: str, variant: str | None = None) -> Treated:
     return both(TopK(_fraction(percent), over))
 
 
+def _rows(of: str | None, sparsity: float | None = None, noise: float | None = None) -> Treated:
+    return both(Rows(sparsity, noise, of="sample" if of else "row"))
+
+
+def _rows_first(treatments: Sentence) -> Sentence:
+    """Return a sentence with its rows in front: what is dropped needs no other treatment."""
+    return tuple(sorted(treatments, key=lambda one: not isinstance(one, Rows)))
+
+
 def _blocks(*names: str | None) -> Treated:
     """Return blocks of the format whose spelling matched."""
     format: Any = next(filter(None, names))
@@ -125,6 +139,141 @@ def hfp8() -> Treated:
         weight_gradient=ProductPlan(gradient, activations=operand),
     )
 
+
+# ------------------------------------------------------------------------------------------- methods for all operands
+
+
+def _full_integers(bits: str, po2: str | None = None, activations: Integers | None = None) -> Treated:
+    """Return all operands as levels: weights per channel, activations in hindsight, gradients stochastic.
+
+    The gradient is coded twice.  dX sums over outputs, so it needs one range, with the weights' steps in the gradient;
+    dW sums over samples, so each output has a range of its own there.  A BatchNorm behind outputs without weights gives
+    these gradients hundreds of times larger than others, which would else have no codes left.
+
+    Args:
+        po2: given, steps of all operands are powers of two.
+        activations: how activations are rounded; without, to as many bits, with one range in hindsight.
+    """
+    # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
+    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic", power_of_two=bool(po2)),)
+    by_output = gradient if po2 else (Integers(int(bits), "column", symmetric=True, rounding="stochastic"),)
+    return _levels(int(bits), gradient, by_output, bool(po2), activations)
+
+
+def _full_integers_by_row(bits: str) -> Treated:
+    """Return `_full_integers` with a range for each row of the activations of linear layers, that of the tensor itself.
+
+    Activations of pre-trained transformers reach 17 to 95 standard deviations in a few tokens, and one range for all
+    tokens leaves the others few levels.  The steps of rows are in the gradient before it is rounded for dW.  Patches of
+    convolutions meet several rows, so activations of those have one range.
+    """
+    return _full_integers(bits, activations=Integers(int(bits), "row"))
+
+
+def _mixed_integers(activations: str, bits: str, rows: str | None = None) -> Treated:
+    """Return whole methods whose activations have another width than weights and gradients."""
+    operand = Integers(int(activations), "row") if rows else Integers(int(activations), ranges="hindsight")
+    return _full_integers(bits, activations=operand)
+
+
+def _luq4(samples: str | None = None, hindsight: str | None = None) -> Treated:
+    """Return LUQ of [chmiel2023]: INT4 weights and activations by SAWB, gradients in unbiased powers of two.
+
+    Args:
+        samples: SMP, so many draws of the gradient, whose mean enters the product for dW; dX has one draw.  (The
+            released code hands the mean to both.)
+        hindsight: given, the largest magnitude is that of earlier gradients.
+    """
+    ranges: Ranges = "hindsight" if hindsight else "current"
+    operand, one = (Sawb(4),), (Luq(4, ranges=ranges),)
+    mean = (Luq(4, samples=int(samples), ranges=ranges),) if samples else one
+    return _shared(operand, operand, one, mean)
+
+
+def _full_interval(bits: str) -> Treated:
+    """Return the method of [kim2024]: learned clips of weights and activations, gradients in an interval that follows.
+
+    The paper's values are in units of the clip, which a BatchNorm behind the layer undoes; here they keep their size.
+    """
+    operand, gradient = (Learned(int(bits)),), (Interval(int(bits)),)
+    return _shared(operand, operand, gradient, gradient)
+
+
+def _weights_and_activations(bits: str, method: str | None = None) -> Treated:
+    """Return activations and weights as levels, and gradients as they are.
+
+    Args:
+        method: "clips" or "lsq" learns the ranges; without, weights have that of each channel and activations one in
+            hindsight.
+    """
+    if method is None:
+        return _levels(int(bits), (), ())
+    operand = (Learned(int(bits), "lsq" if method == "lsq" else "clip"),)
+    return _shared(operand, operand, (), ())
+
+
+def _levels(
+    bits: int, gradient: Sentence, by_output: Sentence, power_of_two: bool = False, activations: Integers | None = None
+) -> Treated:
+    operand = activations or Integers(bits, ranges="hindsight", power_of_two=power_of_two)
+    weights = (Integers(bits, "channel", symmetric=True, power_of_two=power_of_two),)
+    return _shared((operand,), weights, gradient, by_output)
+
+
+def _fqt(bits: str, method: Literal["ptq", "psq", "bhq"]) -> Treated:
+    """Return fully quantized training of [chen2020]: 8-bit weights and activations per tensor, gradients twice.
+
+    The gradient has `bits` by the method in the product for dX, and 8 bits per tensor in that for dW.  The paper treats
+    all layers: `Plan.uniform(name, keep=())`.
+    """
+    operand = (Integers(8),)
+    return _shared(operand, operand, (StatQuant(int(bits), method),), (StatQuant(8, "ptq"),))
+
+
+def _mxfp4_full() -> Treated:
+    """Return MXFP4 in all products: the output to nearest, the backward as [tseng2025].
+
+    There both operands are rounded stochastically and without bias, under one random Hadamard transform.  (The paper
+    leaves the output in higher precision.)
+    """
+    nearest, unbiased = (_rounded_blocks("mxfp4", "nearest"),), (Hadamard(_rounded_blocks("mxfp4", "stochastic")),)
+    return Treated(
+        ProductPlan(activations=nearest, weights=nearest),
+        ProductPlan(unbiased, weights=unbiased),
+        ProductPlan(unbiased, activations=unbiased),
+    )
+
+
+def _nvfp4_full() -> Treated:
+    """Return NVFP4 in all products as [nvidia2025]: gradients stochastic, all else to nearest.
+
+    Both operands of dW are under a random Hadamard transform of 16 neighbours.  The paper's scales for squares of
+    weights, which it has in order to use one copy in Y and dX, are not part of it: each product rounds its own.
+    """
+    nearest, stochastic = _rounded_blocks("nvfp4", "nearest"), _rounded_blocks("nvfp4", "stochastic")
+    return Treated(
+        ProductPlan(activations=(nearest,), weights=(nearest,)),
+        ProductPlan((stochastic,), weights=(nearest,)),
+        ProductPlan((Hadamard(stochastic, 16),), activations=(Hadamard(nearest, 16),)),
+    )
+
+
+def _rounded_blocks(name: str, rounding: Rounding) -> Blocks:
+    format = parse_format(name)
+    assert isinstance(format, BlockFormat)
+    return Blocks(format, rounding)
+
+
+def _shared(activations: Sentence, weights: Sentence, for_input: Sentence, for_weight: Sentence) -> Treated:
+    """Return the recipe whose weights and activations are the same in the output and in the backward."""
+    return Treated(
+        ProductPlan(activations=activations, weights=weights),
+        ProductPlan(for_input, weights=weights),
+        ProductPlan(for_weight, activations=activations),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- the names
 
 RECIPES: tuple[Recipe, ...] = (
     Recipe("identity", "identity", "nothing is changed, and all is counted", "lograd", "identity", Treated),
@@ -211,6 +360,20 @@ RECIPES: tuple[Recipe, ...] = (
         rf"prune{PERCENT}-(cosine)", _pruned,
     ),
     Recipe(
+        "rowsNN, rowsNN-sample", "rows85",
+        "whole rows (tokens, samples, pixels) dropped without bias, NN % of them zero; or all rows of a sample",
+        "wang2024", rf"rows{PERCENT}(-sample)?", lambda percent, of=None: _rows(of, sparsity=_fraction(percent)),
+    ),
+    Recipe(
+        "rows-noiseR, rows-noiseR-sample", "rows-noise0.02",
+        "as many rows dropped as add the share R of the gradient's energy", "wang2024",
+        r"rows-noise(\d*\.?\d+)(-sample)?", lambda noise, of=None: _rows(of, noise=float(noise)),
+    ),
+    Recipe(
+        "rows-exact", "rows-exact", "rows that are zero are not multiplied, and nothing else is changed", "lograd",
+        "rows-exact", lambda: both(Rows(noise=0.0)),
+    ),
+    Recipe(
         "topkNN", "topk85", "the NN % smallest magnitudes of the tensor become zero", "chmiel2021", rf"topk{PERCENT}",
         _largest,
     ),
@@ -243,55 +406,55 @@ RECIPES: tuple[Recipe, ...] = (
 FULL_RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "intN-full", "int6-full", "all three products in integers: weights per channel, gradients stochastic",
-        "fournarakis2021", r"int([2-8])-full", full.integers,
+        "fournarakis2021", r"int([2-8])-full", _full_integers,
     ),
     Recipe(
         "intN-full-po2", "int8-full-po2", "as intN-full, with steps that are powers of two", "lograd",
-        r"int([2-8])-full-(po2)", full.integers,
+        r"int([2-8])-full-(po2)", _full_integers,
     ),
     Recipe(
         "intN-full-rows", "int6-full-rows",
         "as intN-full, with a range for each row of a linear layer's activations: for transformers", "lograd",
-        r"int([2-8])-full-rows", full.integers_by_row,
+        r"int([2-8])-full-rows", _full_integers_by_row,
     ),
     Recipe(
         "intAxN-full, intAxN-full-rows", "int8x6-full-rows",
         "as intN-full or intN-full-rows, with activations of A bits", "lograd",
-        r"int([2-8])x([2-8])-full(-rows)?", full.mixed_integers,
+        r"int([2-8])x([2-8])-full(-rows)?", _mixed_integers,
     ),
     Recipe(
         "luq4, luq4-hindsight", "luq4", "all three products: INT4 weights and activations, gradients powers of two",
-        "chmiel2023", "luq4()(?:-(hindsight))?", full.luq4,
+        "chmiel2023", "luq4()(?:-(hindsight))?", _luq4,
     ),
     Recipe(
         "luq4-smpK", "luq4-smp2", "as luq4, with the mean of K draws of the gradient in dW; also -hindsight",
-        "chmiel2023", "luq4-smp(2|4|8|16)(?:-(hindsight))?", full.luq4,
+        "chmiel2023", "luq4-smp(2|4|8|16)(?:-(hindsight))?", _luq4,
     ),
     *(
         Recipe(
             f"fqtN-{method}", f"fqt{bits}-{method}",
             f"all three products in integers: 8 bits; for dX gradients of N bits, {words}", "chen2020",
-            rf"fqt([2-8])-({method})", full.statquant,
+            rf"fqt([2-8])-({method})", _fqt,
         )
         for bits, method, words in ((8, "ptq", "per tensor"), (8, "psq", "per sample"), (5, "bhq", "in blocks of rows"))
     ),
     Recipe(
         "mxfp4-full", "mxfp4-full", "all three products in MXFP4: Y to nearest, dX and dW unbiased under Hadamard",
-        "tseng2025", "mxfp4-full", full.mxfp4,
+        "tseng2025", "mxfp4-full", _mxfp4_full,
     ),
     Recipe(
         "nvfp4-full", "nvfp4-full", "all three products in NVFP4: gradients stochastic, dW under Hadamard",
-        "nvidia2025", "nvfp4-full", full.nvfp4,
+        "nvidia2025", "nvfp4-full", _nvfp4_full,
     ),
     Recipe(
         "intN-full-interval", "int4-full-interval",
         "all three products: weights and activations with learned clips, gradients in an interval", "kim2024",
-        r"int([2-8])-full-interval", full.interval,
+        r"int([2-8])-full-interval", _full_interval,
     ),
     Recipe(
         "intNwa, intNwa-clips, intNwa-lsq", "int4wa",
         "weights and activations as levels, gradients as they are; ranges by channel, or learned", "lograd",
-        r"int([2-8])wa(?:-(clips|lsq))?", full.weights_and_activations,
+        r"int([2-8])wa(?:-(clips|lsq))?", _weights_and_activations,
     ),
 )  # fmt: skip
 """Families of names that treat all three products, that of the output included."""
@@ -311,7 +474,8 @@ MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
 def recipe(name: str) -> Treated:
     """Return the treatments that a name stands for.
 
-    Parts joined by "+" follow each other.  "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
+    Parts joined by "+" follow each other, but rows are dropped first.
+    "A/B" treats the gradient by A for dX and by B for dW; "identity/prune85"
     prunes for dW alone.  There, B is what B does to the gradient for dX: "mxfp4/int5-bhq" takes int5-bhq for dW.
     Where B is a whole method, its dW is taken as it is: "mxfp4-full/nvfp4-full" has the dW of nvfp4-full.
     Endings: -nearest or -stochastic, and -rht or -ht.
@@ -336,7 +500,7 @@ def recipe(name: str) -> Treated:
 
 
 def _sentence(side: str, name: str) -> Treated:
-    return reduce(Treated.then, (_part(part.strip(), name) for part in side.split("+")))
+    return reduce(Treated.then, (_part(part.strip(), name) for part in side.split("+"))).map(_rows_first)
 
 
 def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:

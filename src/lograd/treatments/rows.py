@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.layouts import dense
-from ..ops.row_pruning import check_noise, keep_rows, row_norms, row_threshold
+from ..ops.row_pruning import check_noise, check_share, keep_rows, row_norms, row_threshold
 from .tensors import counted
 from .treatment import RARE, Setting, Treatment, check_choice, checked_sparsity
 
@@ -34,10 +34,13 @@ class Rows(Treatment):
     Args:
         sparsity: the expected share of rows of zeros, those that were there included.
         noise: in its place, the energy that is added, over that of the gradient; 0 drops the rows that are zero alone.
-        weigh: the weight of a row for dW.  "norm x input" multiplies its norm with that of the input row that it meets,
-            to which its part in dW is proportional; it is drawn from the rows that were kept for dX.  "norm" takes the
-            rows of dX.
+        weigh: the weight of a row for dW.  "norm" takes the rows of dX for dW as well.  "norm x input" multiplies the
+            norm with that of the input row that it meets, to which its part in dW is proportional, and draws once more
+            from the rows that were kept for dX.  Behind a LayerNorm input rows are alike: in MiniLM it kept 11.6 % of
+            the rows instead of 11.9 % and took longer.
         of: "row", or "sample" to keep or drop all rows of a sample together: attention mixes tokens, and not samples.
+        most: the largest share of rows that may be expected to be kept; where more would be, products are hardly
+            smaller, and none is dropped.
 
     @inproceedings{wang2024,
       title     = {Efficient Backpropagation with Variance-Controlled Adaptive Sampling},
@@ -49,8 +52,9 @@ class Rows(Treatment):
 
     sparsity: float | None = None
     noise: float | None = None
-    weigh: Weigh = field(default="norm x input", metadata=RARE)
+    weigh: Weigh = field(default="norm", metadata=RARE)
     of: Unit = field(default="row", metadata=RARE)
+    most: float = field(default=1.0, metadata=RARE)
     kind: ClassVar[str] = "rows"
     changeable: ClassVar[frozenset[str]] = frozenset({"sparsity", "noise"})
 
@@ -63,6 +67,12 @@ class Rows(Treatment):
             object.__setattr__(self, "noise", check_noise(self.noise))
         check_choice("weigh of Rows", self.weigh, get_args(Weigh))
         check_choice("of of Rows", self.of, get_args(Unit))
+        object.__setattr__(self, "most", check_share("most of Rows", self.most))
+
+    @property
+    def per_product(self) -> bool:  # type: ignore[override]
+        """True where the rows for dW are others than those for dX."""
+        return self.weigh == "norm x input"
 
     @property
     def makes_zeros(self) -> bool:
@@ -92,5 +102,8 @@ class Rows(Treatment):
 
     def __str__(self) -> str:
         amount = f"{self.sparsity:g}" if self.sparsity is not None else f"noise {self.noise:g}"
-        words = [word for word, usual in ((self.weigh, "norm x input"), (self.of, "row")) if word != usual]
+        if self.noise == 0:
+            amount = "that are zero"
+        words: list[str] = [word for word, usual in ((self.weigh, "norm"), (self.of, "row")) if word != usual]
+        words += [f"unless more than {self.most:g} are kept"] if self.most < 1 else []
         return f"rows {amount}" + (f" ({', '.join(words)})" if words else "")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from .. import ops
 from ..errors import InvalidValue, sentence
 from ..ops.layouts import dense, flat
-from .integers import PackedLevels
+from .integers import ToLevels
 from .tensors import finite_part, is_finite, steady_magnitude_sum, steady_square_sum
 from .treatment import Setting
 
@@ -22,7 +21,7 @@ COEFFICIENTS = {2: (3.212, 2.178), 4: (12.1, 12.2), 5: (17.74, 18.64)}
 
 @final
 @dataclass(frozen=True)
-class Sawb(PackedLevels):
+class Sawb(ToLevels):
     """SAWB [choi2019]: 2^bits - 1 levels over [-c, c], c = a sqrt(E x^2) - b E|x|, to nearest.
 
     The coefficients make c nearly the range of least squared error for the usual bell-shaped laws; they are published
@@ -46,13 +45,8 @@ class Sawb(PackedLevels):
         if self.bits not in COEFFICIENTS or isinstance(self.bits, bool):
             raise InvalidValue(sentence("bits", self.bits, "2, 4 or 5, for which the coefficients of SAWB are known"))
 
-    def _packed(self, g: Tensor, setting: Setting) -> ops.RangedCodes:
-        low, high = self.range(g)
-        found: ops.RangedCodes = ops.pack_integers(
-            g, self.bits, symmetric=low < 0, range=(low, high), fold=setting.fold, fold_dim=setting.fold_dim,
-            counted=True,
-        )  # fmt: skip
-        return found
+    def _arguments(self, g: Tensor, setting: Setting) -> tuple[Any, ...]:
+        return self._between(*self.range(g), g, setting)
 
     def range(self, x: Tensor) -> tuple[float, float]:
         """Return the ends of the range for a tensor; 0 and 0 where it has no finite element but zeros."""

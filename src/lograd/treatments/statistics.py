@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue, sentence
-from ..files.checks import check_number, check_object
+from ..files import check_number, check_object
 from ..laws import Empirical
 from ..laws.empirical import BINS_PER_OCTAVE, bin_of
 from ..laws.law import Values

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast, final, get_args
 from .. import ops
 from ..formats.values import check_rounding, check_width
 from ..laws.law import Values
+from ..ops.arguments import Rounding
 from ..ops.coded import Encoded
-from .quantize import Rounding, stepped
+from .quantize import stepped
 from .statistics import Statistics
 from .treatment import Coded, Numbers, Outcomes, Scales, Setting, check_choice
 

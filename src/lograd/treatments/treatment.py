@@ -26,7 +26,7 @@ from typing import (
 )
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
-from ..files.checks import MANY, MAX_FLOAT, check_object
+from ..files import MANY, MAX_FLOAT, check_object
 from ..laws.law import Values
 from ..theory.pruning import check_sparsity
 from .statistics import Statistics

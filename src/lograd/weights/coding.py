@@ -17,7 +17,7 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import FloatFormat, Format, IntFormat, parse_format
 from ..ops import dequantize_codes, dither
 from ..ops.codes import quantize_codes_into
-from ..ops.codings import grid_of
+from ..ops.elementwise import grid_of
 from ..ops.layouts import flat, is_dense
 
 Rounding = Literal["nearest", "stochastic"]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.refresh import Cost, Drift, OperandStatistics, Refresh, check_refresh, mix, sample_due
+from ..attachment.refresh import Cost, OperandStatistics, Refresh, check_refresh, is_due, mix
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
 from ..files import check_flag, check_object, check_one_of, check_whole
@@ -100,10 +100,10 @@ def _sentence(plan: Any, direction: str) -> Sentence | None:
 
 
 def check_edge_refresh(refresh: Refresh) -> Refresh:
-    """Return the policy of refreshing statistics: a number of steps or a `Drift`; edges know no epochs."""
+    """Return the policy of refreshing statistics: a number of steps; edges know no epochs."""
     found = check_refresh(refresh)
-    if not isinstance(found, int | Drift):
-        raise InvalidValue(sentence("refresh", refresh, "a number of steps, 'drift' or a Drift"))
+    if not isinstance(found, int):
+        raise InvalidValue(sentence("refresh", refresh, "a number of steps"))
     return found
 
 
@@ -135,7 +135,7 @@ class Edge:
         treatments: the sentence; empty changes nothing.
         operand: "gradient" or "activations".
         number: tells the random numbers of this edge from those of others.
-        refresh: a number of steps, or a `Drift`.
+        refresh: a number of steps.
     """
 
     def __init__(
@@ -219,12 +219,12 @@ class Edge:
         if not self._passed or self.site is None:
             return
         self._passed = 0
-        self._statistics.deliver(self.steps, 1.0, 1.0, self._refresh, Cost())
+        self._statistics.deliver(self.steps, 1.0, 1.0, Cost())
         self.steps += 1
-        if self.operand.has_statistics and (sample := sample_due(self._refresh, self.steps, self._last_collected)):
+        if self.operand.has_statistics and is_due(self._refresh, self.steps, self._last_collected):
             self._last_collected = self.steps
             if not self._statistics.collecting and self._statistics.wanted(self.steps):
-                self._statistics.collect(sample)
+                self._statistics.collect()
         self._set_key()
 
     def _set_key(self) -> None:

@@ -109,7 +109,7 @@ class CompressedStage(PipelineStage):
             that names edges ("1->0" is the gradient from stage 1 to stage 0); "identity" changes nothing and encodes.
         forward: the same for activations; a recipe's activations of the output, or else its treatment of gradients.
         seed: of the random numbers; they also depend on edge, step, microbatch, element and rank.
-        refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps or "drift".
+        refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps.
         values, entropy: as in `lograd.encode`, for tensors that are not sent as codes of a format.
     """
 
@@ -135,6 +135,16 @@ class CompressedStage(PipelineStage):
         self._packing = Packing(values, entropy).check()
         plans = {BACKWARD: backward, FORWARD: forward}
         self._sentences = {way: edge_sentences(plan, way, num_stages) for way, plan in plans.items()}
+        ahead = {FORWARD: 1, BACKWARD: -1}
+        known = range(num_stages)
+        self._leaving = {
+            way: edge_name(stage_index, stage_index + by) for way, by in ahead.items() if stage_index + by in known
+        }
+        """The edges on which tensors leave this stage, by direction; an end of the pipeline lacks one."""
+        self._coming = {
+            way: edge_name(stage_index - by, stage_index) for way, by in ahead.items() if stage_index - by in known
+        }
+        """The edges on which tensors arrive."""
         self._edges: dict[str, Edge] = {}
         """By edge and tensor: the treatment of what leaves this stage."""
         self._channels: dict[str, Channel] = {}
@@ -156,7 +166,7 @@ class CompressedStage(PipelineStage):
         return self._send(BACKWARD, bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def _send(self, way: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        name = self._leaving(way)
+        name = self._leaving.get(way)
         if not ops or name is None:
             return ops
         self.waiting.sending(f"{OPERAND[way]} {name}", microbatch)
@@ -166,7 +176,7 @@ class CompressedStage(PipelineStage):
         for place, op in enumerate(ops):
             if op.tensor.dtype not in FLOATS:  # such as a mask: it travels as it is
                 continue
-            message = self._packed(way, name, place, microbatch, op.tensor)
+            message = self._packed(name, place, microbatch, op.tensor)
             op.tensor = message.first
             if message.rest is not None:
                 more += self._send_rest(message.rest.cpu(), op.peer, self._tag(name, microbatch, place))
@@ -190,11 +200,11 @@ class CompressedStage(PipelineStage):
         return self.group_size == self.num_stages
 
     @torch.no_grad()
-    def _packed(self, way: str, name: str, place: int, microbatch: int, tensor: Tensor) -> Message:
+    def _packed(self, name: str, place: int, microbatch: int, tensor: Tensor) -> Message:
         """Return the message with one tensor."""
         channel = self._channel(name, place)
         start = time.perf_counter()
-        packet = self._edge(way, name, place).packet(tensor, self._packing, held=not self.has_backward)
+        packet = self._edge(name, place).packet(tensor, self._packing, held=not self.has_backward)
         message = channel.wrap(packet, largest(tensor.shape, tensor.dtype), microbatch)
         channel.count.encoding += time.perf_counter() - start
         channel.count.plain += 4 * tensor.numel()
@@ -211,7 +221,7 @@ class CompressedStage(PipelineStage):
         return self._receive(BACKWARD, bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _receive(self, way: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        name = self._coming(way)
+        name = self._coming.get(way)
         if not ops or name is None:
             return ops
         self.waiting.receiving(f"{OPERAND[way]} {name}", microbatch)
@@ -238,18 +248,18 @@ class CompressedStage(PipelineStage):
 
     def _open(self, way: str, microbatch: int, infos: Any) -> None:
         """Put what has arrived into the place of the buffers that plain tensors would have been received in."""
-        name = self._coming(way)
+        name = self._coming.get(way)
         messages = self._arriving.pop((way, microbatch), [])
         if name is None:
             return
         expected = [info for info in infos if getattr(info, "buffer", None) is not None]
         for place, (first, info) in enumerate(zip(messages, expected, strict=True) if messages else ()):
             if first is not None:
-                info.buffer = self._unpacked(way, name, place, microbatch, first, info.buffer)
+                info.buffer = self._unpacked(name, place, microbatch, first, info.buffer)
         self.waiting.received(f"{OPERAND[way]} {name}", microbatch)
 
     @torch.no_grad()
-    def _unpacked(self, way: str, name: str, place: int, microbatch: int, first: Tensor, buffer: Tensor) -> Tensor:
+    def _unpacked(self, name: str, place: int, microbatch: int, first: Tensor, buffer: Tensor) -> Tensor:
         """Return the tensor of a message, in the shape and type of a buffer."""
         channel, bound = self._channel(name, place), largest(buffer.shape, buffer.dtype)
         missing = channel.missing(first, microbatch, 2 * bound + SMALL)
@@ -351,13 +361,12 @@ class CompressedStage(PipelineStage):
             )
         for part in ("edges", "channels"):
             check_object(f"the {part} of a stage's state", state[part], (), None)
-        known = {name for way in (BACKWARD, FORWARD) for name in (self._leaving(way), self._coming(way))}
+        known = {*self._leaving.values(), *self._coming.values()}
         for name in (*state["edges"], *state["channels"]):
             found = NAME.fullmatch(str(name))
             if found is None or found[1] not in known:
                 raise InvalidValue(f"stage {self.stage_index} of {self.num_stages} has no edge {str(name)[:60]!r}.")
-        leaving = {name: way for way in (BACKWARD, FORWARD) if (name := self._leaving(way)) is not None}
-        edges = {name: self._new_edge(leaving, name) for name in state["edges"]}
+        edges = {name: self._new_edge(name) for name in state["edges"]}
         for name, edge in edges.items():
             edge.check(f"the state of edge {name}", state["edges"][name])
         channels = {name: Channel.of(name, saved) for name, saved in state["channels"].items()}
@@ -367,35 +376,24 @@ class CompressedStage(PipelineStage):
 
     # -- names --
 
-    def _leaving(self, way: str) -> str | None:
-        """Return the name of the edge on which tensors leave this stage; None at an end of the pipeline."""
-        target = self.stage_index + (1 if way == FORWARD else -1)
-        return edge_name(self.stage_index, target) if 0 <= target < self.num_stages else None
-
-    def _coming(self, way: str) -> str | None:
-        """Return the name of the edge on which tensors arrive; None at an end of the pipeline."""
-        source = self.stage_index + (-1 if way == FORWARD else 1)
-        return edge_name(source, self.stage_index) if 0 <= source < self.num_stages else None
-
     def _channel(self, name: str, place: int) -> Channel:
         name = _placed(name, place)
         return self._channels.setdefault(name, Channel(name))
 
-    def _edge(self, way: str, name: str, place: int) -> Edge:
-        found = self._edges.get(_placed(name, place))
-        if found is None:
-            found = self._edges[_placed(name, place)] = self._new_edge({name: way}, _placed(name, place))
-        return found
+    def _edge(self, name: str, place: int) -> Edge:
+        name = _placed(name, place)
+        if name not in self._edges:
+            self._edges[name] = self._new_edge(name)
+        return self._edges[name]
 
-    def _new_edge(self, leaving: dict[str, str], name: str) -> Edge:
+    def _new_edge(self, name: str) -> Edge:
         """Return the edge with this name, which may end in the place of a tensor."""
         edge, _, place = name.partition(" ")
-        if edge not in leaving or self._sentences[leaving[edge]].get(edge) is None:
+        way = next((way for way, own in self._leaving.items() if own == edge), None)
+        found = None if way is None else self._sentences[way][edge]
+        if way is None or found is None:
             raise InvalidValue(f"no treated edge {name!r} leaves stage {self.stage_index} of {self.num_stages}.")
-        way = leaving[edge]
         number = (2 * self.stage_index + (way == FORWARD)) * MOST_TENSORS + int(place.strip("()") or 0)
-        found = self._sentences[way][edge]
-        assert found is not None
         return Edge(found, OPERAND[way], number, self._seed, self._refresh, self.device)
 
     def _tag(self, name: str, microbatch: int, place: int) -> int:

@@ -6,7 +6,7 @@
 
 namespace lograd {
 
-// A float format of M mantissa bits, or an integer; `Grid` in ops/codings.py.
+// A float format of M mantissa bits, or an integer; `Grid` in ops/elementwise.py.
 struct Grid {
     bool integer;           // steps of 1 instead of steps that grow with the exponent
     int mantissa;           // M
@@ -15,7 +15,7 @@ struct Grid {
     float largest, largest_negative;
 };
 
-// A format of at most 8 bits and its codes; see `Coding` in ops/packed.py.
+// A format of at most 8 bits and its codes; see `Coding` in ops/codes.py.
 struct Coding {
     Grid grid;
     int largest, largest_negative;     // codes of the extreme magnitudes

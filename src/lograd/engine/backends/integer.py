@@ -24,6 +24,7 @@ from ...ops.scaled_products import Steps, lists
 from ...treatments import SYMBOLS
 from ..autograd import CODES, Call
 from ..forms import Addmm, Form, Gradients, Need, empty, laid_out
+from ..rows import rows_to_multiply, scattered, x_of_rows
 from ..site import Floats, Fold, Levels, Site, applied, fold_by, levelled
 from . import choice as served
 from . import sparse
@@ -283,7 +284,9 @@ class CodedProducts:
             by_row = name == "weight_gradient.gradient"
             folds = layer.folds_rows and not geometry.stride if by_row else layer.folds
             fold = fold_by((weight if wanted[0] else x).step) if folds else None
-            gradient = _Gradient(image(g), x, weight, planar(geometry), site, contracted, fold, wanted)
+            gradient = _Gradient(
+                image(g), x, weight, planar(geometry), site, contracted, fold, call._replace(need=wanted)
+            )
             choice = layer.choices[name]
             mode = choice.mode if layer.gradient.ready else PASSED_THROUGH
             d_x, d_weight, d_bias = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
@@ -313,9 +316,10 @@ class _Gradient:
 
     def __init__(
         self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, contracted: tuple[int, ...],
-        fold: Fold | None, need: Need,
+        fold: Fold | None, call: Call,
     ) -> None:  # fmt: skip
-        self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, need
+        self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, call.need
+        self.call, need = call, call.need
         self.site, self.contracted, self.fold = site, contracted, fold
         self.fold_dim = 1 if need[0] else 0
         self.factors = None if fold is None else torch.from_numpy(fold.factors)
@@ -329,7 +333,7 @@ class _Gradient:
             found = self.site.levelled(self.g, self.contracted, self.factors, self.fold_dim)
             if not found.finite:
                 return self.by_dense(self.g)
-            return products(found.levels, self.fold, self.x, self.weight, self.geometry, self._summed)
+            return self._integer(found.levels)
         result, total = self._applied(self.site.memory)
         self.site.count(total, self.g.numel())
         return self._by_lists(result) if mode == SPARSE else self.by_dense(result)
@@ -344,14 +348,23 @@ class _Gradient:
         ways: dict[int, Callable[[], object]] = {
             DENSE: lambda: self.by_dense(self._applied(memory.clone()).result),
             SPARSE: lambda: self._by_lists(self._applied(memory.clone()).result),
-            INTEGER: lambda: products(
-                self._levels(memory.clone()), self.fold, self.x, self.weight, self.geometry, self._summed
-            ),
+            INTEGER: lambda: self._integer(self._levels(memory.clone())),
         }
         times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
         if SPARSE in serving:
             times = times._replace(zeros=int(self._applied(memory.clone()).counts[0]) / self.g.numel())
         return choice.decide(times)
+
+    def _integer(self, levels: Levels) -> Results:
+        """Return the products of codes; rows of zeros are left out."""
+        given = self.weight, self.geometry, self._summed
+        own_zeros = levels.low is not None or levels.mixing is not None  # zeros have codes that are not the zero point
+        index = None if own_zeros else rows_to_multiply(self.g, self.call)
+        if index is None or not len(index):
+            return products(levels, self.fold, self.x, *given)
+        levels = levels._replace(codes=levels.codes.index_select(0, index))
+        d_x, *others = products(levels, self.fold, x_of_rows(self.x, index), *given)
+        return scattered(d_x, index, self.g.shape[0]) if self.need[0] else d_x, *others
 
     @property
     def _summed(self) -> Need:
@@ -360,18 +373,23 @@ class _Gradient:
 
     def by_dense(self, g: Tensor) -> Results:
         """Return the dense products of a gradient."""
-        return sparse.dense_products(g, *self._decoded(), self.geometry, self.need)
+        index = rows_to_multiply(g, self.call)
+        if index is None or not len(index):
+            return sparse.dense_products(g, *self._decoded(self.x), self.geometry, self.need)
+        met = self._decoded(x_of_rows(self.x, index))
+        d_x, *others = sparse.dense_products(g.index_select(0, index), *met, self.geometry, self.need)
+        return scattered(d_x, index, g.shape[0]) if self.need[0] else d_x, *others
 
     def _by_lists(self, g: Tensor) -> Results:
-        return sparse.products(g, *self._decoded(), self.geometry, None, self.site.key, self.need)[:3]
+        return sparse.products(g, *self._decoded(self.x), self.geometry, None, self.site.key, self.need)[:3]
 
-    def _decoded(self) -> tuple[Tensor, Tensor]:
+    def _decoded(self, x: Levels) -> tuple[Tensor, Tensor]:
         """Return activations and weights; in the place of one that is not needed a tensor of its shape."""
-        x, weight = (
+        decoded, weight = (
             levels.decode() if needed else self.g.new_empty(()).expand(levels.codes.shape)
-            for levels, needed in ((self.x, self.need[1]), (self.weight, self.need[0]))
+            for levels, needed in ((x, self.need[1]), (self.weight, self.need[0]))
         )
-        return x, weight
+        return decoded, weight
 
     def _levels(self, memory: Tensor) -> Levels:
         site = self.site

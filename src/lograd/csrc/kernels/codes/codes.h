@@ -1,5 +1,5 @@
 // Values to codes of at most 8 bits and back, one byte each, and two codes of 4 bits in a byte.  tests/ops hold them equal,
-// bit for bit, to ops/packed.py.
+// bit for bit, to ops/codes.py.
 
 #pragma once
 
