@@ -227,7 +227,7 @@ def test_the_range_of_earlier_tensors_needs_one_look() -> None:
     x = finite((40, 30))
     found = ops.pack_integers(x, 6, rounding="stochastic", counted=True)
     again = ops.pack_integers(x, 6, rounding="stochastic", range=found.range, counted=True)
-    assert torch.equal(found.result.codes, again.coded.codes)
+    assert torch.equal(found.result.codes, again.result.codes)
     assert torch.equal(found.counts, again.counts)
     assert found.range.tolist() == [float(x.min()), float(x.max())]
     rows = ops.pack_integers(x, 6, per="channel", counted=True)
