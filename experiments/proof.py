@@ -701,13 +701,14 @@ def grouped(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return list(groups.values())
 
 
-def caption(members: list[dict[str, Any]]) -> str:
-    """Return what a reader must know of the runs of one table."""
+def caption(members: list[dict[str, Any]], name: str = "") -> str:
+    """Return what a reader must know of the runs of one table, called by a name or by its task."""
     first = members[0]
     threads = ", ".join(sorted({str(one["machine"]["threads"]) for one in members}))
     sets = "; ".join(sorted({in_words({"instruction set": one["isa"], **one["machine"]}) for one in members}))
     return (
-        f"**{first['task']}**, {first['steps']} steps of batch {first['batch']}, learning rate {first['lr']:g}. "
+        f"**{name or first['task']}**, {first['steps']} steps of batch {first['batch']}, "
+        f"learning rate {first['lr']:g}. "
         f"{sets}; threads: {threads}. Accuracies are mean ± half the range of the seeds, evaluated every "
         f"{first['every']} steps; steps are those until half a point below FP32's mean final accuracy, by seed; CPU "
         "seconds are those of the process on a shared machine, without evaluations."

@@ -34,6 +34,6 @@ BLOCKS: dict[str, Maker] = {
     "codec": written("codec", 0, *PACKETS),
     "wire": written("wire", 0, *(f"{edge}|{link}" for link in ("100mbit", "1gbit") for edge in EDGES), lead=2),
     "plan-noise": written("predictions"),
-    **{f"against-{isa}": written(f"against-{isa}") for isa in ("avx512vnni", "avx2")},
+    "against": written("against-avx512vnni"),
 }
 """A function for each name of a block."""

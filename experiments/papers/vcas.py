@@ -57,7 +57,7 @@ class Vcas(Experiment):
         for task, title in NAMES.items():
             members = [one for one in runs if one["task"] == task]
             if members:
-                caption = f"{self.claim} {proof.caption(members)}"
+                caption = f"{self.claim} {proof.caption(members, title)}"
                 results.append(
                     Result(
                         "vcas",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.timing import TORCH, in_words
 from experiments import proof
 
 
@@ -14,7 +15,7 @@ def _run(way: str, seed: int, accuracies: list[float], cpu: float) -> dict[str, 
     return {
         "task": "resnet", "way": way, "seed": seed, "steps": 30, "batch": 4, "lr": 0.1, "every": 10, "points": points,
         "final": points[-1], "final_in_float32": points[-1], "cpu_seconds": points[-1]["cpu"], "step_median": cpu / 10,
-        "attached": way, "isa": "avx2", "machine": {"cpu": "a CPU", "threads": 1},
+        "attached": way, "isa": "avx2", "machine": {"cpu": "a CPU", "cores": 1, "threads": 1},
     }  # fmt: skip
 
 
@@ -57,3 +58,11 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert torch.equal(source.batch(run, 7).x, again.x)
     assert torch.equal(again.y, again.x + 1)
     assert not torch.equal(source.batch(run, 8).x, again.x)
+
+
+def test_a_result_says_what_held_pytorch_back() -> None:
+    old = {"cpu": "a CPU", "cores": 2, "instruction set": "avx2"}
+    assert in_words(old).endswith("PyTorch's not noted")
+    new = old | {TORCH: "AVX512", "cpu flags": ["avx2", "avx512_bf16"], "environment": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    assert "AVX512 held by ONEDNN_MAX_CPU_ISA=AVX2 (the CPU has avx512_bf16)" in in_words(new)
+    assert "nothing held back" in in_words(new | {"environment": {}})

@@ -13,7 +13,7 @@ from lograd import InvalidValue
 def finished(way: str, seed: int, seconds: float, accuracy: float, work: float) -> dict[str, object]:
     return {
         "task": "minilm", "way": way, "seed": seed, "steps": 300, "batch": 32, "lr": 1e-4, "every": 60, "isa": "avx2",
-        "machine": {"cpu": "a CPU", "cores": 2, "threads": 1}, "cpu_seconds": seconds, "step_median": seconds / 300,
+        "machine": {"cpu": "a CPU", "cores": 1, "threads": 1}, "cpu_seconds": seconds, "step_median": seconds / 300,
         "final": {"accuracy": accuracy}, "backward_work": work,
     }  # fmt: skip
 
