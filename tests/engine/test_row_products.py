@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import InvalidValue, LayerPlan, Plan
+from lograd.engine import rows as engine_rows
 from lograd.treatments import Rows, both, recipe
 
 native = pytest.mark.skipif(not lograd.native.status().available, reason="integer kernels are native")
@@ -93,11 +94,11 @@ def test_integers_skip_rows_of_zeros_with_the_same_bits(kind, name, monkeypatch)
         layer, x, g = nn.Conv2d(16, 32, 3, padding=1), torch.randn(16, 16, 16, 16), torch.randn(16, 32, 16, 16)
         g[torch.arange(16) % 3 > 0] = 0
     looked: list[int] = []
-    original = lograd.engine.rows.nonzero_rows
-    monkeypatch.setattr(lograd.engine.rows, "nonzero_rows", lambda g: looked.append(1) or original(g))
+    original = engine_rows.nonzero_rows
+    monkeypatch.setattr(engine_rows, "nonzero_rows", lambda g: looked.append(1) or original(g))
     skipping, _ = passed(layer, x, g, name, backend="integer")
     assert looked
-    monkeypatch.setattr(lograd.engine.rows, "LEAST_WORK", float("inf"))
+    monkeypatch.setattr(engine_rows, "LEAST_WORK", float("inf"))
     whole, _ = passed(layer, x, g, name, backend="integer")
     assert all(map(torch.equal, skipping, whole))
 

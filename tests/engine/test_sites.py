@@ -241,5 +241,6 @@ def test_few_hops_lie_between_a_gradient_and_the_native_call(name, backend):
         finally:
             sys.setprofile(None)
     assert hops
-    assert max(map(len, hops)) < 8, max(hops, key=len)  # and one more into the module
+    # And one more into the module.  The largest gradients of columns are a call on the way to that of the codes.
+    assert all(len(way) < (11 if "_column_scales" in way else 9) for way in hops), max(hops, key=len)
     assert len(files) <= 8, files

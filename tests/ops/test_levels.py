@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from bits import compiled, plain
@@ -32,6 +35,22 @@ def test_known_ones() -> None:
     assert (levels_of("1-3-0").zero, levels_of("1-3-0").factor) == (64, 0.25)
     assert (levels_of("e2m1").zero, levels_of("e2m1").factor) == (12, 0.5)
     assert levels_of(MX) == levels_of(NV) == levels_of("1-2-1")
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (33, 64), (16, 3, 5, 7), (5, 130, 1, 1), (3, 8, 9), (0, 4)])
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, -math.inf])
+def test_the_largest_magnitude_of_each_column(shape: tuple[int, ...], bad: float) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    x.view(-1)[: min(1, x.numel())] = bad
+    for laid in (x, x.contiguous(memory_format=torch.channels_last)) if x.dim() == 4 else (x,):
+        found = torch.ops.lograd.column_largest(laid, None)
+        expected = np.abs(x.numpy()).max(tuple(dim for dim in range(x.dim()) if dim != 1), initial=0.0)
+        np.testing.assert_array_equal(found.numpy(), expected)
+    if x.dim() == 2:
+        rows = torch.linspace(0.0, 2.0, len(x))
+        with np.errstate(invalid="ignore"):
+            expected = np.abs(x.numpy() * rows.numpy()[:, None]).max(0, initial=0.0)
+        np.testing.assert_array_equal(torch.ops.lograd.column_largest(x, rows).numpy(), expected)
 
 
 REFUSED = {

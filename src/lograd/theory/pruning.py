@@ -150,7 +150,7 @@ def rows_kept(law: Law, noise: float, zeros: float = 0.0) -> float:
 
     >>> from lograd.laws import LogNormal
     >>> round(rows_kept(LogNormal(0.0, 2.0), 0.02, zeros=0.6), 3)
-    0.047
+    0.053
 
     Args:
         law: that of the norms of rows that are not zero.

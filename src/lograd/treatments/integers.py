@@ -206,7 +206,7 @@ class Integers(ToLevels):
             rows: factors of the rows; None for none.
         """
         # Not a hair more: a number above the last code would count as saturated.
-        largest = call("column_largest", g, None if rows is None else _above_zero(rows))
+        largest: Tensor = call("column_largest", g, None if rows is None else _above_zero(rows))
         return (self._middle * (1 - 2.0 ** (-22 if rows is None else -20)) / largest).clamp(max=MOST)
 
     def _column_limits(self, g: Tensor, rows: Tensor | None) -> Tensor:

@@ -21,47 +21,52 @@ Scales scales_at(A values, N count) { return {at<const float>(values), count}; }
 
 void matmul(N batch, N m, N n, N k, A a, std::array<N, 3> a_strides, int a_zero, A b, std::array<N, 3> b_strides,
             int b_zero, A rows, N rows_count, A columns, N columns_count, A bias, A out, int threads) {
-    integer_matmul({batch, m, n, k, bytes_at(a, a_zero), a_strides[0], a_strides[1], a_strides[2], bytes_at(b, b_zero),
-                    b_strides[0], b_strides[1], b_strides[2], scales_at(rows, rows_count),
-                    scales_at(columns, columns_count), at<const float>(bias), at<float>(out), threads});
+    IntegerMatmul t{};
+    t.batch = batch, t.m = m, t.n = n, t.k = k;
+    t.a = bytes_at(a, a_zero), t.a_batch = a_strides[0], t.a_row = a_strides[1], t.a_k = a_strides[2];
+    t.b = bytes_at(b, b_zero), t.b_batch = b_strides[0], t.b_k = b_strides[1], t.b_column = b_strides[2];
+    t.rows = scales_at(rows, rows_count), t.columns = scales_at(columns, columns_count);
+    t.bias = at<const float>(bias);
+    t.out = at<float>(out);
+    t.threads = threads;
+    integer_matmul(t);
 }
 
 using Geometry = std::array<N, 6>;
 
+IntegerConvolution convolution(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, Bytes a, Bytes b,
+                               A out, int threads) {
+    IntegerConvolution t{};
+    t.layer = {batch, channels, outputs, groups, axis(y), axis(x)};
+    t.a = a, t.b = b;
+    t.out = at<float>(out);
+    t.threads = threads;
+    return t;
+}
+
 void output(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A input, int input_zero, A weight,
             int weight_zero, A columns, N columns_count, A bias, A out, int threads) {
-    integer_convolution({{batch, channels, outputs, groups, axis(y), axis(x)},
-                         bytes_at(input, input_zero),
-                         bytes_at(weight, weight_zero),
-                         {nullptr, 0},
-                         scales_at(columns, columns_count),
-                         at<const float>(bias),
-                         at<float>(out),
-                         threads});
+    IntegerConvolution t = convolution(batch, channels, outputs, groups, y, x, bytes_at(input, input_zero),
+                                       bytes_at(weight, weight_zero), out, threads);
+    t.columns = scales_at(columns, columns_count);
+    t.bias = at<const float>(bias);
+    integer_convolution(t);
 }
 
 void input_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A weight,
                     int weight_zero, A columns, N columns_count, A out, int threads) {
-    integer_input_gradient({{batch, channels, outputs, groups, axis(y), axis(x)},
-                            bytes_at(g, g_zero),
-                            bytes_at(weight, weight_zero),
-                            {nullptr, 0},
-                            scales_at(columns, columns_count),
-                            nullptr,
-                            at<float>(out),
-                            threads});
+    IntegerConvolution t = convolution(batch, channels, outputs, groups, y, x, bytes_at(g, g_zero),
+                                       bytes_at(weight, weight_zero), out, threads);
+    t.columns = scales_at(columns, columns_count);
+    integer_input_gradient(t);
 }
 
 void weight_gradient(N batch, N channels, N outputs, N groups, Geometry y, Geometry x, A g, int g_zero, A input,
                      int input_zero, A rows, N rows_count, A out, int threads) {
-    integer_weight_gradient({{batch, channels, outputs, groups, axis(y), axis(x)},
-                             bytes_at(g, g_zero),
-                             bytes_at(input, input_zero),
-                             scales_at(rows, rows_count),
-                             {nullptr, 0},
-                             nullptr,
-                             at<float>(out),
-                             threads});
+    IntegerConvolution t = convolution(batch, channels, outputs, groups, y, x, bytes_at(g, g_zero),
+                                       bytes_at(input, input_zero), out, threads);
+    t.rows = scales_at(rows, rows_count);
+    integer_weight_gradient(t);
 }
 
 void block_matmul(N m, N n, N k, N block, A a, int a_zero, A a_scales, A b, int b_zero, A b_scales, float scale, A bias,
@@ -76,14 +81,14 @@ std::array<N, 2> byte_tiles(A a, N a_row, A panel, A segments, N count, std::ptr
                             bool add, A sums, A twin) {
     const IntegerKernels& table = kernels().integer;
     if (table.bytes.tile == nullptr) return {0, 0};
-    const std::uint8_t* rows[kMostRows];
-    for (N r = 0; r < kMostRows; ++r) rows[r] = at<const std::uint8_t>(a) + std::min(r, table.rows - 1) * a_row;
+    const std::uint8_t* rows[kMaxMR];
+    for (N r = 0; r < kMaxMR; ++r) rows[r] = at<const std::uint8_t>(a) + std::min(r, table.mr - 1) * a_row;
     Tile tile{rows, at<const std::uint8_t>(panel), at<const Segment>(segments), count, a_step, b_step, nullptr, add};
     tile.sums = at<std::int32_t>(sums);
     table.bytes.tile(tile);
     tile.sums = at<std::int32_t>(twin);
     table.bytes.twin(tile);
-    return {table.rows, table.columns};
+    return {table.mr, table.nr};
 }
 
 }  // namespace

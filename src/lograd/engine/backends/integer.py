@@ -333,7 +333,9 @@ class _Gradient:
             found = self.site.levelled(self.g, self.contracted, self.factors, self.fold_dim)
             if not found.finite:
                 return self.by_dense(self.g)
-            return self._integer(found.levels)
+            arguments, index = self._arguments(found.levels)
+            d_x, d_weight, d_bias = products(*arguments)
+            return d_x if index is None or not self.need[0] else scattered(d_x, index, len(self.g)), d_weight, d_bias
         result, total = self._applied(self.site.memory)
         self.site.count(total, self.g.numel())
         return self._by_lists(result) if mode == SPARSE else self.by_dense(result)
@@ -348,23 +350,22 @@ class _Gradient:
         ways: dict[int, Callable[[], object]] = {
             DENSE: lambda: self.by_dense(self._applied(memory.clone()).result),
             SPARSE: lambda: self._by_lists(self._applied(memory.clone()).result),
-            INTEGER: lambda: self._integer(self._levels(memory.clone())),
+            INTEGER: lambda: products(*self._arguments(self._levels(memory.clone()))[0]),
         }
         times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
         if SPARSE in serving:
             times = times._replace(zeros=int(self._applied(memory.clone()).counts[0]) / self.g.numel())
         return choice.decide(times)
 
-    def _integer(self, levels: Levels) -> Results:
-        """Return the products of codes; rows of zeros are left out."""
-        given = self.weight, self.geometry, self._summed
+    def _arguments(self, levels: Levels) -> tuple[tuple[Any, ...], Tensor | None]:
+        """Return the arguments of `products` for these codes, and the rows that they have; None where they have all."""
         own_zeros = levels.low is not None or levels.mixing is not None  # zeros have codes that are not the zero point
-        index = None if own_zeros else rows_to_multiply(self.g, self.call)
-        if index is None or not len(index):
-            return products(levels, self.fold, self.x, *given)
-        levels = levels._replace(codes=levels.codes.index_select(0, index))
-        d_x, *others = products(levels, self.fold, x_of_rows(self.x, index), *given)
-        return scattered(d_x, index, self.g.shape[0]) if self.need[0] else d_x, *others
+        index, x = None if own_zeros else rows_to_multiply(self.g, self.call), self.x
+        if index is not None and len(index):
+            levels, x = levels._replace(codes=levels.codes.index_select(0, index)), x_of_rows(x, index)
+        else:
+            index = None
+        return (levels, self.fold, x, self.weight, self.geometry, self._summed), index
 
     @property
     def _summed(self) -> Need:

@@ -10,15 +10,15 @@ namespace LOGRAD_ISA {
 #if defined(__AVX512VNNI__)
 constexpr std::size_t kBlockRows = 6;  // with both kinds of sums in registers
 #else
-constexpr std::size_t kBlockRows = kTileRows;
+constexpr std::size_t kBlockRows = kMR;
 #endif
 
 // By a tile of integers for each block.
 template <void (*tile)(const Tile&)> void block_tile(const BlockTile& t) {
-    alignas(64) std::int32_t sums[kTileRows * kTileColumns];
-    const std::uint8_t* rows[kTileRows];
-    for (std::size_t r = 0; r < kTileRows; ++r) rows[r] = t.rows[r < kBlockRows ? r : kBlockRows - 1];
-    std::memset(t.sums, 0, kBlockRows * kTileColumns * sizeof(float));
+    alignas(64) std::int32_t sums[kMR * kNR];
+    const std::uint8_t* rows[kMR];
+    for (std::size_t r = 0; r < kMR; ++r) rows[r] = t.rows[r < kBlockRows ? r : kBlockRows - 1];
+    std::memset(t.sums, 0, kBlockRows * kNR * sizeof(float));
     for (std::size_t block = 0; block < t.blocks; ++block) {
         std::size_t done = 0;
         do {
@@ -30,8 +30,8 @@ template <void (*tile)(const Tile&)> void block_tile(const BlockTile& t) {
         } while (done < t.units);
         for (std::size_t r = 0; r < kBlockRows; ++r) {
             const float scale = t.a_scales[r][block];
-            for (std::size_t c = 0; c < kTileColumns; c += W) {
-                const std::size_t at = r * kTileColumns + c, column = block * kTileColumns + c;
+            for (std::size_t c = 0; c < kNR; c += W) {
+                const std::size_t at = r * kNR + c, column = block * kNR + c;
                 const U exact = load<U>(sums + at) - load<U>(t.offsets + column);
                 const F part = __builtin_convertvector(bits<I>(exact), F) * scale * load<F>(t.b_scales + column);
                 store(t.sums + at, load<F>(t.sums + at) + part);
@@ -50,7 +50,7 @@ inline void byte_block_tile(const BlockTile& t) {
     std::ptrdiff_t at = 0;
     for (std::size_t block = 0; block < t.blocks; ++block) {
         Register exact[kBlockRows][2];
-        const std::int32_t* offsets = t.offsets + block * kTileColumns;
+        const std::int32_t* offsets = t.offsets + block * kNR;
         const U first = U{} - load<U>(offsets), second = U{} - load<U>(offsets + W);
         LOGRAD_UNROLL
         for (std::size_t r = 0; r < kBlockRows; ++r)
@@ -64,8 +64,7 @@ inline void byte_block_tile(const BlockTile& t) {
                 exact[r][1] = ByBytes::multiply(exact[r][1], a, b1);
             }
         }
-        const F scale0 = load<F>(t.b_scales + block * kTileColumns),
-                scale1 = load<F>(t.b_scales + block * kTileColumns + W);
+        const F scale0 = load<F>(t.b_scales + block * kNR), scale1 = load<F>(t.b_scales + block * kNR + W);
         LOGRAD_UNROLL
         for (std::size_t r = 0; r < kBlockRows; ++r) {
             const F scale = F{} + t.a_scales[r][block];
@@ -75,17 +74,17 @@ inline void byte_block_tile(const BlockTile& t) {
     }
     LOGRAD_UNROLL
     for (std::size_t r = 0; r < kBlockRows; ++r)
-        store(t.sums + r * kTileColumns, sums[r][0]), store(t.sums + r * kTileColumns + W, sums[r][1]);
+        store(t.sums + r * kNR, sums[r][0]), store(t.sums + r * kNR + W, sums[r][1]);
 }
 #elif defined(__AVX2__)
 inline void byte_block_tile(const BlockTile& t) { block_tile<byte_tile>(t); }
 #endif
 
-inline void finish_blocks(const BlockFinish& f) {
+inline void block_epilogue(const BlockEpilogue& f) {
     for (std::size_t r = 0; r < f.rows; ++r) {
         float* out = f.out + r * f.out_stride;
         for (std::size_t c = 0; c < f.columns; c += W) {
-            F value = load<F>(f.sums + r * kTileColumns + c) * f.scale;
+            F value = load<F>(f.sums + r * kNR + c) * f.scale;
             const std::size_t left = f.columns - c < W ? f.columns - c : W;
             if (f.bias != nullptr) {
                 F bias{};

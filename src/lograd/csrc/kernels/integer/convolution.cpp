@@ -7,18 +7,13 @@
 #include "base/parallel.h"
 #include "base/tensor.h"
 #include "isa/table.h"
+#include "kernels/integer/blocking.h"
 #include "kernels/integer/integer.h"
 #include "kernels/integer/window.h"
 #include "kernels/integer/workspace.h"
 
 namespace lograd {
 namespace {
-
-// Images whose padded copies, which should stay in the L2 cache, are made at a time: so many pixels are enough for the
-// panels of the kernel to be read often, and so many bytes are the most.
-constexpr std::size_t kPixels = 256, kImageBytes = std::size_t{1} << 19;
-// Panels of the kernel that are in the L2 cache, too, while pixels pass.
-constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
 
 // Which is summed over, and which the result has.
 struct Channels {
@@ -35,7 +30,7 @@ struct Phase {
 
 class Sliding {
     const IntegerConvolution& t_;
-    const Path& path_;
+    const Arithmetic& arithmetic_;
     const PaddedAxis &y_, &x_;
     const Channels channels_;
     const bool transposed_;  // weights are summed over their outputs
@@ -45,12 +40,12 @@ class Sliding {
     std::uint8_t* packed_ = nullptr;
 
 public:
-    Sliding(const IntegerConvolution& t, const Path& path, const PaddedAxis& y, const PaddedAxis& x, Channels channels,
-            bool transposed)
-        : t_(t), path_(path), y_(y), x_(x), channels_(channels), transposed_(transposed),
+    Sliding(const IntegerConvolution& t, const Arithmetic& arithmetic, const PaddedAxis& y, const PaddedAxis& x,
+            Channels channels, bool transposed)
+        : t_(t), arithmetic_(arithmetic), y_(y), x_(x), channels_(channels), transposed_(transposed),
           out_height_(transposed ? t.layer.y.input : t.layer.y.output),
-          out_width_(transposed ? t.layer.x.input : t.layer.x.output), units_(path.count(channels.summed)),
-          pixel_(4 * units_), image_(y.size * x.size * pixel_), width_(path.kernels.columns),
+          out_width_(transposed ? t.layer.x.input : t.layer.x.output), units_(arithmetic.count(channels.summed)),
+          pixel_(4 * units_), image_(y.size * x.size * pixel_), width_(arithmetic.kernels.nr),
           panels_(up(channels.results, width_)),
           panel_bytes_(t.layer.y.kernel * t.layer.x.kernel * units_ * 4 * width_) {
         find_phases();
@@ -60,7 +55,7 @@ public:
     void run(IntegerWorkspace& space, int threads) {
         for (std::size_t group = 0; group < t_.layer.groups; ++group) {
             pack_weights(group, space.panels, threads);
-            slide(group, space, columns_of(group, space), threads);
+            slide(group, space, columns_of(group, space, threads), threads);
         }
     }
 
@@ -85,7 +80,7 @@ private:
                     }
                 std::vector<Segment> groups;
                 for (const Segment& each : phase.segments)
-                    path_.append(groups, each, 4, static_cast<std::ptrdiff_t>(4 * width_));
+                    arithmetic_.append(groups, each, 4, static_cast<std::ptrdiff_t>(4 * width_));
                 phase.segments = std::move(groups);
                 first += phase.taps;
                 phases_.push_back(std::move(phase));
@@ -107,11 +102,11 @@ private:
                     for (const AxisTap& x : phase.x->taps) {
                         const std::uint8_t* from = weight + (y.kernel * l.x.kernel + x.kernel) * inputs;
                         if (transposed_)
-                            path_.units.pack(
-                                {from + first, output_stride, 1, outputs, columns, width_, path_.b_shift, 0, to});
+                            arithmetic_.units.pack(
+                                {from + first, output_stride, 1, outputs, columns, width_, arithmetic_.b_shift, 0, to});
                         else
-                            path_.units.pack({from + first * output_stride, 1, output_stride, inputs, columns, width_,
-                                              path_.b_shift, 0, to});
+                            arithmetic_.units.pack({from + first * output_stride, 1, output_stride, inputs, columns,
+                                                    width_, arithmetic_.b_shift, 0, to});
                         to += units_ * 4 * width_;
                     }
         });
@@ -121,33 +116,35 @@ private:
         return packed_ + panel * panel_bytes_ + phase.first_tap * units_ * 4 * width_;
     }
 
-    Runs runs_of(const Phase& phase) const {
-        return {path_, phase.segments.data(), phase.segments.size(), 4, static_cast<std::ptrdiff_t>(4 * width_)};
+    KLoop k_loop_of(const Phase& phase) const {
+        return {arithmetic_, phase.segments.data(), phase.segments.size(), 4, static_cast<std::ptrdiff_t>(4 * width_)};
     }
 
     // The columns of each phase.
-    std::vector<Columns> columns_of(std::size_t group, IntegerWorkspace& space) const {
+    std::vector<ColumnTerms> columns_of(std::size_t group, IntegerWorkspace& space, int threads) const {
         const std::size_t count = panels_ * width_, first = group * channels_.results;
-        char* memory = space.columns.get<char>(count * Columns::kBytes * phases_.size());
+        char* memory = space.columns.get<char>(count * ColumnTerms::kBytes * phases_.size());
         Scales scales = t_.columns;
         if (scales.values != nullptr && scales.count > 1) scales.values += first;
-        std::vector<Columns> all;
+        std::vector<ColumnTerms> all;
         for (const Phase& phase : phases_) {
-            const Columns columns(memory, count, t_.bias != nullptr);
-            memory += count * Columns::kBytes;
+            const ColumnTerms columns(memory, count, t_.bias != nullptr);
+            memory += count * ColumnTerms::kBytes;
             columns.fill(channels_.results, count, scales, t_.bias == nullptr ? nullptr : t_.bias + first);
             // Elements beyond the channels are as the zero of A, so they count as if they were there.
-            const std::size_t k = phase.taps * units_ * path_.units.per;
-            for (std::size_t panel = 0; panel < panels_; ++panel)
-                runs_of(phase).column_offsets(panel_of(phase, panel), k, columns, panel * width_);
+            const std::size_t k = phase.taps * units_ * arithmetic_.units.per;
+            parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
+                k_loop_of(phase).column_offsets(panel_of(phase, panel), k, columns, panel * width_);
+            });
             all.push_back(columns);
         }
         return all;
     }
 
-    void slide(std::size_t group, IntegerWorkspace& space, const std::vector<Columns>& columns, int threads) const {
+    void slide(std::size_t group, IntegerWorkspace& space, const std::vector<ColumnTerms>& columns, int threads) const {
         const std::size_t pixels = out_height_ * out_width_;
-        const std::size_t together = std::min(up(kPixels, pixels), std::max<std::size_t>(1, kImageBytes / image_));
+        const std::size_t together =
+            std::min(up(kBlocking.image_pixels, pixels), std::max<std::size_t>(1, kBlocking.image_bytes / image_));
         const std::size_t tasks = up(t_.layer.batch, together);
         const std::size_t parts = std::min(panels_, up(2 * static_cast<std::size_t>(threads), tasks));
         parallel_tasks(tasks * parts, threads, [&](std::size_t worker, std::size_t task) {
@@ -164,9 +161,9 @@ private:
     // Copies of images with a border, in units.
     const std::uint8_t* pad(std::size_t group, std::size_t first, std::size_t images, Buffer& memory) const {
         auto* to = memory.get<std::uint8_t>(images * image_ + 64);
-        const bool bytes = path_.units.per == 4;
+        const bool bytes = arithmetic_.units.per == 4;
         const std::size_t channels = channels_.summed, all = channels_.image;
-        const int border = bytes ? path_.a_zero : 0;
+        const int border = bytes ? arithmetic_.a_zero : 0;
         const std::size_t left = x_.padding * pixel_, inside = x_.kept * pixel_, row_bytes = x_.size * pixel_;
         const bool whole = channels * (bytes ? 1 : 2) == pixel_;  // nothing is left between pixels
         if (!whole) std::memset(to, border, images * image_);
@@ -190,15 +187,16 @@ private:
                     for (std::size_t x = 0; x < x_.kept; ++x) {
                         auto* words = reinterpret_cast<std::int16_t*>(row + x * pixel_);
                         for (std::size_t c = 0; c < channels; ++c)
-                            words[c] = static_cast<std::int16_t>(from[x * all + c] - path_.a_shift);
+                            words[c] = static_cast<std::int16_t>(from[x * all + c] - arithmetic_.a_shift);
                     }
             }
         return to;
     }
 
-    void multiply(const Phase& phase, const Columns& columns, std::size_t group, std::size_t first, std::size_t images,
-                  const std::uint8_t* padded, std::size_t panel, std::size_t last, IntegerWorker& worker) const {
-        const std::size_t pixels = images * phase.y->count * phase.x->count, rows = path_.kernels.rows;
+    void multiply(const Phase& phase, const ColumnTerms& columns, std::size_t group, std::size_t first,
+                  std::size_t images, const std::uint8_t* padded, std::size_t panel, std::size_t last,
+                  IntegerWorker& worker) const {
+        const std::size_t pixels = images * phase.y->count * phase.x->count, rows = arithmetic_.kernels.mr;
         const std::size_t tiles = up(pixels, rows);
         auto* from = worker.rows.get<const std::uint8_t*>(tiles * rows);
         auto* out = worker.results.get<float*>(tiles * rows);
@@ -216,34 +214,34 @@ private:
                 }
         for (; i < tiles * rows; ++i) from[i] = from[i - 1], out[i] = out[i - 1];
         if (phase.segments.empty()) return write_nothing(columns, out, pixels, panel * width_, last * width_);
-        const Runs runs = runs_of(phase);
+        const KLoop k_loop = k_loop_of(phase);
         std::int64_t* offsets = nullptr;
-        if (path_.b_zero != 0) {
+        if (arithmetic_.b_zero != 0) {
             offsets = worker.offsets.get<std::int64_t>(tiles * rows);
             for (std::size_t tile = 0; tile < tiles; ++tile)
-                runs.row_offsets(from + tile * rows, offsets + tile * rows);
+                k_loop.row_offsets(from + tile * rows, offsets + tile * rows);
         }
         const std::size_t elements = t_.layer.batch * out_height_ * out_width_ * channels_.result;
-        const bool past = past_cache(t_.out, elements, Type::kFloat32) && channels_.result % kMostColumns == 0 &&
-                          channels_.results % kMostColumns == 0;
+        const bool past = past_cache(t_.out, elements, Type::kFloat32) && channels_.result % kMaxNR == 0 &&
+                          channels_.results % kMaxNR == 0;
         Sums* sums = worker.sums.get<Sums>(1);
         // Rows stay in the L1 cache while panels pass that are in the L2 cache.
-        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / (phase.taps * units_ * 4 * width_));
+        const std::size_t together = std::max<std::size_t>(1, kBlocking.nc_bytes / (phase.taps * units_ * 4 * width_));
         for (; panel < last; panel += together)
             for (std::size_t tile = 0; tile < tiles; ++tile)
                 for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
                     const std::size_t column = at * width_;
-                    float* to[kMostRows];
-                    runs(from + tile * rows, panel_of(phase, at), *sums);
+                    float* to[kMaxMR];
+                    k_loop(from + tile * rows, panel_of(phase, at), *sums);
                     for (std::size_t r = 0; r < rows; ++r) to[r] = out[tile * rows + r] + column;
-                    finish(path_, *sums, columns,
-                           {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column), column,
-                            offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
+                    write_tile(arithmetic_, *sums, columns,
+                               {std::min(rows, pixels - tile * rows), std::min(width_, channels_.results - column),
+                                column, offsets == nullptr ? nullptr : offsets + tile * rows, nullptr, to, past});
                 }
     }
 
     // Results that meet no tap: sums of nothing, scaled as all others.
-    void write_nothing(const Columns& columns, float* const* out, std::size_t pixels, std::size_t first,
+    void write_nothing(const ColumnTerms& columns, float* const* out, std::size_t pixels, std::size_t first,
                        std::size_t end) const {
         end = std::min(end, channels_.results);
         std::vector<float> values(end - first);
@@ -258,6 +256,19 @@ private:
 bool is_matmul(const ConvolutionShape& l) {
     const auto plain = [](const Axis& a) { return a.kernel == 1 && a.stride == 1 && a.padding == 0; };
     return l.groups == 1 && plain(l.y) && plain(l.x);
+}
+
+// A convolution with a kernel of 1 x 1 as the product of a row for each pixel and the weights.
+IntegerMatmul pixels_times_weights(const IntegerConvolution& t, std::size_t pixels, std::size_t summed,
+                                   std::size_t results) {
+    IntegerMatmul product{};
+    product.batch = 1, product.m = pixels, product.n = results, product.k = summed;
+    product.a = t.a, product.a_row = summed, product.a_k = 1;
+    product.b = t.b;
+    product.columns = t.columns;
+    product.out = t.out;
+    product.threads = t.threads;
+    return product;
 }
 
 int threads_of(const IntegerConvolution& t) {
@@ -279,60 +290,31 @@ void slide(const IntegerConvolution& t, bool transposed) {
     const std::size_t k = l.y.kernel * l.x.kernel * channels.summed;
     const int a = table.exact && k < 60000 ? 255 : table.largest(t.a.data, l.batch * pixels * channels.image);
     const int b = table.largest(t.b.data, l.outputs * inputs * l.y.kernel * l.x.kernel);
-    const Path path(table, t.a.zero, a, t.b.zero, b, k);
+    const Arithmetic arithmetic(table, t.a.zero, a, t.b.zero, b, k);
     const int threads = threads_of(t);
     Borrowed<IntegerWorkspace> space(static_cast<std::size_t>(threads));
-    Sliding(t, path, y, x, channels, transposed).run(*space, threads);
+    Sliding(t, arithmetic, y, x, channels, transposed).run(*space, threads);
 }
 
 }  // namespace
 
 void integer_convolution(const IntegerConvolution& t) {
     const ConvolutionShape& l = t.layer;
-    const std::size_t pixels = l.batch * l.y.output * l.x.output;
-    if (pixels * l.outputs == 0) return;
+    IntegerMatmul product = pixels_times_weights(t, l.batch * l.y.output * l.x.output, l.channels, l.outputs);
+    if (product.m * product.n == 0) return;
     if (!is_matmul(l)) return slide(t, false);
-    integer_matmul({1,
-                    pixels,
-                    l.outputs,
-                    l.channels,
-                    t.a,
-                    0,
-                    l.channels,
-                    1,
-                    t.b,
-                    0,
-                    1,
-                    l.channels,
-                    {nullptr, 0},
-                    t.columns,
-                    t.bias,
-                    t.out,
-                    t.threads});
+    product.b_k = 1, product.b_column = l.channels;
+    product.bias = t.bias;
+    integer_matmul(product);
 }
 
 void integer_input_gradient(const IntegerConvolution& t) {
     const ConvolutionShape& l = t.layer;
-    const std::size_t pixels = l.batch * l.y.input * l.x.input;
-    if (pixels * l.channels == 0) return;
+    IntegerMatmul product = pixels_times_weights(t, l.batch * l.y.input * l.x.input, l.outputs, l.channels);
+    if (product.m * product.n == 0) return;
     if (!is_matmul(l)) return slide(t, true);
-    integer_matmul({1,
-                    pixels,
-                    l.channels,
-                    l.outputs,
-                    t.a,
-                    0,
-                    l.outputs,
-                    1,
-                    t.b,
-                    0,
-                    l.channels,
-                    1,
-                    {nullptr, 0},
-                    t.columns,
-                    nullptr,
-                    t.out,
-                    t.threads});
+    product.b_k = l.channels, product.b_column = 1;
+    integer_matmul(product);
 }
 
 }  // namespace lograd

@@ -9,15 +9,15 @@
 namespace lograd {
 namespace LOGRAD_ISA {
 
-constexpr Units kWords{2, word_tile, word_tile, block_tile<word_tile>, pack_words};
+constexpr MicroKernels kWords{2, word_tile, word_tile, block_tile<word_tile>, pack_words};
 #if defined(__AVX2__)
-constexpr Units kBytes{4, byte_tile, plain_byte_tile, byte_block_tile, pack_bytes};
+constexpr MicroKernels kBytes{4, byte_tile, plain_byte_tile, byte_block_tile, pack_bytes};
 #else
-constexpr Units kBytes{4, nullptr, nullptr, nullptr, pack_bytes};
+constexpr MicroKernels kBytes{4, nullptr, nullptr, nullptr, pack_bytes};
 constexpr bool kExactBytes = false;
 #endif
-constexpr IntegerKernels kInteger{kTileRows, kTileColumns, kBlockRows,    kExactBytes, kBytes,
-                                  kWords,    finish,       finish_blocks, largest,     look_up};
+constexpr IntegerKernels kInteger{kMR,    kNR,      kBlockRows,     kExactBytes, kBytes,
+                                  kWords, epilogue, block_epilogue, largest,     look_up};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -7,20 +7,12 @@
 #include "base/parallel.h"
 #include "base/tensor.h"
 #include "isa/table.h"
+#include "kernels/integer/blocking.h"
 #include "kernels/integer/integer.h"
 #include "kernels/integer/workspace.h"
 
 namespace lograd {
 namespace {
-
-// Rows of A that are packed, or read from the L2 cache, while panels of B pass; a multiple of all tiles.
-constexpr std::size_t kRows = 96;
-// Panels of B that are in the L2 cache while rows of A pass.
-constexpr std::size_t kPanelBytes = std::size_t{1} << 18;
-// Units that are packed at a time, in the L1 cache.
-constexpr std::size_t kTogether = 64;
-// Units after which the next rows take their turn with the same part of a panel, which stays in the L1 or L2 cache.
-constexpr std::size_t kUnits = 512;
 
 // The largest byte of a matrix one of whose strides is 1.
 int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batch, std::size_t batch_stride,
@@ -36,7 +28,7 @@ int largest(const IntegerKernels& table, const std::uint8_t* x, std::size_t batc
     return most;
 }
 
-Path path_of(const IntegerMatmul& t, const IntegerKernels& table) {
+Arithmetic arithmetic_of(const IntegerMatmul& t, const IntegerKernels& table) {
     // Where byte sums cannot overflow nobody asks for the largest byte of A.
     const bool known = table.exact && t.k < 60000;
     const int a = known ? 255 : largest(table, t.a.data, t.batch, t.a_batch, t.m, t.a_row, t.k, t.a_k);
@@ -47,7 +39,7 @@ Path path_of(const IntegerMatmul& t, const IntegerKernels& table) {
 // One matrix of the batch.
 class Product {
     const IntegerMatmul& t_;
-    const Path& path_;
+    const Arithmetic& arithmetic_;
     const std::size_t units_, width_, panels_;
     const std::uint8_t *a_, *b_;
     float* out_;
@@ -55,57 +47,58 @@ class Product {
     const bool past_cache_;
 
 public:
-    Product(const IntegerMatmul& t, const Path& path, std::size_t index)
-        : t_(t), path_(path), units_(path.count(t.k)), width_(path.kernels.columns), panels_(up(t.n, width_)),
-          a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch), out_(t.out + index * t.m * t.n),
-          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMostColumns == 0) {}
+    Product(const IntegerMatmul& t, const Arithmetic& arithmetic, std::size_t index)
+        : t_(t), arithmetic_(arithmetic), units_(arithmetic.count(t.k)), width_(arithmetic.kernels.nr),
+          panels_(up(t.n, width_)), a_(t.a.data + index * t.a_batch), b_(t.b.data + index * t.b_batch),
+          out_(t.out + index * t.m * t.n),
+          past_cache_(past_cache(out_, t.m * t.n, Type::kFloat32) && t.n % kMaxNR == 0) {}
 
     std::size_t panels() const { return panels_; }
     std::ptrdiff_t panel_step() const { return static_cast<std::ptrdiff_t>(4 * width_); }
     std::size_t panel_bytes() const { return 4 * width_ * units_; }
 
     // Packs panels of B and finds their offsets.
-    void pack(Buffer& panels, const Columns& columns, int threads) {
+    void pack(Buffer& panels, const ColumnTerms& columns, int threads) {
         packed_ = panels.get<std::uint8_t>(panels_ * panel_bytes());
         std::vector<Segment> groups;
-        path_.append(groups, {0, 0, units_, 1}, 0, panel_step());
-        const Runs runs(path_, groups.data(), groups.size(), 0, panel_step());
+        arithmetic_.append(groups, {0, 0, units_, 1}, 0, panel_step());
+        const KLoop k_loop(arithmetic_, groups.data(), groups.size(), 0, panel_step());
         parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
             const std::size_t first = panel * width_;
             std::uint8_t* to = packed_ + panel * panel_bytes();
-            path_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first),
-                              width_, path_.b_shift, 0, to});
-            runs.column_offsets(to, t_.k, columns, first);
+            arithmetic_.units.pack({b_ + first * t_.b_column, t_.b_k, t_.b_column, t_.k, std::min(width_, t_.n - first),
+                                    width_, arithmetic_.b_shift, 0, to});
+            k_loop.column_offsets(to, t_.k, columns, first);
         });
     }
 
-    // Rows [first, end), at most kRows, by all panels of [panel, last).
-    void rows(std::size_t first, std::size_t end, std::size_t panel, std::size_t last, const Columns& columns,
+    // Rows [first, end), at most kBlocking.mc, by all panels of [panel, last).
+    void rows(std::size_t first, std::size_t end, std::size_t panel, std::size_t last, const ColumnTerms& columns,
               IntegerWorker& worker) const {
         const Rows from = read(first, end, worker.packed);
-        const std::size_t tile_rows = path_.kernels.rows, tiles = up(end - first, tile_rows);
+        const std::size_t tile_rows = arithmetic_.kernels.mr, tiles = up(end - first, tile_rows);
         Sums* sums = worker.sums.get<Sums>(tiles);
         std::int64_t* offsets = nullptr;
-        if (path_.b_zero != 0) {
+        if (arithmetic_.b_zero != 0) {
             offsets = worker.offsets.get<std::int64_t>(tiles * tile_rows);
             for (std::size_t i = 0; i < tiles; ++i)
-                from.runs(*this).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
+                from.k_loop(*this).row_offsets(from.pointers + i * tile_rows, offsets + i * tile_rows);
         }
         const auto write = [&](std::size_t i, std::size_t at) {
             const std::size_t row = first + i * tile_rows, column = at * width_;
             const float* scales = t_.rows.values;
-            float spread[kMostRows];
+            float spread[kMaxMR];
             if (scales != nullptr && t_.rows.count == 1) {
-                std::fill(spread, spread + kMostRows, scales[0]);
+                std::fill(spread, spread + kMaxMR, scales[0]);
                 scales = spread;
             } else if (scales != nullptr) scales += row;
-            float* out[kMostRows];
-            for (std::size_t r = 0; r < kMostRows; ++r) out[r] = out_ + (row + r) * t_.n + column;
-            finish(path_, sums[i], columns,
-                   {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
-                    offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
+            float* out[kMaxMR];
+            for (std::size_t r = 0; r < kMaxMR; ++r) out[r] = out_ + (row + r) * t_.n + column;
+            write_tile(arithmetic_, sums[i], columns,
+                       {std::min(tile_rows, end - row), std::min(width_, t_.n - column), column,
+                        offsets == nullptr ? nullptr : offsets + i * tile_rows, scales, out, past_cache_});
         };
-        if (from.ends.size() > 1 || path_.wide) {
+        if (from.ends.size() > 1 || arithmetic_.wide) {
             for (; panel < last; ++panel) {
                 sum(from, tiles, packed_ + panel * panel_bytes(), sums);
                 for (std::size_t i = 0; i < tiles; ++i) write(i, panel);
@@ -114,45 +107,49 @@ public:
         }
         // Rows of a short k stay in the L1 cache while panels pass that are in the L2 cache, and few rows of the result
         // are written at a time.
-        const std::size_t together = std::max<std::size_t>(1, kPanelBytes / std::max<std::size_t>(1, panel_bytes()));
+        const std::size_t together =
+            std::max<std::size_t>(1, kBlocking.nc_bytes / std::max<std::size_t>(1, panel_bytes()));
         for (; panel < last; panel += together)
             for (std::size_t i = 0; i < tiles; ++i)
                 for (std::size_t at = panel; at < std::min(last, panel + together); ++at) {
-                    path_.units.tile({from.pointers + i * tile_rows, packed_ + at * panel_bytes(), from.groups.data(),
-                                      from.groups.size(), from.step, panel_step(), sums[i].tile, false});
+                    arithmetic_.units.tile({from.pointers + i * tile_rows, packed_ + at * panel_bytes(),
+                                            from.groups.data(), from.groups.size(), from.step, panel_step(),
+                                            sums[i].tile, false});
                     write(i, at);
                 }
     }
 
 private:
     struct Rows {
-        const std::uint8_t* pointers[kRows + kMostRows];
+        const std::uint8_t* pointers[kBlocking.mc + kMaxMR];
         std::ptrdiff_t step;
         std::vector<Segment> groups;    // all units
         std::vector<std::size_t> ends;  // of those groups that take their turn together
 
-        Runs runs(const Product& of) const { return {of.path_, groups.data(), groups.size(), step, of.panel_step()}; }
+        KLoop k_loop(const Product& of) const {
+            return {of.arithmetic_, groups.data(), groups.size(), step, of.panel_step()};
+        }
     };
 
     // Rows of A where they lie, or side by side in units.
     Rows read(std::size_t first, std::size_t end, Buffer& packed) const {
         Rows rows;
         const std::size_t count = end - first;
-        const bool in_place = path_.units.per == 4 && t_.a_k == 1 && t_.k % 4 == 0;
+        const bool in_place = arithmetic_.units.per == 4 && t_.a_k == 1 && t_.k % 4 == 0;
         const std::uint8_t* from = a_ + first * t_.a_row;
-        const std::size_t tile_rows = path_.kernels.rows, tile_bytes = 4 * tile_rows * units_;
+        const std::size_t tile_rows = arithmetic_.kernels.mr, tile_bytes = 4 * tile_rows * units_;
         if (!in_place) from = pack_tiles(from, count, packed);
         rows.step = in_place ? 4 : static_cast<std::ptrdiff_t>(4 * tile_rows);
-        for (std::size_t r = 0; r < kRows + kMostRows; ++r) {
+        for (std::size_t r = 0; r < kBlocking.mc + kMaxMR; ++r) {
             const std::size_t row = std::min(r, count - 1);
             rows.pointers[r] =
                 in_place ? from + row * t_.a_row : from + row / tile_rows * tile_bytes + 4 * (row % tile_rows);
         }
-        for (std::size_t unit = 0; unit < units_; unit += kUnits) {
+        for (std::size_t unit = 0; unit < units_; unit += kBlocking.kc) {
             std::vector<Segment> part;
             const auto at = static_cast<std::ptrdiff_t>(unit);
-            path_.append(part, {rows.step * at, panel_step() * at, std::min(kUnits, units_ - unit), 1}, rows.step,
-                         panel_step());
+            arithmetic_.append(part, {rows.step * at, panel_step() * at, std::min(kBlocking.kc, units_ - unit), 1},
+                               rows.step, panel_step());
             rows.groups.insert(rows.groups.end(), part.begin(), part.end());
             rows.ends.push_back(rows.groups.size());
         }
@@ -162,14 +159,15 @@ private:
 
     // Rows of A as (tile, unit, MR).
     const std::uint8_t* pack_tiles(const std::uint8_t* from, std::size_t count, Buffer& packed) const {
-        const std::size_t tile_rows = path_.kernels.rows, per = path_.units.per;
+        const std::size_t tile_rows = arithmetic_.kernels.mr, per = arithmetic_.units.per;
         const std::size_t bytes = up(count, tile_rows) * tile_rows * 4 * units_;
-        auto* to = packed.get<std::uint8_t>(bytes + 4 * count * kTogether);
+        auto* to = packed.get<std::uint8_t>(bytes + 4 * count * kBlocking.pack_units);
         std::uint8_t* side_by_side = to + bytes;
-        for (std::size_t unit = 0; unit < units_; unit += kTogether) {
-            const std::size_t units = std::min(kTogether, units_ - unit), k = std::min(units * per, t_.k - unit * per);
-            path_.units.pack(
-                {from + unit * per * t_.a_k, t_.a_k, t_.a_row, k, count, count, path_.a_shift, 0, side_by_side});
+        for (std::size_t unit = 0; unit < units_; unit += kBlocking.pack_units) {
+            const std::size_t units = std::min(kBlocking.pack_units, units_ - unit),
+                              k = std::min(units * per, t_.k - unit * per);
+            arithmetic_.units.pack(
+                {from + unit * per * t_.a_k, t_.a_k, t_.a_row, k, count, count, arithmetic_.a_shift, 0, side_by_side});
             for (std::size_t row = 0; row < count; row += tile_rows)
                 gather(4 * std::min(tile_rows, count - row), side_by_side + 4 * row, 4 * count,
                        to + 4 * (row * units_ + unit * tile_rows), 4 * tile_rows, units);
@@ -179,16 +177,16 @@ private:
 
     // The sums of all tiles of a panel.
     void sum(const Rows& from, std::size_t tiles, const std::uint8_t* panel, Sums* sums) const {
-        const std::size_t tile_rows = path_.kernels.rows;
-        if (path_.wide) {
-            const Runs runs = from.runs(*this);
-            for (std::size_t i = 0; i < tiles; ++i) runs(from.pointers + i * tile_rows, panel, sums[i]);
+        const std::size_t tile_rows = arithmetic_.kernels.mr;
+        if (arithmetic_.wide) {
+            const KLoop k_loop = from.k_loop(*this);
+            for (std::size_t i = 0; i < tiles; ++i) k_loop(from.pointers + i * tile_rows, panel, sums[i]);
             return;
         }
         for (std::size_t begin = 0, block = 0; block < from.ends.size(); begin = from.ends[block++])
             for (std::size_t i = 0; i < tiles; ++i)
-                path_.units.tile({from.pointers + i * tile_rows, panel, from.groups.data() + begin,
-                                  from.ends[block] - begin, from.step, panel_step(), sums[i].tile, block != 0});
+                arithmetic_.units.tile({from.pointers + i * tile_rows, panel, from.groups.data() + begin,
+                                        from.ends[block] - begin, from.step, panel_step(), sums[i].tile, block != 0});
     }
 };
 
@@ -196,39 +194,39 @@ private:
 
 void integer_matmul(const IntegerMatmul& t) {
     if (t.batch * t.m * t.n == 0) return;
-    const Path path = path_of(t, kernels().integer);
+    const Arithmetic arithmetic = arithmetic_of(t, kernels().integer);
     const std::size_t work = t.batch * t.m * t.n * std::max<std::size_t>(t.k, 1);
     const int threads = useful_threads(work, t.threads);
     const auto many = static_cast<std::size_t>(threads);
     Borrowed<IntegerWorkspace> borrowed(many);
     IntegerWorkspace& space = *borrowed;
-    const std::size_t count = up(t.n, path.kernels.columns) * path.kernels.columns;
+    const std::size_t count = up(t.n, arithmetic.kernels.nr) * arithmetic.kernels.nr;
     const auto columns_in = [&](Buffer& memory) {
-        const Columns columns(memory.get<char>(count * Columns::kBytes), count, t.bias != nullptr);
+        const ColumnTerms columns(memory.get<char>(count * ColumnTerms::kBytes), count, t.bias != nullptr);
         columns.fill(t.n, count, t.columns, t.bias);
         return columns;
     };
     if (t.batch >= many && t.batch > 1) {  // small ones, each on its own
         parallel_tasks(t.batch, threads, [&](std::size_t worker, std::size_t index) {
             IntegerWorker& own = *space.workers[worker];
-            const Columns columns = columns_in(own.columns);
-            Product product(t, path, index);
+            const ColumnTerms columns = columns_in(own.columns);
+            Product product(t, arithmetic, index);
             product.pack(own.panels, columns, 1);
-            for (std::size_t row = 0; row < t.m; row += kRows)
-                product.rows(row, std::min(t.m, row + kRows), 0, product.panels(), columns, own);
+            for (std::size_t row = 0; row < t.m; row += kBlocking.mc)
+                product.rows(row, std::min(t.m, row + kBlocking.mc), 0, product.panels(), columns, own);
         });
         return;
     }
-    const std::size_t bands = up(t.m, kRows);
+    const std::size_t bands = up(t.m, kBlocking.mc);
     for (std::size_t index = 0; index < t.batch; ++index) {
-        const Columns columns = columns_in(space.columns);
-        Product product(t, path, index);
+        const ColumnTerms columns = columns_in(space.columns);
+        Product product(t, arithmetic, index);
         product.pack(space.panels, columns, threads);
         // Few rows: parts of the columns, too, so that all threads have something to do.
         const std::size_t parts = std::min(product.panels(), up(2 * many, bands));
         parallel_tasks(bands * parts, threads, [&](std::size_t worker, std::size_t task) {
             const std::size_t band = task / parts, part = task % parts;
-            product.rows(band * kRows, std::min(t.m, (band + 1) * kRows), product.panels() * part / parts,
+            product.rows(band * kBlocking.mc, std::min(t.m, (band + 1) * kBlocking.mc), product.panels() * part / parts,
                          product.panels() * (part + 1) / parts, columns, *space.workers[worker]);
         });
     }

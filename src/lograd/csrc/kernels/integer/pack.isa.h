@@ -84,9 +84,9 @@ inline void pack_bytes(const Packing& p) {
 
 inline void pack_words(const Packing& p) { pack_scalar<std::int16_t>(p, 0, (p.k + 1) / 2, 0); }
 
-inline void finish(const Finish& f) {
+inline void epilogue(const Epilogue& f) {
     for (std::size_t r = 0; r < f.rows; ++r) {
-        const std::int32_t* sums = f.sums + r * kTileColumns;
+        const std::int32_t* sums = f.sums + r * kNR;
         const std::uint32_t row_offset = f.row_offsets == nullptr ? 0 : static_cast<std::uint32_t>(f.row_offsets[r]);
         float* out = f.out[r];
         for (std::size_t c = 0; c < f.columns; c += W) {

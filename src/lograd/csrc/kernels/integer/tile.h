@@ -41,11 +41,11 @@ struct BlockTile {
     const std::int32_t* offsets;   // (blocks, columns)
     const float* const* a_scales;  // of each row, one for each block
     const float* b_scales;         // (blocks, columns)
-    float* sums;                   // the kernel's block_rows and columns
+    float* sums;                   // block_mr x NR of the kernel
 };
 
 // The end of a tile: r = float(sum - offsets) * column_scale [* row_scale] [+ bias].
-struct Finish {
+struct Epilogue {
     const std::int32_t* sums;
     std::size_t rows, columns;  // of the result, at most those of the kernel
     const std::int32_t* column_offsets;
@@ -69,7 +69,7 @@ struct Packing {
     void* out;
 };
 
-struct Units {
+struct MicroKernels {
     std::size_t per;  // elements of a unit
     void (*tile)(const Tile&);
     void (*twin)(const Tile&);  // the same in plain code, which tests compare it with
@@ -78,7 +78,7 @@ struct Units {
 };
 
 // The end of a tile with blocks: r = sum * scale [+ bias].
-struct BlockFinish {
+struct BlockEpilogue {
     const float* sums;
     std::size_t rows, columns;
     float scale;
@@ -89,18 +89,18 @@ struct BlockFinish {
 };
 
 struct IntegerKernels {
-    std::size_t rows, columns;  // of a tile
-    std::size_t block_rows;     // of a tile with blocks
+    std::size_t mr, nr;         // rows and columns of a tile
+    std::size_t block_mr;       // rows of a tile with blocks
     bool exact;                 // sums of bytes never overflow, whatever they are
-    Units bytes, words;         // bytes.tile may be null
-    void (*finish)(const Finish&);
-    void (*finish_blocks)(const BlockFinish&);
+    MicroKernels bytes, words;  // bytes.tile may be null
+    void (*epilogue)(const Epilogue&);
+    void (*block_epilogue)(const BlockEpilogue&);
     int (*largest)(const std::uint8_t* x, std::size_t count);
     // to[i] = table[from[i]], with 256 entries.
     void (*look_up)(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table);
 };
 
 // At most so many rows and columns has a tile of any kernel.
-constexpr std::size_t kMostRows = 8, kMostColumns = 32;
+constexpr std::size_t kMaxMR = 8, kMaxNR = 32;
 
 }  // namespace lograd

@@ -9,7 +9,7 @@ namespace lograd {
 namespace LOGRAD_ISA {
 
 #if defined(__AVX512BW__)
-constexpr std::size_t kTileRows = 8;
+constexpr std::size_t kMR = 8;
 typedef __m512i Register;
 inline Register broadcast(const std::uint8_t* p) {
     int v;
@@ -23,7 +23,7 @@ inline Register pairs(Register a, Register b) { return _mm512_madd_epi16(a, b); 
 inline Register byte_pairs(Register a, Register b) { return _mm512_maddubs_epi16(a, b); }
 inline Register ones16() { return _mm512_set1_epi16(1); }
 #elif defined(__AVX2__)
-constexpr std::size_t kTileRows = 6;
+constexpr std::size_t kMR = 6;
 typedef __m256i Register;
 inline Register broadcast(const std::uint8_t* p) {
     int v;
@@ -37,9 +37,9 @@ inline Register pairs(Register a, Register b) { return _mm256_madd_epi16(a, b); 
 inline Register byte_pairs(Register a, Register b) { return _mm256_maddubs_epi16(a, b); }
 inline Register ones16() { return _mm256_set1_epi16(1); }
 #else
-constexpr std::size_t kTileRows = 4;
+constexpr std::size_t kMR = 4;
 #endif
-constexpr std::size_t kTileColumns = 2 * W;
+constexpr std::size_t kNR = 2 * W;
 
 #if defined(__AVX2__)
 
@@ -63,14 +63,13 @@ struct ByBytes {
 
 // A tile whose sums stay in 32-bit registers.
 template <class By> void wide_tile(const Tile& t) {
-    Register sums[kTileRows][2];
-    const std::uint8_t* rows[kTileRows];
+    Register sums[kMR][2];
+    const std::uint8_t* rows[kMR];
     LOGRAD_UNROLL
-    for (std::size_t r = 0; r < kTileRows; ++r) {
+    for (std::size_t r = 0; r < kMR; ++r) {
         rows[r] = t.rows[r];
         LOGRAD_UNROLL
-        for (std::size_t v = 0; v < 2; ++v)
-            sums[r][v] = t.add ? load<Register>(t.sums + r * kTileColumns + v * W) : zero();
+        for (std::size_t v = 0; v < 2; ++v) sums[r][v] = t.add ? load<Register>(t.sums + r * kNR + v * W) : zero();
     }
     for (const Segment *s = t.segments, *end = s + t.count; s != end; ++s) {
         const std::uint8_t* b = t.panel + s->b;
@@ -78,16 +77,16 @@ template <class By> void wide_tile(const Tile& t) {
         for (std::size_t unit = s->units; unit != 0; --unit, at += t.a_step, b += t.b_step) {
             const Register b0 = load<Register>(b), b1 = load<Register>(b + 4 * W);
             LOGRAD_UNROLL
-            for (std::size_t r = 0; r < kTileRows; ++r) {
+            for (std::size_t r = 0; r < kMR; ++r) {
                 const Register a = broadcast(rows[r] + at);
                 sums[r][0] = By::multiply(sums[r][0], a, b0), sums[r][1] = By::multiply(sums[r][1], a, b1);
             }
         }
     }
     LOGRAD_UNROLL
-    for (std::size_t r = 0; r < kTileRows; ++r) {
+    for (std::size_t r = 0; r < kMR; ++r) {
         LOGRAD_UNROLL
-        for (std::size_t v = 0; v < 2; ++v) store(t.sums + r * kTileColumns + v * W, sums[r][v]);
+        for (std::size_t v = 0; v < 2; ++v) store(t.sums + r * kNR + v * W, sums[r][v]);
     }
 }
 
@@ -96,7 +95,7 @@ template <class By> void wide_tile(const Tile& t) {
 inline void plain_byte_tile(const Tile& t) {
     bool add = t.add;
     for (const Segment *s = t.segments, *end = s + t.count; s != end;) {
-        Register sums[kTileRows][2] = {};
+        Register sums[kMR][2] = {};
         bool fresh = true;
         for (bool more = true; more; ++s) {
             more = s->flush == 0;
@@ -106,7 +105,7 @@ inline void plain_byte_tile(const Tile& t) {
             if (fresh) {  // the first unit of a group writes its sums
                 const Register b0 = load<Register>(b), b1 = load<Register>(b + 4 * W);
                 LOGRAD_UNROLL
-                for (std::size_t r = 0; r < kTileRows; ++r) {
+                for (std::size_t r = 0; r < kMR; ++r) {
                     const Register a = broadcast(t.rows[r] + at);
                     sums[r][0] = byte_pairs(a, b0), sums[r][1] = byte_pairs(a, b1);
                 }
@@ -115,7 +114,7 @@ inline void plain_byte_tile(const Tile& t) {
             for (; unit != 0; --unit, at += t.a_step, b += t.b_step) {
                 const Register b0 = load<Register>(b), b1 = load<Register>(b + 4 * W);
                 LOGRAD_UNROLL
-                for (std::size_t r = 0; r < kTileRows; ++r) {
+                for (std::size_t r = 0; r < kMR; ++r) {
                     const Register a = broadcast(t.rows[r] + at);
                     const Register first = byte_pairs(a, b0), second = byte_pairs(a, b1);
                     sums[r][0] = add16(sums[r][0], first), sums[r][1] = add16(sums[r][1], second);
@@ -124,17 +123,17 @@ inline void plain_byte_tile(const Tile& t) {
         }
         const Register ones = ones16();
         LOGRAD_UNROLL
-        for (std::size_t r = 0; r < kTileRows; ++r) {
+        for (std::size_t r = 0; r < kMR; ++r) {
             LOGRAD_UNROLL
             for (std::size_t v = 0; v < 2; ++v) {
-                std::int32_t* to = t.sums + r * kTileColumns + v * W;
+                std::int32_t* to = t.sums + r * kNR + v * W;
                 const Register wide = pairs(sums[r][v], ones);
                 store(to, add ? add32(wide, load<Register>(to)) : wide);
             }
         }
         add = true;
     }
-    if (!add) std::memset(t.sums, 0, kTileRows * kTileColumns * sizeof(std::int32_t));
+    if (!add) std::memset(t.sums, 0, kMR * kNR * sizeof(std::int32_t));
 }
 #endif
 
@@ -182,7 +181,7 @@ inline void plain_byte_tile(const Tile& t) {
     "mov 16(%[segment]), %[units]\n" \
     "add %[panel], %[b]\n"
 inline void byte_tile(const Tile& t) {
-    static_assert(kTileRows == 6 && kTileColumns == 16 && sizeof(Segment) == 32 && offsetof(Segment, flush) == 24);
+    static_assert(kMR == 6 && kNR == 16 && sizeof(Segment) == 32 && offsetof(Segment, flush) == 24);
     if (t.count == 0) return plain_byte_tile(t);
     const Segment* segment = t.segments;
     const Segment* const end = segment + t.count;
@@ -269,17 +268,17 @@ inline void word_tile(const Tile& t) { wide_tile<ByWords>(t); }
 #else
 
 inline void word_tile(const Tile& t) {
-    std::uint32_t sums[kTileRows][kTileColumns] = {};
+    std::uint32_t sums[kMR][kNR] = {};
     if (t.add) std::memcpy(sums, t.sums, sizeof sums);
     for (const Segment *s = t.segments, *end = s + t.count; s != end; ++s) {
         const std::uint8_t* from = t.panel + s->b;
         std::ptrdiff_t at = s->a;
         for (std::size_t unit = s->units; unit != 0; --unit, at += t.a_step, from += t.b_step) {
-            std::int16_t a[2], b[2 * kTileColumns];
+            std::int16_t a[2], b[2 * kNR];
             std::memcpy(b, from, sizeof b);
-            for (std::size_t r = 0; r < kTileRows; ++r) {
+            for (std::size_t r = 0; r < kMR; ++r) {
                 std::memcpy(a, t.rows[r] + at, sizeof a);
-                for (std::size_t c = 0; c < kTileColumns; ++c)
+                for (std::size_t c = 0; c < kNR; ++c)
                     sums[r][c] += static_cast<std::uint32_t>(a[0] * b[2 * c] + a[1] * b[2 * c + 1]);
             }
         }

@@ -14,6 +14,7 @@
 #include "base/kept.h"
 #include "base/parallel.h"
 #include "isa/table.h"
+#include "kernels/integer/blocking.h"
 #include "kernels/integer/integer.h"
 #include "kernels/integer/window.h"
 #include "kernels/integer/workspace.h"
@@ -21,17 +22,12 @@
 namespace lograd {
 namespace {
 
-// Units of images that are packed at a time; they should stay in the L2 cache.
-constexpr std::size_t kBlockBytes = std::size_t{3} << 19;
-// Units of a panel that stay in the L1 cache while all rows pass.
-constexpr std::size_t kUnits = 192;
-
 std::ptrdiff_t distance(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
 
 class WeightGradient {
     const IntegerConvolution& t_;
     const ConvolutionShape& l_;
-    const Path& path_;  // a: input, b: gradient
+    const Arithmetic& arithmetic_;  // a: input, b: gradient
     const PaddedAxis y_, x_;
     const std::size_t inputs_, outputs_;  // of a group
     const std::size_t per_, units_;       // images of a unit, units of the batch
@@ -47,15 +43,15 @@ class WeightGradient {
     std::int64_t* kept_wide_ = nullptr;
 
 public:
-    WeightGradient(const IntegerConvolution& t, const Path& path)
-        : t_(t), l_(t.layer), path_(path), y_(output_axis(l_.y)), x_(output_axis(l_.x)),
-          inputs_(l_.channels / l_.groups), outputs_(l_.outputs / l_.groups), per_(path.units.per),
-          units_(up(l_.batch, per_)), rows_(path.kernels.rows), width_(path.kernels.columns), size_(rows_ * width_),
-          tiles_(up(inputs_, rows_)), panels_(up(outputs_, width_)), taps_(l_.y.kernel * l_.x.kernel),
-          tasks_(l_.groups * panels_ * taps_), input_(y_.size * x_.size * rows_ * 4),
+    WeightGradient(const IntegerConvolution& t, const Arithmetic& arithmetic)
+        : t_(t), l_(t.layer), arithmetic_(arithmetic), y_(output_axis(l_.y)), x_(output_axis(l_.x)),
+          inputs_(l_.channels / l_.groups), outputs_(l_.outputs / l_.groups), per_(arithmetic.units.per),
+          units_(up(l_.batch, per_)), rows_(arithmetic.kernels.mr), width_(arithmetic.kernels.nr),
+          size_(rows_ * width_), tiles_(up(inputs_, rows_)), panels_(up(outputs_, width_)),
+          taps_(l_.y.kernel * l_.x.kernel), tasks_(l_.groups * panels_ * taps_), input_(y_.size * x_.size * rows_ * 4),
           gradient_(l_.y.output * l_.x.output * width_ * 4),
-          block_(std::min(
-              units_, std::max<std::size_t>(1, kBlockBytes / (l_.groups * (tiles_ * input_ + panels_ * gradient_))))),
+          block_(std::min(units_, std::max<std::size_t>(1, kBlocking.gradient_bytes /
+                                                               (l_.groups * (tiles_ * input_ + panels_ * gradient_))))),
           offsets_(l_.groups * panels_ * width_) {}
 
     void run(IntegerWorkspace& space, int threads) {
@@ -64,15 +60,15 @@ public:
         x_units_ = space.input.get<std::uint8_t>(input);
         g_units_ = space.gradient.get<std::uint8_t>(gradient);
         // Borders, which stay, and elements beyond the last channel, which are read and not used.
-        fill(x_units_, input, t_.b.zero - path_.a_shift);
+        fill(x_units_, input, t_.b.zero - arithmetic_.a_shift);
         if (outputs_ % width_ != 0) std::memset(g_units_, 0, gradient);
-        if (block_ < units_ && path_.wide) kept_wide_ = space.sums.get<std::int64_t>(tasks_ * tiles_ * size_);
+        if (block_ < units_ && arithmetic_.wide) kept_wide_ = space.sums.get<std::int64_t>(tasks_ * tiles_ * size_);
         else if (block_ < units_) kept_ = space.sums.get<std::int32_t>(tasks_ * tiles_ * size_);
         for (std::size_t first = 0; first < units_; first += block_) {
             const std::size_t count = std::min(block_, units_ - first);
             pack(first, count, space, threads);
             find_segments(count);
-            if (path_.a_zero != 0)
+            if (arithmetic_.a_zero != 0)
                 parallel_tasks(l_.groups * panels_, threads,
                                [&](std::size_t, std::size_t panel) { find_offsets(panel); });
             parallel_tasks(tasks_, threads, [&](std::size_t worker, std::size_t task) {
@@ -97,8 +93,8 @@ private:
             Buffer& memory = space.workers[worker]->packed;
             if (row < l_.y.output) {
                 auto* side_by_side = memory.get<std::uint8_t>(4 * g_row);
-                path_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row,
-                                  path_.b_shift, t_.a.zero - path_.b_shift, side_by_side});
+                arithmetic_.units.pack({t_.a.data + image * g_image + row * g_row, g_image, 1, there, g_row, g_row,
+                                        arithmetic_.b_shift, t_.a.zero - arithmetic_.b_shift, side_by_side});
                 spread(side_by_side, l_.outputs, outputs_, width_, l_.x.output, g_units_, gradient_,
                        unit * gradient_ + 4 * row * l_.x.output * width_);
                 return;
@@ -106,8 +102,8 @@ private:
             const std::size_t y = row - l_.y.output, count_x = x_.kept * l_.channels;
             const std::size_t at = (y + y_.padding) * x_.size + x_.padding;
             auto* side_by_side = memory.get<std::uint8_t>(4 * count_x);
-            path_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x,
-                              path_.a_shift, t_.b.zero - path_.a_shift, side_by_side});
+            arithmetic_.units.pack({t_.b.data + image * x_image + y * x_row, x_image, 1, there, count_x, count_x,
+                                    arithmetic_.a_shift, t_.b.zero - arithmetic_.a_shift, side_by_side});
             spread(side_by_side, l_.channels, inputs_, rows_, x_.kept, x_units_, input_,
                    unit * input_ + 4 * at * rows_);
         });
@@ -125,14 +121,15 @@ private:
 
     void find_segments(std::size_t units) {
         groups_.clear(), ends_.clear();
-        const std::size_t rows = units * l_.y.output, together = std::max<std::size_t>(1, kUnits / l_.x.output);
+        const std::size_t rows = units * l_.y.output,
+                          together = std::max<std::size_t>(1, kBlocking.gradient_kc / l_.x.output);
         std::vector<Segment> part;
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t unit = row / l_.y.output, y = row % l_.y.output;
-            path_.append(part,
-                         {distance(unit * input_ + 4 * y * l_.y.stride * x_.size * rows_),
-                          distance(unit * gradient_ + 4 * y * l_.x.output * width_), l_.x.output, 1},
-                         a_step(), b_step());
+            arithmetic_.append(part,
+                               {distance(unit * input_ + 4 * y * l_.y.stride * x_.size * rows_),
+                                distance(unit * gradient_ + 4 * y * l_.x.output * width_), l_.x.output, 1},
+                               a_step(), b_step());
             if ((row + 1) % together != 0 && row + 1 < rows) continue;
             groups_.insert(groups_.end(), part.begin(), part.end());
             ends_.push_back(groups_.size());
@@ -146,13 +143,13 @@ private:
     }
     std::ptrdiff_t a_step() const { return distance(4 * l_.x.stride * rows_); }
     std::ptrdiff_t b_step() const { return distance(4 * width_); }
-    Runs runs() const { return {path_, groups_.data(), groups_.size(), a_step(), b_step()}; }
+    KLoop k_loop() const { return {arithmetic_, groups_.data(), groups_.size(), a_step(), b_step()}; }
 
     // What the zero of X adds to the outputs of a panel: the same for all taps and inputs.
     void find_offsets(std::size_t index) {
-        std::int32_t narrow[kMostColumns];
-        const Columns columns{narrow, offsets_.data() + index * width_, nullptr, nullptr};
-        runs().column_offsets(panel_of(index / panels_, index % panels_), summed_, columns, 0);
+        std::int32_t narrow[kMaxNR];
+        const ColumnTerms columns{narrow, offsets_.data() + index * width_, nullptr, nullptr};
+        k_loop().column_offsets(panel_of(index / panels_, index % panels_), summed_, columns, 0);
     }
 
     // All inputs of one group, by one tap and one panel of outputs.
@@ -165,8 +162,8 @@ private:
         for (std::size_t r = 0; r < tiles_ * rows_; ++r)
             pointers[r] = from + r / rows_ * block_ * input_ + 4 * (r % rows_);
         const std::int64_t* offsets =
-            path_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
-        if (path_.wide) {
+            arithmetic_.a_zero == 0 ? nullptr : offsets_.data() + (group * panels_ + panel) * width_;
+        if (arithmetic_.wide) {
             std::int64_t* sums = kept_wide_ == nullptr ? worker.offsets.get<std::int64_t>(tiles_ * size_)
                                                        : kept_wide_ + task * tiles_ * size_;
             if (first) std::fill(sums, sums + tiles_ * size_, 0);
@@ -186,15 +183,15 @@ private:
     void add(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int32_t* sums, bool first) const {
         for (std::size_t begin = 0, part = 0; part < ends_.size(); begin = ends_[part++])
             for (std::size_t tile = 0; tile < tiles_; ++tile)
-                path_.units.tile({pointers + tile * rows_, panel, groups_.data() + begin, ends_[part] - begin, a_step(),
-                                  b_step(), sums + tile * size_, !(first && part == 0)});
+                arithmetic_.units.tile({pointers + tile * rows_, panel, groups_.data() + begin, ends_[part] - begin,
+                                        a_step(), b_step(), sums + tile * size_, !(first && part == 0)});
     }
 
     void add_wide(const std::uint8_t* const* pointers, const std::uint8_t* panel, std::int64_t* sums,
                   IntegerWorker& worker) const {
         Sums* own = worker.sums.get<Sums>(1);
         for (std::size_t tile = 0; tile < tiles_; ++tile) {
-            runs()(pointers + tile * rows_, panel, *own);
+            k_loop()(pointers + tile * rows_, panel, *own);
             for (std::size_t i = 0; i < size_; ++i) sums[tile * size_ + i] += own->wide[i];
         }
     }
@@ -203,12 +200,12 @@ private:
     template <class Sum>
     void correct(const std::uint8_t* const* pointers, const std::int64_t* offsets, Sum* sums) const {
         using Whole = std::make_unsigned_t<Sum>;
-        if (path_.b_zero == 0 && offsets == nullptr) return;
-        Whole of_columns[kMostColumns] = {};
+        if (arithmetic_.b_zero == 0 && offsets == nullptr) return;
+        Whole of_columns[kMaxNR] = {};
         for (std::size_t c = 0; offsets != nullptr && c < width_; ++c) of_columns[c] = static_cast<Whole>(offsets[c]);
         for (std::size_t tile = 0; tile < tiles_; ++tile) {
-            std::int64_t rows[kMostRows] = {};
-            runs().row_offsets(pointers + tile * rows_, rows);
+            std::int64_t rows[kMaxMR] = {};
+            k_loop().row_offsets(pointers + tile * rows_, rows);
             for (std::size_t r = 0; r < rows_; ++r, sums += width_) {
                 const auto of_row = static_cast<Whole>(rows[r]);
                 for (std::size_t c = 0; c < width_; ++c)
@@ -264,34 +261,26 @@ void integer_weight_gradient(const IntegerConvolution& t) {
     const std::size_t weights = l.outputs * (l.channels / l.groups) * taps;
     if (weights == 0) return;
     if (l.batch * pixels == 0) return std::fill(t.out, t.out + weights, 0.0f), void();
-    if (l.groups == 1 && taps == 1 && l.y.stride == 1 && l.x.stride == 1 && l.y.padding == 0 && l.x.padding == 0)
-        return integer_matmul({1,
-                               l.outputs,
-                               l.channels,
-                               l.batch * pixels,
-                               t.a,
-                               0,
-                               1,
-                               l.outputs,
-                               t.b,
-                               0,
-                               l.channels,
-                               1,
-                               t.rows,
-                               {nullptr, 0},
-                               nullptr,
-                               t.out,
-                               t.threads});
+    if (l.groups == 1 && taps == 1 && l.y.stride == 1 && l.x.stride == 1 && l.y.padding == 0 && l.x.padding == 0) {
+        IntegerMatmul product{};
+        product.batch = 1, product.m = l.outputs, product.n = l.channels, product.k = l.batch * pixels;
+        product.a = t.a, product.a_row = 1, product.a_k = l.outputs;
+        product.b = t.b, product.b_k = l.channels, product.b_column = 1;
+        product.rows = t.rows;
+        product.out = t.out;
+        product.threads = t.threads;
+        return integer_matmul(product);
+    }
     const IntegerKernels& table = kernels().integer;
     const std::size_t k = up(l.batch, 4) * 4 * pixels;
     const int g = table.largest(t.a.data, l.batch * pixels * l.outputs);
     const int x =
         table.exact && k < 60000 ? 255 : table.largest(t.b.data, l.batch * l.y.input * l.x.input * l.channels);
-    const Path path(table, t.b.zero, x, t.a.zero, g, k);
+    const Arithmetic arithmetic(table, t.b.zero, x, t.a.zero, g, k);
     const std::size_t work = k * weights;
     const int threads = useful_threads(work, t.threads);
     Borrowed<IntegerWorkspace> space(static_cast<std::size_t>(threads));
-    WeightGradient(t, path).run(*space, threads);
+    WeightGradient(t, arithmetic).run(*space, threads);
 }
 
 }  // namespace lograd

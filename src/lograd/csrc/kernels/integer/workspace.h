@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "kernels/integer/path.h"
+#include "kernels/integer/arithmetic.h"
 
 namespace lograd {
 
@@ -16,7 +16,7 @@ namespace lograd {
 struct IntegerWorker {
     Buffer packed;   // rows of A, or images, in units
     Buffer panels;   // of B
-    Buffer columns;  // a `Columns`
+    Buffer columns;  // a `ColumnTerms`
     Buffer rows;     // where the rows of tiles begin
     Buffer results;  // where they are written
     Buffer offsets;  // what is subtracted from each

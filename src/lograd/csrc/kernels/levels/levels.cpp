@@ -244,14 +244,13 @@ void column_largest(const float* x, std::size_t batch, std::size_t channels, std
                                                 own.data());
         } else {
             for (std::size_t plane = 0; plane < count * channels; ++plane)
-                own[plane % channels] = std::max(own[plane % channels],
-                                                 kernels().levels.largest_of_all(x + begin + plane * inner, inner));
+                own[plane % channels] =
+                    std::max(own[plane % channels], kernels().levels.largest_of_all(x + begin + plane * inner, inner));
         }
         const std::lock_guard<std::mutex> lock(mutex);
         for (std::size_t c = 0; c < width; ++c) largest[c] = std::max(largest[c], own[c]);
     });
-    for (std::size_t c = channels; c < width; ++c)
-        largest[c % channels] = std::max(largest[c % channels], largest[c]);
+    for (std::size_t c = channels; c < width; ++c) largest[c % channels] = std::max(largest[c % channels], largest[c]);
     constexpr std::int32_t infinity = 0x7f800000;
     for (std::size_t c = 0; c < channels; ++c) {
         if (largest[c] > infinity) out[c] = std::numeric_limits<float>::quiet_NaN();

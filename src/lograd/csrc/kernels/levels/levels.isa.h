@@ -10,7 +10,7 @@ namespace lograd {
 namespace LOGRAD_ISA {
 
 inline constexpr LevelKernels kLevels{level_range, quantize_levels, transpose_bytes, largest_of_columns,
-                                         largest_of_all};
+                                      largest_of_all};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -12,15 +12,15 @@ namespace lograd {
 // With a and b as they are packed, a' = a - a_shift and b' = b - b_shift, the exact sum is
 //     sum a' b' - a_zero sum b' - b_zero sum a' + k a_zero b_zero.
 // Bytes a' are unsigned, bytes b' signed.
-struct Path {
+struct Arithmetic {
     const IntegerKernels& kernels;
-    Units units;
+    MicroKernels units;
     std::size_t steps;  // units of a group: those that sums of 16 bits hold
     int a_shift, b_shift, a_zero, b_zero;
     bool wide;  // the exact sum may leave 32 bits
 
     // The largest bytes are those of the operands; 255 will do where that of a is not known to be less.
-    Path(const IntegerKernels& kernels, int a_zero, int a_largest, int b_zero, int b_largest, std::size_t k);
+    Arithmetic(const IntegerKernels& kernels, int a_zero, int a_largest, int b_zero, int b_largest, std::size_t k);
     // Sums words, which leave nothing to correct.
     void take_words();
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
@@ -30,46 +30,47 @@ struct Path {
 
 // The sums of a tile: modulo 2^32, or whole where 32 bits may not hold them.
 struct Sums {
-    std::int32_t tile[kMostRows * kMostColumns];
-    std::int64_t wide[kMostRows * kMostColumns];
+    std::int32_t tile[kMaxMR * kMaxNR];
+    std::int64_t wide[kMaxMR * kMaxNR];
 };
 
 // The columns of the result, in whole panels.
-struct Columns {
+struct ColumnTerms {
     std::int32_t* offsets;
     std::int64_t* wide_offsets;
     float* scales;
     float* bias;  // null where there is none
 
-    Columns(std::int32_t* narrow, std::int64_t* wide, float* scales_, float* bias_)
+    ColumnTerms(std::int32_t* narrow, std::int64_t* wide, float* scales_, float* bias_)
         : offsets(narrow), wide_offsets(wide), scales(scales_), bias(bias_) {}
     static constexpr std::size_t kBytes = 2 * sizeof(float) + sizeof(std::int32_t) + sizeof(std::int64_t);
     // In memory for kBytes times `count`, a multiple of 16.
-    Columns(void* memory, std::size_t count, bool has_bias);
+    ColumnTerms(void* memory, std::size_t count, bool has_bias);
     // Expands scales and bias of `columns` of them.
     void fill(std::size_t columns, std::size_t count, const Scales& scales, const float* bias) const;
 };
 
 // All segments of a product, in groups, with the sums over b' and over a' that its zeros ask for.
-class Runs {
-    const Path& path_;
+class KLoop {
+    const Arithmetic& arithmetic_;
     const Segment* segments_;
     std::size_t count_;
     std::ptrdiff_t a_step_, b_step_;
 
 public:
-    Runs(const Path& path, const Segment* segments, std::size_t count, std::ptrdiff_t a_step, std::ptrdiff_t b_step)
-        : path_(path), segments_(segments), count_(count), a_step_(a_step), b_step_(b_step) {}
+    KLoop(const Arithmetic& arithmetic, const Segment* segments, std::size_t count, std::ptrdiff_t a_step,
+          std::ptrdiff_t b_step)
+        : arithmetic_(arithmetic), segments_(segments), count_(count), a_step_(a_step), b_step_(b_step) {}
 
     // Sums of a tile over all segments; in `wide` if 32 bits may not hold them.
     void operator()(const std::uint8_t* const* rows, const std::uint8_t* panel, Sums& sums) const;
     // The offsets of the columns of a panel, for k elements summed.
-    void column_offsets(const std::uint8_t* panel, std::size_t k, const Columns& columns, std::size_t first) const;
+    void column_offsets(const std::uint8_t* panel, std::size_t k, const ColumnTerms& columns, std::size_t first) const;
     // The offset of each row; false, and nothing, where there is none.
     bool row_offsets(const std::uint8_t* const* rows, std::int64_t* offsets) const;
 };
 
-struct Place {
+struct OutputTile {
     std::size_t rows, columns, first_column;  // of the result
     const std::int64_t* row_offsets;          // may be null
     const float* row_scales;                  // may be null
@@ -78,6 +79,6 @@ struct Place {
 };
 
 // Writes a tile to its place in the result.
-void finish(const Path& path, const Sums& sums, const Columns& columns, const Place& place);
+void write_tile(const Arithmetic& arithmetic, const Sums& sums, const ColumnTerms& columns, const OutputTile& place);
 
 }  // namespace lograd

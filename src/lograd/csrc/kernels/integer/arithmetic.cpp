@@ -1,4 +1,4 @@
-#include "kernels/integer/path.h"
+#include "kernels/integer/arithmetic.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +19,8 @@ constexpr std::size_t kUnlimited = std::size_t{1} << 20;
 
 }  // namespace
 
-Path::Path(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_, int b_largest, std::size_t k)
+Arithmetic::Arithmetic(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_, int b_largest,
+                       std::size_t k)
     : kernels(table), units(table.bytes), a_shift(0), a_zero(a_zero_) {
     const bool fits = b_zero_ <= 128 && b_largest - b_zero_ <= 127;
     b_shift = fits ? b_zero_ : 128;
@@ -32,14 +33,15 @@ Path::Path(const IntegerKernels& table, int a_zero_, int a_largest, int b_zero_,
     wide = product != 0 && static_cast<std::int64_t>(k) > 0x7fffffff / product;
 }
 
-void Path::take_words() {
+void Arithmetic::take_words() {
     units = kernels.words;
     steps = kUnlimited;
     a_shift += a_zero, b_shift += b_zero;
     a_zero = b_zero = 0;
 }
 
-void Path::append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step, std::ptrdiff_t b_step) const {
+void Arithmetic::append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step,
+                        std::ptrdiff_t b_step) const {
     if (segment.units == 0) return;
     // A segment that a group holds is not cut, as each piece has its price.
     std::size_t held = segment.units;
@@ -56,14 +58,14 @@ void Path::append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t 
     }
 }
 
-Columns::Columns(void* memory, std::size_t count, bool has_bias) {
+ColumnTerms::ColumnTerms(void* memory, std::size_t count, bool has_bias) {
     wide_offsets = static_cast<std::int64_t*>(memory);
     offsets = reinterpret_cast<std::int32_t*>(wide_offsets + count);
     scales = reinterpret_cast<float*>(offsets + count);
     bias = has_bias ? scales + count : nullptr;
 }
 
-void Columns::fill(std::size_t columns, std::size_t count, const Scales& given, const float* given_bias) const {
+void ColumnTerms::fill(std::size_t columns, std::size_t count, const Scales& given, const float* given_bias) const {
     std::fill(wide_offsets, wide_offsets + count, 0);
     std::fill(offsets, offsets + count, 0);
     std::fill(scales, scales + count, given.values == nullptr ? 1.0f : given.values[0]);
@@ -73,17 +75,17 @@ void Columns::fill(std::size_t columns, std::size_t count, const Scales& given, 
     std::copy(given_bias, given_bias + columns, bias);
 }
 
-void Runs::operator()(const std::uint8_t* const* rows, const std::uint8_t* panel, Sums& sums) const {
+void KLoop::operator()(const std::uint8_t* const* rows, const std::uint8_t* panel, Sums& sums) const {
     Tile tile{rows, panel, segments_, count_, a_step_, b_step_, sums.tile, false};
-    if (!path_.wide) return path_.units.tile(tile);
-    const std::size_t size = path_.kernels.rows * path_.kernels.columns;
+    if (!arithmetic_.wide) return arithmetic_.units.tile(tile);
+    const std::size_t size = arithmetic_.kernels.mr * arithmetic_.kernels.nr;
     std::fill(sums.wide, sums.wide + size, 0);
     for (std::size_t s = 0; s < count_; ++s) {
         Segment part = segments_[s];
         part.flush = 1, tile.segments = &part, tile.count = 1;
         for (std::size_t left = part.units; left != 0; left -= part.units) {
             part.units = std::min(left, kLongest);
-            path_.units.tile(tile);
+            arithmetic_.units.tile(tile);
             for (std::size_t i = 0; i < size; ++i) sums.wide[i] += sums.tile[i];
             part.a += a_step_ * static_cast<std::ptrdiff_t>(part.units);
             part.b += b_step_ * static_cast<std::ptrdiff_t>(part.units);
@@ -91,60 +93,62 @@ void Runs::operator()(const std::uint8_t* const* rows, const std::uint8_t* panel
     }
 }
 
-void Runs::column_offsets(const std::uint8_t* panel, std::size_t k, const Columns& columns, std::size_t first) const {
-    if (path_.a_zero == 0) return;
+void KLoop::column_offsets(const std::uint8_t* panel, std::size_t k, const ColumnTerms& columns,
+                           std::size_t first) const {
+    if (arithmetic_.a_zero == 0) return;
     static const std::uint8_t ones[4] = {1, 1, 1, 1};
-    const std::uint8_t* rows[kMostRows];
-    std::fill(rows, rows + kMostRows, ones);
-    alignas(64) std::int32_t sums[kMostRows * kMostColumns];
-    std::int64_t totals[kMostColumns] = {};
+    const std::uint8_t* rows[kMaxMR];
+    std::fill(rows, rows + kMaxMR, ones);
+    alignas(64) std::int32_t sums[kMaxMR * kMaxNR];
+    std::int64_t totals[kMaxNR] = {};
     std::vector<Segment> part;
     for (std::size_t s = 0, units = 0; s < count_; ++s) {
         part.push_back({0, segments_[s].b, segments_[s].units, segments_[s].flush});
         units += part.back().units;
         if (units < kUnlimited && s + 1 < count_) continue;
         part.back().flush = 1;
-        path_.units.tile({rows, panel, part.data(), part.size(), 0, b_step_, sums, false});
-        for (std::size_t c = 0; c < path_.kernels.columns; ++c) totals[c] += sums[c];
+        arithmetic_.units.tile({rows, panel, part.data(), part.size(), 0, b_step_, sums, false});
+        for (std::size_t c = 0; c < arithmetic_.kernels.nr; ++c) totals[c] += sums[c];
         part.clear(), units = 0;
     }
-    for (std::size_t c = 0; c < path_.kernels.columns; ++c) {
-        const std::int64_t offset = path_.a_zero * (totals[c] - static_cast<std::int64_t>(k) * path_.b_zero);
+    for (std::size_t c = 0; c < arithmetic_.kernels.nr; ++c) {
+        const std::int64_t offset =
+            arithmetic_.a_zero * (totals[c] - static_cast<std::int64_t>(k) * arithmetic_.b_zero);
         columns.wide_offsets[first + c] = offset;
         columns.offsets[first + c] = static_cast<std::int32_t>(static_cast<std::uint32_t>(offset));
     }
 }
 
-bool Runs::row_offsets(const std::uint8_t* const* rows, std::int64_t* offsets) const {
-    if (path_.b_zero == 0) return false;
-    alignas(64) std::uint8_t ones[4 * kMostColumns];
+bool KLoop::row_offsets(const std::uint8_t* const* rows, std::int64_t* offsets) const {
+    if (arithmetic_.b_zero == 0) return false;
+    alignas(64) std::uint8_t ones[4 * kMaxNR];
     std::fill(ones, ones + sizeof ones, std::uint8_t{1});
-    alignas(64) std::int32_t sums[kMostRows * kMostColumns];
-    std::fill(offsets, offsets + path_.kernels.rows, 0);
+    alignas(64) std::int32_t sums[kMaxMR * kMaxNR];
+    std::fill(offsets, offsets + arithmetic_.kernels.mr, 0);
     std::vector<Segment> part;
     for (std::size_t s = 0, units = 0; s < count_; ++s) {
         part.push_back({segments_[s].a, 0, segments_[s].units, segments_[s].flush});
         units += part.back().units;
         if (units < kUnlimited && s + 1 < count_) continue;
         part.back().flush = 1;
-        path_.units.tile({rows, ones, part.data(), part.size(), a_step_, 0, sums, false});
-        for (std::size_t r = 0; r < path_.kernels.rows; ++r)
-            offsets[r] += std::int64_t{path_.b_zero} * sums[r * path_.kernels.columns];
+        arithmetic_.units.tile({rows, ones, part.data(), part.size(), a_step_, 0, sums, false});
+        for (std::size_t r = 0; r < arithmetic_.kernels.mr; ++r)
+            offsets[r] += std::int64_t{arithmetic_.b_zero} * sums[r * arithmetic_.kernels.nr];
         part.clear(), units = 0;
     }
     return true;
 }
 
-void finish(const Path& path, const Sums& sums, const Columns& columns, const Place& place) {
-    const std::size_t first = place.first_column, width = path.kernels.columns;
-    if (!path.wide) {
-        std::int32_t row_offsets[kMostRows] = {};
+void write_tile(const Arithmetic& arithmetic, const Sums& sums, const ColumnTerms& columns, const OutputTile& place) {
+    const std::size_t first = place.first_column, width = arithmetic.kernels.nr;
+    if (!arithmetic.wide) {
+        std::int32_t row_offsets[kMaxMR] = {};
         for (std::size_t r = 0; place.row_offsets != nullptr && r < place.rows; ++r)
             row_offsets[r] = static_cast<std::int32_t>(static_cast<std::uint32_t>(place.row_offsets[r]));
-        path.kernels.finish({sums.tile, place.rows, place.columns, columns.offsets + first,
-                             place.row_offsets == nullptr ? nullptr : row_offsets, columns.scales + first,
-                             place.row_scales, columns.bias == nullptr ? nullptr : columns.bias + first, place.out,
-                             place.past_cache});
+        arithmetic.kernels.epilogue({sums.tile, place.rows, place.columns, columns.offsets + first,
+                                     place.row_offsets == nullptr ? nullptr : row_offsets, columns.scales + first,
+                                     place.row_scales, columns.bias == nullptr ? nullptr : columns.bias + first,
+                                     place.out, place.past_cache});
         return;
     }
     for (std::size_t r = 0; r < place.rows; ++r)
