@@ -46,6 +46,7 @@ from lograd import native
 from lograd.report.environment import conditions
 
 from .models import CharTransformer, ResNet18
+from .models.full_size import package
 
 RESULTS = Path(__file__).parent / "results" / "proof"
 TIMES = RESULTS / "times"
@@ -346,8 +347,7 @@ class Sentences:
     """SST-2, CoLA or MRPC, and all-MiniLM-L6-v2 with a new head for two classes."""
 
     def __init__(self, data: str, name: str = "sst2") -> None:
-        import transformers
-
+        transformers = package("transformers")
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(self._folder())
         self.collate = transformers.DataCollatorWithPadding(self.tokenizer)
         held_out = "test" if name == "mrpc" else "dev"
@@ -367,8 +367,7 @@ class Sentences:
 
     def model(self, seed: int) -> nn.Module:
         """Return the pre-trained network with a new head, in training mode."""
-        import transformers
-
+        transformers = package("transformers")
         transformers.set_seed(seed)
         found: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(self._folder(), num_labels=2)
         return found.train()  # a pre-trained network comes in eval mode, in which accelerate does not measure
@@ -497,8 +496,7 @@ def evaluated(task: Images | Characters, model: nn.Module) -> dict[str, float]:
 
 def fine_tune(run: Run) -> None:
     """Fine-tune MiniLM on SST-2, CoLA or MRPC: AdamW, warm-up of a tenth, then a linear schedule."""
-    import transformers
-
+    transformers = package("transformers")
     task = TASKS[run.task](run.data)
     model = task.model(run.seed)
     handle = attached(model, run)
@@ -511,7 +509,7 @@ def fine_tune(run: Run) -> None:
             handle.load_state_dict(state["handle"])
     journal = Journal(run, clock.steps)
 
-    class Watch(transformers.TrainerCallback):
+    class Watch(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         """Counts CPU time, steps the handle, and keeps both beside Trainer's checkpoints."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

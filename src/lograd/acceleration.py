@@ -161,7 +161,7 @@ class Acceleration:
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
         # Compiled code would not call hooks, be the model compiled already or before its first step.
-        self._undo.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
+        self._undo.enter_context(torch.compiler.set_stance("force_eager"))
         next(self._trial)
 
     # -- training --

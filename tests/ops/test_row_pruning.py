@@ -33,8 +33,8 @@ def test_rows_of_zeros_alone_are_dropped_and_nan_is_kept() -> None:
     rows[1, 4], rows[2, 0], rows[4, 3], rows[5, 0] = 1e-45, float("nan"), float("inf"), -0.0
     assert nonzero_rows(rows).tolist() == [1, 2, 4]
     kept = keep_rows(row_norms(rows), torch.tensor(1.0), torch.tensor([0, 0]))
-    assert {2, 4} <= set(kept.index.tolist())
-    assert all(f == 1.0 for i, f in zip(kept.index.tolist(), kept.factors.tolist(), strict=True) if i in (2, 4))
+    assert {2, 4} <= set(kept.places.tolist())
+    assert all(f == 1.0 for i, f in zip(kept.places.tolist(), kept.factors.tolist(), strict=True) if i in (2, 4))
 
 
 @given(
@@ -82,8 +82,8 @@ def test_kept_rows_are_unbiased_within_four_sigma() -> None:
     counts = 0
     for seed in range(draws):
         kept = keep_rows(weights, a, torch.tensor([seed, 0]))
-        total[kept.index] += kept.factors.double()
-        counts += kept.index.numel()
+        total[kept.places] += kept.factors.double()
+        counts += kept.places.numel()
     p = (weights / a).clamp(max=1.0)
     sigma = ((1 / p - 1) / draws).sqrt()
     assert bool(((total / draws - 1).abs() <= 4.5 * sigma + 1e-6).all())  # 200 rows: 4.5 sigma for the largest of them
@@ -94,9 +94,9 @@ def test_kept_rows_are_unbiased_within_four_sigma() -> None:
 def test_nothing_to_keep() -> None:
     for empty in (torch.zeros(0, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)):
         a = row_threshold(empty, noise=0.1)
-        assert keep_rows(empty, a, torch.tensor([0, 0])).index.numel() == 0
+        assert keep_rows(empty, a, torch.tensor([0, 0])).places.numel() == 0
     one = torch.tensor([3.0], dtype=torch.float64)
-    assert keep_rows(one, row_threshold(one, noise=0.0), torch.tensor([0, 0])).index.tolist() == [0]
+    assert keep_rows(one, row_threshold(one, noise=0.0), torch.tensor([0, 0])).places.tolist() == [0]
 
 
 @pytest.mark.parametrize("noise", [-0.1, 1.0, math.nan, math.inf])

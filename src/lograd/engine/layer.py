@@ -248,6 +248,7 @@ class LayerEngine:
             return call.form.output(x, weight, bias), call.form.saved(x, weight, call.need)
         if direct(x, weight):
             y, *made = self.compute_output(call, x, weight, bias, held)
+            assert y is not None
         else:
             y, *made = torch.ops.lograd.layer_forward.default(
                 x, weight, bias, self.state, call.mode, call.form.numbers, _flags(call), self._promise(call), held
@@ -267,16 +268,17 @@ class LayerEngine:
                     operand.observe(tensor)
                 if self._learns and (site := operand.at["output"]) is not None and operand.ready:
                     site.follow(tensor)
+            made: Sequence[Tensor | None]
             if call.mode != VALUES:
                 assert self._coder is not None
-                found = self._coder.output(call, x, weight, bias)
+                y, made = (found := self._coder.output(call, x, weight, bias))[0], found[1:]
             else:
                 made = self._values(x, weight, call.form)
                 taken = x if made[0] is None else made[0], weight if made[1] is None else made[1]
-                found = call.form.output(*taken, bias), *made
+                y = call.form.output(*taken, bias)
             if self.output_error is None and not held:
-                self._compare(found[0], call, x, weight, bias)
-            return found
+                self._compare(y, call, x, weight, bias)
+            return y, *made
         finally:
             if held:
                 self.hold(False)

@@ -105,7 +105,7 @@ class Kept(NamedTuple):
 
     def some(self, drawn: KeptRows) -> Kept:
         """Return those of these rows that were drawn from them."""
-        at, more = drawn.index, drawn.factors
+        at, more = drawn.places, drawn.factors
         column = (-1, *(1,) * (self.rows.dim() - 1))
         rows = self.rows.index_select(0, at) * more.to(self.rows.dtype).reshape(column)
         return Kept(self.places[at], rows, self.norms[at], self.factors[at] * more)
@@ -216,7 +216,7 @@ def _drawn(rule: Any, base: Kept, weights: Tensor, site: Site, call: Call, total
     key = torch.stack([~site.key[0], site.key[1]])  # not the numbers that round what is left
     drawn = keep_rows(weights * shares, threshold, key)
     if length > 1:
-        factors = drawn.factors.new_zeros(total // length).index_copy_(0, drawn.index, drawn.factors)[sample]
+        factors = drawn.factors.new_zeros(total // length).index_copy_(0, drawn.places, drawn.factors)[sample]
         at = factors.nonzero()[:, 0]
         drawn = KeptRows(at, factors[at])
     return base.some(drawn)

@@ -27,7 +27,7 @@ _UNIT = 2.0**100
 class KeptRows(NamedTuple):
     """Rows that are kept, in order, and the factor of each."""
 
-    index: Tensor
+    places: Tensor
     factors: Tensor
     """float32; 1 for a row at or beyond the threshold, and for one that is not finite."""
 
@@ -42,7 +42,9 @@ def row_norms(x: Tensor) -> Tensor:
     """
     if not x.numel():
         return x.new_zeros(x.shape[0], dtype=torch.float64)
-    norms = torch.linalg.vector_norm(x, dim=1, dtype=None if x.dtype == torch.float64 else torch.float32).double()
+    norms: Tensor = torch.linalg.vector_norm(
+        x, dim=1, dtype=None if x.dtype == torch.float64 else torch.float32
+    ).double()
     unsafe = ((norms < _SMALL) | (norms > _LARGE)).nonzero()[:, 0]
     if unsafe.numel():
         small = norms[unsafe] < 1

@@ -96,7 +96,7 @@ class Rows(Treatment):
         norms = row_norms(rows)
         kept = keep_rows(norms, self.threshold(norms), setting.key)
         result = rows.new_zeros(rows.shape)
-        result.index_copy_(0, kept.index, rows.index_select(0, kept.index) * kept.factors[:, None].to(rows.dtype))
+        result.index_copy_(0, kept.places, rows.index_select(0, kept.places) * kept.factors[:, None].to(rows.dtype))
         result = result.reshape(moved.shape)
         return counted((result.movedim(-1, 1) if by_channel else result).contiguous())
 

@@ -116,7 +116,8 @@ def _matmul(
     if (rows is None) == (of_rows is None) and (columns is None) == (of_columns is None):
         result: Tensor = kernel_of("integer_matmul")(a, b, *zeros, of_rows, of_columns, bias)
         return result
-    return scaled_products.matmul(a, b, *zeros, rows and _steps(rows), columns and _steps(columns), bias)
+    by_row, by_column = (None if one is None else _steps(one) for one in (rows, columns))
+    return scaled_products.matmul(a, b, *zeros, by_row, by_column, bias)
 
 
 def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
@@ -276,7 +277,8 @@ class CodedProducts:
         x = Levels(in_bytes(saved[0], channels, need[1]), saved[1])
         weight = Levels(saved[2], saved[3])
         if any(site is None for _, site, _, _ in passes):
-            return layer.products_of_values(call, g, *self._decoded(form, x, weight))
+            decoded: Gradients = layer.products_of_values(call, g, *self._decoded(form, x, weight))
+            return decoded
         found: list[Tensor | None] = [None, None, None]
         geometry = form.geometry
         for name, site, contracted, wanted in passes:
