@@ -67,6 +67,9 @@ def check_guide(scope, folder):
 def check_recipes(scope, folder):
     # Two layers, three batches, two copies of the gradient; the first layer needs no input gradient.
     assert scope["handle"].counters().total.treated == 3 * (2 * 2 - 1)
+    rows = scope["total"]  # of 32 tokens in each of 16 samples and two layers, those behind the first are zero
+    assert (rows.rows, rows.rows_zero) == (2 * 16 * 32, 2 * 16 * 31)
+    assert rows.rows_kept <= 2 * 16
 
 
 CHECKS = {"README.md": check_readme, "guide.md": check_guide, "recipes.md": check_recipes}

@@ -134,7 +134,9 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "log_histogram": (lambda x, lay: (lay(x), 1), lambda x, lay: (lay(x), 3)),
     "kth_magnitude": (lambda x, lay: (lay(x), 3),),
     "largest_and_scale": (lambda x, lay: (lay(x), 64.0),),
-    "column_largest": (lambda x, lay: (lay(x), None), lambda x, lay: (lay(x.flatten(1)), ONE.expand(len(x)))),
+    "column_largest": (
+        lambda x, lay: (lay(x.flatten(1)), ONE.expand(len(x)).clone()), lambda x, lay: (lay(x), None),
+    ),
     "hadamard": (lambda x, lay: (lay(x), 32, KEY, False), lambda x, lay: (lay(x), 16, None, True)),
     "quantize_codes": (
         lambda x, lay: (lay(x), ONE, "1-4-3", True, KEY),

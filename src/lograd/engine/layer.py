@@ -289,7 +289,7 @@ class LayerEngine:
         if y is None or y.is_meta or not all(one.ready for one in operands):
             return
         plain = call.form.output(x, weight, bias)
-        error, energy = (float(torch.linalg.vector_norm(one, dtype=torch.float32)) ** 2 for one in (y - plain, plain))
+        error, energy = (float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in (y - plain, plain))
         self.output_error = error / energy if energy else 0.0
 
     def _values(self, x: Tensor, weight: Tensor, form: Form) -> tuple[Tensor | None, ...]:

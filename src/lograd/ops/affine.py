@@ -717,14 +717,14 @@ def _integer_codes_native(
     fold = fold.contiguous() if fold is not None and factors else None
     native.kernel("integer_codes")(
         type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
-        codes=codes.data_ptr(),
+        codes=native.own_address(codes),
         batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
         per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
         fold=0 if fold is None else address("fold", fold, torch.float32, factors),
         fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
         bits=bits, symmetric=symmetric, power_of_two=power_of_two, stochastic=stochastic,
         key=address("key", key, torch.int64, 2),
-        parameters=parameters.data_ptr(), found=found.data_ptr(), counts=counts.data_ptr(),
+        parameters=native.own_address(parameters), found=native.own_address(found), counts=native.own_address(counts),
         threads=torch.get_num_threads(),
     )  # fmt: skip
     return codes, parameters, found, counts

@@ -231,7 +231,7 @@ def _matmul_native(
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
         bias=_floats("bias", bias),
-        out=out.data_ptr(),
+        out=native.own_address(out),
         threads=torch.get_num_threads(),
     )
     return out
@@ -256,7 +256,7 @@ def _convolution_native(
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
         bias=_floats("bias", bias),
-        out=out.data_ptr(),
+        out=native.own_address(out),
         threads=torch.get_num_threads(),
     )
     return out
@@ -280,7 +280,7 @@ def _convolution_input_gradient_native(
         weight_zero=weight_zero,
         columns=_floats("columns", columns),
         columns_count=0 if columns is None else columns.numel(),
-        out=out.data_ptr(),
+        out=native.own_address(out),
         threads=torch.get_num_threads(),
     )
     return out
@@ -302,7 +302,7 @@ def _convolution_weight_gradient_native(
         input_zero=x_zero,
         rows=_floats("rows", rows),
         rows_count=0 if rows is None else rows.numel(),
-        out=out.data_ptr(),
+        out=native.own_address(out),
         threads=torch.get_num_threads(),
     )
     return out
@@ -330,7 +330,7 @@ def _block_matmul_native(
         b_scales=native.address("b_scales", b_scales, _FLOAT, n * (k // size)),
         scale=float(scale),
         bias=_floats("bias", bias),
-        out=out.data_ptr(),
+        out=native.own_address(out),
         threads=torch.get_num_threads(),
     )
     return out

@@ -361,7 +361,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "rowsNN, rowsNN-sample", "rows85",
-        "whole rows (tokens, samples, pixels) dropped without bias, NN % of them zero; or all rows of a sample",
+        "NN % of the rows (tokens, pixels), or of the samples, dropped without bias",
         "wang2024", rf"rows{PERCENT}(-sample)?", lambda percent, of=None: _rows(of, sparsity=_fraction(percent)),
     ),
     Recipe(

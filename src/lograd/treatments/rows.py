@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 
+import torch
+
 from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.layouts import dense
@@ -98,7 +100,7 @@ class Rows(Treatment):
         result = rows.new_zeros(rows.shape)
         result.index_copy_(0, kept.places, rows.index_select(0, kept.places) * kept.factors[:, None].to(rows.dtype))
         result = result.reshape(moved.shape)
-        return counted((result.movedim(-1, 1) if by_channel else result).contiguous())
+        return counted(torch.empty_like(g).copy_(result.movedim(-1, 1) if by_channel else result))
 
     def __str__(self) -> str:
         amount = f"{self.sparsity:g}" if self.sparsity is not None else f"noise {self.noise:g}"
