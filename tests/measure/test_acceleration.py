@@ -20,7 +20,7 @@ from lograd.errors import LogradWarning
 def wide(monkeypatch):
     """Layers of any size are tried, with 8 bits, whatever the machine."""
     monkeypatch.setattr(acceleration, "LEAST_WORK", 0)
-    for name in ("VNNI", "NARROW_LINEAR", "NARROW_CONVOLUTION"):
+    for name in ("VNNI_LINEAR", "VNNI_CONVOLUTION", "NARROW_LINEAR", "NARROW_CONVOLUTION"):
         monkeypatch.setattr(acceleration, name, ("int8-full",))
 
 
@@ -218,7 +218,7 @@ def test_a_state_without_a_decision_leaves_it_to_the_new_run(plant):
 def test_a_layer_whose_output_would_be_wrong_is_left_alone(plant, monkeypatch):
     """Outliers in the activations of one layer; the limit is between its error and those of others."""
     plant({"0": 0.4, "3": 0.4, "6": 0.4, "8": 0.4})
-    for name in ("VNNI", "NARROW_LINEAR", "NARROW_CONVOLUTION"):
+    for name in ("VNNI_LINEAR", "VNNI_CONVOLUTION", "NARROW_LINEAR", "NARROW_CONVOLUTION"):
         monkeypatch.setattr(acceleration, name, ("int6-full", "int8-full"))
     model = network()
     with torch.no_grad():

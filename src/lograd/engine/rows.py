@@ -81,8 +81,8 @@ def scattered(d_x: Tensor, index: Tensor, rows: int) -> Tensor:
     return whole.zero_().index_copy_(0, index, d_x)
 
 
-def x_of_rows(x: Levels, index: Tensor) -> Levels:
-    """Return some rows of coded activations, which may have a scale each."""
+def of_rows(x: Levels, index: Tensor) -> Levels:
+    """Return some rows of coded activations or gradients, which may have a scale each."""
     codes, parameters = x.codes, x.parameters
     taken = codes.index_select(0, index) if codes.stride(0) else codes[:1].expand(len(index), *codes.shape[1:])
     return Levels(taken, parameters.index_select(1, index) if parameters.shape[1] > 1 else parameters)
@@ -228,7 +228,7 @@ def _operands_of_rows(call: Call, operands: tuple[Any, ...], index: Tensor) -> t
         return operands
     x, *others = operands
     if call.mode == CODES:
-        return *x_of_rows(Levels(x, others[0]), index)[:2], *others[1:]
+        return *of_rows(Levels(x, others[0]), index)[:2], *others[1:]
     taken = x if x is None else x.index_select(0, index)
     if len(others) > 2 and others[2] is not None:  # factors of rows
         others[2] = others[2].index_select(0, index)

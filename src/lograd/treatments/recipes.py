@@ -143,7 +143,9 @@ def hfp8() -> Treated:
 # ------------------------------------------------------------------------------------------- methods for all operands
 
 
-def _full_integers(bits: str, po2: str | None = None, activations: Integers | None = None) -> Treated:
+def _full_integers(
+    bits: str, po2: str | None = None, activations: Integers | None = None, gradient: Integers | None = None
+) -> Treated:
     """Return all operands as levels: weights per channel, activations in hindsight, gradients stochastic.
 
     The gradient is coded twice.  dX sums over outputs, so it needs one range, with the weights' steps in the gradient;
@@ -153,27 +155,33 @@ def _full_integers(bits: str, po2: str | None = None, activations: Integers | No
     Args:
         po2: given, steps of all operands are powers of two.
         activations: how activations are rounded; without, to as many bits, with one range in hindsight.
+        gradient: how the gradient is rounded for dX; without, with one range.
     """
     # Eight bits around the middle are signed bytes as they are; elsewhere in 0 to 255 they would need a correction.
-    gradient = (Integers(int(bits), symmetric=bits == "8", rounding="stochastic", power_of_two=bool(po2)),)
-    by_output = gradient if po2 else (Integers(int(bits), "column", symmetric=True, rounding="stochastic"),)
-    return _levels(int(bits), gradient, by_output, bool(po2), activations)
+    whole = Integers(int(bits), symmetric=bits == "8", rounding="stochastic", power_of_two=bool(po2))
+    by_output = whole if po2 else Integers(int(bits), "column", symmetric=True, rounding="stochastic")
+    return _levels(int(bits), (gradient or whole,), (by_output,), bool(po2), activations)
 
 
 def _full_integers_by_row(bits: str) -> Treated:
-    """Return `_full_integers` with a range for each row of the activations of linear layers, that of the tensor itself.
+    """Return `_full_integers` with a range for each row of activations and gradients of linear layers.
 
     Activations of pre-trained transformers reach 17 to 95 standard deviations in a few tokens, and one range for all
-    tokens leaves the others few levels.  The steps of rows are in the gradient before it is rounded for dW.  Patches of
-    convolutions meet several rows, so activations of those have one range.
+    tokens leaves the others few levels.  So it is with gradients, most of whose rows are far smaller than a few: dX has
+    a row for each, so each may have its range.  The steps of the activations' rows are in the gradient before it is
+    rounded for dW.  Patches of convolutions meet several rows, so these have one range.
     """
-    return _full_integers(bits, activations=Integers(int(bits), "row"))
+    return _full_integers(bits, None, Integers(int(bits), "row"), _by_row(bits))
+
+
+def _by_row(bits: str) -> Integers:
+    return Integers(int(bits), "row", symmetric=True, rounding="stochastic")
 
 
 def _mixed_integers(activations: str, bits: str, rows: str | None = None) -> Treated:
     """Return whole methods whose activations have another width than weights and gradients."""
     operand = Integers(int(activations), "row") if rows else Integers(int(activations), ranges="hindsight")
-    return _full_integers(bits, activations=operand)
+    return _full_integers(bits, None, operand, _by_row(bits) if rows else None)
 
 
 def _luq4(samples: str | None = None, hindsight: str | None = None) -> Treated:
@@ -414,7 +422,7 @@ FULL_RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "intN-full-rows", "int6-full-rows",
-        "as intN-full, with a range for each row of a linear layer's activations: for transformers", "lograd",
+        "as intN-full, with ranges by row for activations and gradients of linear layers", "lograd",
         r"int([2-8])-full-rows", _full_integers_by_row,
     ),
     Recipe(

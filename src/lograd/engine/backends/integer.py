@@ -24,7 +24,7 @@ from ...ops.scaled_products import Steps, lists
 from ...treatments import SYMBOLS
 from ..autograd import CODES, Call
 from ..forms import Addmm, Form, Gradients, Need, empty, laid_out
-from ..rows import rows_to_multiply, scattered, x_of_rows
+from ..rows import of_rows, rows_to_multiply, scattered
 from ..site import Floats, Fold, Levels, Site, applied, fold_by, levelled
 from . import choice as served
 from . import sparse
@@ -78,7 +78,8 @@ def products(g: Levels, fold: Fold | None, x: Levels, weight: Levels, geometry: 
     if need[0]:
         by, zeros = (step, weight.step if fold is None else fold.unit), (zero, weight.zero)
         if not geometry.stride:
-            d_x = _matmul(g.codes, weight.codes, zeros, None, by, None)
+            rows, columns = (by, None) if len(step) > 1 else (None, by)
+            d_x = _matmul(g.codes, weight.codes, zeros, rows, columns, None)
         elif (scale := _factor(by)) is not None:
             where = *lists(geometry), list(x.codes.shape[2:])
             d_x = kernel_of("integer_convolution_input_gradient")(g.codes, weight.codes, *zeros, scale, *where)
@@ -364,7 +365,9 @@ class _Gradient:
         own_zeros = levels.low is not None or levels.mixing is not None  # zeros have codes that are not the zero point
         index, x = None if own_zeros else rows_to_multiply(self.g, self.call), self.x
         if index is not None and len(index):
-            levels, x = levels._replace(codes=levels.codes.index_select(0, index)), x_of_rows(x, index)
+            codes = levels.codes.index_select(0, index)  # scales of columns are those of all rows
+            levels = of_rows(levels, index) if self.site.per_row else levels._replace(codes=codes)
+            x = of_rows(x, index)
         else:
             index = None
         return (levels, self.fold, x, self.weight, self.geometry, self._summed), index
@@ -379,7 +382,7 @@ class _Gradient:
         index = rows_to_multiply(g, self.call)
         if index is None or not len(index):
             return sparse.dense_products(g, *self._decoded(self.x), self.geometry, self.need)
-        met = self._decoded(x_of_rows(self.x, index))
+        met = self._decoded(of_rows(self.x, index))
         d_x, *others = sparse.dense_products(g.index_select(0, index), *met, self.geometry, self.need)
         return scattered(d_x, index, g.shape[0]) if self.need[0] else d_x, *others
 
@@ -542,6 +545,8 @@ def reason_not_levels(layer: Layer, name: str) -> str | None:
         return f"the gradient{where} is not rounded to levels"
     if site.per_channel:
         return f"the gradient{where} has a scale for each sample"
+    if site.per_row and product != "input_gradient":
+        return f"the gradient{where} has a scale for each row, and dW sums over rows"
     if site.per_column and product != "weight_gradient":
         return f"the gradient{where} has a scale for each column, and dX sums over columns"
     activations = layer.activations.at["weight_gradient"]
