@@ -161,8 +161,8 @@ class Acceleration:
         for name, module in self._candidates.items():
             self._undo.callback(module.register_forward_hook(partial(self._ran, name)).remove)
         self._undo.callback(root.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
-        # Compiled code would not call hooks, be the model compiled already or before its first step.
-        self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+        if isinstance(model, torch._dynamo.OptimizedModule):  # compiled code would not call hooks
+            self._undo.enter_context(torch.compiler.set_stance("force_eager"))
         next(self._trial)
 
     # -- training --
@@ -510,7 +510,7 @@ class _Widths:
     def reason(self) -> str:
         """Return why no layer is left."""
         if not self.refused:
-            return "no layer ran in the first step"
+            return "no layer ran in the first step (a model that is compiled must be so before the call)"
         (reason, count), *_ = Counter(self.refused.values()).most_common(1)
         return f"{reason} ({count} of {plural(len(self.refused), 'layer')})"
 

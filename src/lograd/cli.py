@@ -28,7 +28,10 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: errors raised on purpose become one sentence on standard error."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a reader that has gone is met here, not when Python ends
     except LogradError as error:
         print(f"lograd: {error}", file=sys.stderr)
         raise SystemExit(2) from None

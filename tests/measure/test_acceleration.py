@@ -266,15 +266,11 @@ def test_evaluation_does_not_count(plant):
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-@pytest.mark.parametrize("compiled", [pytest.param("before", marks=pytest.mark.slow), "after"])
-def test_compiled_models(plant, compiled):
+@pytest.mark.slow
+def test_compiled_models(plant):
     plant({"3": 0.4, "6": 0.5})
-    model = network()
-    if compiled == "before":
-        model = torch.compile(model, backend="aot_eager")
+    model = torch.compile(network(), backend="aot_eager")
     handle = lograd.accelerate(model, quiet=True)
-    if compiled == "after":
-        model = torch.compile(model, backend="aot_eager")
     train(model, handle, ENOUGH)
     assert set(handle.plan.layers) == {"3", "6"}
     before = handle.counters().total.treated

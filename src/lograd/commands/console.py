@@ -6,6 +6,7 @@ Ctrl-C and SIGTERM end every command alike: one sentence that says what was writ
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -28,7 +29,7 @@ class PatientConsole(Console):
 
     def on_broken_pipe(self) -> None:  # `lograd formats | head`: the reader has seen enough
         """End the program without a word: the reader has seen enough."""
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
         raise SystemExit(0)
 
 

@@ -78,8 +78,8 @@ def products(g: Levels, fold: Fold | None, x: Levels, weight: Levels, geometry: 
     if need[0]:
         by, zeros = (step, weight.step if fold is None else fold.unit), (zero, weight.zero)
         if not geometry.stride:
-            rows, columns = (by, None) if len(step) > 1 else (None, by)
-            d_x = _matmul(g.codes, weight.codes, zeros, rows, columns, None)
+            by_row, by_column = (by, None) if len(step) > 1 else (None, by)
+            d_x = _matmul(g.codes, weight.codes, zeros, by_row, by_column, None)
         elif (scale := _factor(by)) is not None:
             where = *lists(geometry), list(x.codes.shape[2:])
             d_x = kernel_of("integer_convolution_input_gradient")(g.codes, weight.codes, *zeros, scale, *where)
