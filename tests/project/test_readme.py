@@ -68,8 +68,8 @@ def check_recipes(scope, folder):
     # Two layers, three batches, two copies of the gradient; the first layer needs no input gradient.
     assert scope["handle"].counters().total.treated == 3 * (2 * 2 - 1)
     rows = scope["total"]  # of 32 tokens in each of 16 samples and two layers, those behind the first are zero
-    assert (rows.rows, rows.rows_zero) == (2 * 16 * 32, 2 * 16 * 31)
-    assert rows.rows_kept <= 2 * 16
+    assert rows.rows == 2 * 16 * 32
+    assert 2 * 16 * 31 <= rows.rows_zero <= rows.rows - rows.rows_kept  # a row that one layer drops is zero in the next
 
 
 CHECKS = {"README.md": check_readme, "guide.md": check_guide, "recipes.md": check_recipes}
