@@ -395,7 +395,7 @@ TASKS: dict[str, Callable[[str], Any]] = {
 
 
 class Usual(NamedTuple):
-    """What a task is trained with unless something else is given."""
+    """The usual length, batch and learning rate of a task."""
 
     steps: int
     batch: int

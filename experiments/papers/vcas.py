@@ -32,7 +32,7 @@ class Vcas(Experiment):
 
     seeds: int = 3
     steps: int = 0
-    """Of each run; 0 for the usual ones."""
+    """Length of each run in steps; 0 for the usual one."""
 
     @property
     def data_kind(self) -> None:

@@ -1,4 +1,4 @@
-"""What an attached plan does and did: exact counts, a line of text for each layer, and warnings."""
+"""Explains an attached plan: exact counts, a line of text for each layer, and warnings."""
 
 from __future__ import annotations
 

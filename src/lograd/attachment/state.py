@@ -1,6 +1,6 @@
 """The state of a handle: what a resumed run needs, checked against the handle that takes it before any of it is loaded.
 
-What a state lacks costs a warm-up.
+Layers that are missing in a state start with a warm-up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one looks up: `lograd formats`, `lograd recipes` and `lograd cite`."""
+"""Commands that look things up: `lograd formats`, `lograd recipes` and `lograd cite`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one does to a model of one's own: `lograd profile`, `lograd plan` and `lograd variance`."""
+"""Commands for the user's own model: `lograd profile`, `lograd plan` and `lograd variance`."""
 
 from __future__ import annotations
 

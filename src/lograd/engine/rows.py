@@ -99,7 +99,7 @@ class Kept(NamedTuple):
     rows: Tensor
     """The rows themselves, times their factors."""
     norms: Tensor
-    """Of the rows without factors."""
+    """The norms of the rows before they were multiplied by their factors."""
     factors: Tensor
     """float32: 1 over the probability with which each was kept."""
 
