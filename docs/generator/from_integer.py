@@ -28,7 +28,7 @@ def _gain(row: Row, way: str) -> str:
 
 
 def _held() -> tuple[str, ...]:
-    """Return the ways that are left out: bfloat16, where oneDNN was kept from the instructions that the CPU has for it."""
+    """Return the ways that are left out: bfloat16, where oneDNN was kept from instructions that the CPU has for it."""
     held = "ONEDNN_MAX_CPU_ISA" in benchmark("integer")["machine"]["environment"]
     return ("bfloat16",) if held else ()
 
