@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import native
 from ..errors import InvalidValue
 from ..ops import Counted
 from ..ops.coded import CodedTensor, Encoded, Folded, Householder
@@ -32,6 +33,7 @@ from ..treatments import (
     PRODUCTS,
     Coded,
     Hadamard,
+    Integers,
     Learned,
     Numbers,
     Prune,
@@ -67,6 +69,8 @@ COUNTERS = (
 NAN = 1
 """The slot of counts that tells of elements that are not finite."""
 CPU = torch.device("cpu")
+BY_COLUMN = 2
+"""In a rule: the second dimension has ranges."""
 LONGEST_ROW = 128
 """A row of one element may be padded to so many, each with its own random number."""
 
@@ -340,6 +344,7 @@ class Site:
         self.held = False
         """True while tensors pass that shall change nothing: those of an evaluation."""
         self._asked = (0, 0)
+        self._rules: dict[bool, tuple[int, ...] | None] = {}
 
     def _parameter(self, device: torch.device) -> torch.nn.Parameter | None:
         learning = [one for one in self.treatments if isinstance(one, Learned)]
@@ -347,6 +352,26 @@ class Site:
             raise InvalidValue(f"{describe(self.treatments)}: one treatment of a sentence may learn, not several.")
         with torch.inference_mode(False):
             return torch.nn.Parameter(zeros(1, torch.float32, device)) if learning else None
+
+    def rule(self, matrix: bool) -> tuple[int, ...] | None:
+        """Return what a native kernel must know to round a tensor here by itself; None where the sentence is another.
+
+        Args:
+            matrix: True for the operands of a linear layer, whose rows may have ranges.
+        """
+        if matrix not in self._rules:
+            self._rules[matrix] = self._rule(matrix)
+        return self._rules[matrix]
+
+    def _rule(self, matrix: bool) -> tuple[int, ...] | None:
+        one = self.treatments[0] if len(self.treatments) == 1 else None
+        if not isinstance(one, Integers) or not self.key.is_cpu or not native.status().available:
+            return None
+        by_row = one.per == "row" and matrix
+        ranges = BY_COLUMN if one.per == "column" else int(by_row or one.per == "channel")
+        switches = by_row and not one.symmetric, one.symmetric, one.rounding == "stochastic", one.power_of_two
+        memory = self.memory.data_ptr() if one.memory_size else 0
+        return one.bits, ranges, *map(int, switches), self.key.data_ptr(), memory, self.counters.data_ptr()
 
     # -- tensors that pass --
 
@@ -477,6 +502,7 @@ class Site:
 
     def move_to(self, device: torch.device) -> None:
         """Move all tensors."""
+        self._rules.clear()
         self.numbers, self.key = self.numbers.to(device), self.key.to(device)
         self.memory, self.counters = self.memory.to(device), self.counters.to(device)
         if self.learned is not None:

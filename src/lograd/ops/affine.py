@@ -636,6 +636,41 @@ def column_largest(x: Tensor, rows: Tensor | None) -> Tensor:
     return z.abs().amax([dim for dim in range(x.dim()) if dim != 1])
 
 
+def row_limits(x: Tensor, bits: int) -> Tensor:
+    """Return low and high of each row of a matrix, widened so that the same code stands for zero in all rows.
+
+    A zero point z leaves z steps below zero and B - z above, B = 2^bits - 1, so row i needs a step of
+    max(-low_i / z, high_i / (B - z)).  The z that is taken has the least sum of squares of these steps, each in units
+    of its row's range: so a row counts as much as any other, whatever its size.  With k_i the whole number next to
+    -low_i B / (high_i - low_i), the lower end decides the step where k_i > z, so that the sum is
+
+        sum over k_i > z of (k_i / z)^2 + sum over k_i <= z of ((B - k_i) / (B - z))^2
+
+    times a constant, and both sums are exact whole numbers over a square.
+    """
+    last = 2**bits - 1
+    if not x.numel():
+        return x.new_zeros(2, x.shape[0], dtype=torch.float32)
+    finite = torch.where(x.isfinite(), x, 0).double()
+    below, above = -finite.amin(1).clamp(max=0), finite.amax(1).clamp(min=0)
+    if bool((below > 0).any()) and bool((above > 0).any()):
+        wide = below + above > 0
+        share = below[wide] / (below[wide] + above[wide])
+        count = torch.bincount((share * last + 0.5).floor().long(), minlength=last + 1)
+        code = torch.arange(last + 1, device=x.device)
+        lower, upper = count * code * code, count * (last - code) * (last - code)
+        low, high = lower.sum() - lower.cumsum(0), upper.cumsum(0)
+        inner = code[1:last]
+        zero = 1 + int((low[1:last].double() / (inner * inner) + high[1:last].double() / (last - inner) ** 2).argmin())
+    else:
+        zero = last if bool((below > 0).any()) else 0
+    step = torch.maximum(below / max(zero, 1), above / max(last - zero, 1))
+    # A hair more, so that the largest number does not count as saturated; and ends that float32 has, in rows of zeros
+    # as well: without them a row would get a zero point of its own.
+    step = (step * (1 + 2.0**-22)).clamp(torch.finfo(torch.float32).tiny, _LARGEST / last)
+    return torch.stack([-zero * step, (last - zero) * step]).float()
+
+
 def dequantize_matrix(codes: Tensor, parameters: Tensor, last: int, dtype: torch.dtype) -> Tensor:
     """Return the values of a contiguous matrix of codes; `parameters` (3, rows) are scale, low and zero."""
     scale, low, zero = (row[:, None] for row in parameters)
@@ -782,6 +817,17 @@ def _largest_and_scale_native(x: Tensor, top: float) -> Tensor:
     return out
 
 
+def _row_limits_native(x: Tensor, bits: int) -> Tensor:
+    if x.dtype != torch.float32 or not x.numel():
+        return row_limits(x, bits)
+    x, out = x.contiguous(), x.new_empty((2, x.shape[0]))
+    native.kernel("row_limits")(
+        native.address("x", x, torch.float32, x.numel()), *x.shape, bits, native.own_address(out),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
 def _column_largest_native(x: Tensor, rows: Tensor | None) -> Tensor:
     """The kernel of the CPU; other types than float32 and other layouts than rows and images go to the reference."""
     last = x.dim() == 2 or x.is_contiguous(memory_format=torch.channels_last) if x.dim() in (2, 4) else False
@@ -798,6 +844,13 @@ def _column_largest_native(x: Tensor, rows: Tensor | None) -> Tensor:
         native.address("out", out, torch.float32, channels), torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _check_rows(x: Tensor, bits: int) -> None:
+    """Refuse a tensor that is no matrix, and widths that levels do not have."""
+    if x.dim() != 2:
+        raise InvalidValue(f"row_limits takes a matrix; got {x.dim()} dimensions.")
+    check_width("bits", bits, 2, 8)
 
 
 def _check_columns(x: Tensor, rows: Tensor | None) -> None:
@@ -1005,6 +1058,13 @@ register(
     lambda x, rows: x.new_empty(x.shape[1], dtype=torch.float32),
     _check_columns,
     {"rows": _FLOAT},
+)
+register(
+    "row_limits(Tensor x, int bits) -> Tensor",
+    row_limits,
+    when_native(_row_limits_native),
+    lambda x, bits: x.new_empty((2, x.shape[0]), dtype=torch.float32),
+    _check_rows,
 )
 register(
     "dequantize_rows(Tensor codes, Tensor parameters, int bins, ScalarType dtype) -> Tensor",

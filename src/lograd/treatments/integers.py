@@ -28,7 +28,7 @@ Ranges = Literal["current", "hindsight"]
 
 MOMENTUM = 0.9
 LOW, HIGH, SEEN = range(3)
-LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+MOST = torch.finfo(torch.float32).max
 
 
 class ToLevels(Coded, abstract=True):
@@ -176,7 +176,7 @@ class Integers(ToLevels):
         if columns:
             fold, fold_dim, limits = self._column_scales(g, setting.fold), 1, self._column_limits(g, setting.fold)
         elif rows and not self.symmetric:
-            limits = self._row_ranges(g)
+            limits = call("row_limits", g, self.bits)
         elif self.memory_size and (memory := setting.memory.tolist())[SEEN]:
             limits = g.new_tensor(memory[:SEEN], dtype=torch.float32)
         per_channel, stochastic = rows or (self.per == "channel" and g.dim() > 0), self.rounding == "stochastic"
@@ -202,12 +202,15 @@ class Integers(ToLevels):
     def _column_scales(self, g: Tensor, rows: Tensor | None) -> Tensor:
         """Return the scale of each column: its largest magnitude has the last code, to one part in 2^22.
 
+        A column of zeros has the scale 1, which is as good as any other.
+
         Args:
             rows: factors of the rows; None for none.
         """
         # Not a hair more: a number above the last code would count as saturated.
         largest: Tensor = call("column_largest", g, None if rows is None else _above_zero(rows))
-        return (self._middle * (1 - 2.0 ** (-22 if rows is None else -20)) / largest).clamp(max=MOST)
+        scale = (self._middle * (1 - 2.0 ** (-22 if rows is None else -20)) / largest).clamp(max=MOST)
+        return torch.where(largest == 0, 1.0, scale)
 
     def _column_limits(self, g: Tensor, rows: Tensor | None) -> Tensor:
         """Return the range of a tensor whose columns were multiplied by their scales.
@@ -222,34 +225,6 @@ class Integers(ToLevels):
     def _has_rows(self, g: Tensor, fold: Tensor | None) -> bool:
         """Return True if each row of a matrix has its range, or its factor beside the scales of columns."""
         return (self.per == "row" and g.dim() == 2) or (self._has_columns(g) and fold is not None)
-
-    def _row_ranges(self, g: Tensor) -> Tensor:
-        """Return low and high of each row, widened so that the same code stands for zero in all rows.
-
-        A zero point z leaves z steps below zero and B - z above, so row i needs a step of max(-low_i / z, high_i / (B -
-        z)).  The z that is taken has the least sum of squares of these steps, each in units of its row's range: so a
-        row counts as much as any other, whatever its size.  The sum is convex in z, so a coarse search finds the
-        neighbourhood of the best.
-        """
-        last = 2**self.bits - 1
-        if g.numel() == 0:
-            return g.new_zeros(2, g.shape[0], dtype=torch.float32)
-        found = torch.stack([g.amin(1), g.amax(1)]).to(torch.float64).nan_to_num(0.0, MOST, -MOST)
-        below, above = (-found[0]).clamp(min=0), found[1].clamp(min=0)
-        if not bool(below.any()):
-            zero = 0
-        elif not bool(above.any()):
-            zero = last
-        else:
-            extent = (below + above).clamp(min=torch.finfo(torch.float64).tiny)
-            shares, jump = (below / extent, above / extent), 2 ** (self.bits // 2)
-            zero = _best_zero(range(1, last, jump), last, *shares)
-            zero = _best_zero(range(max(zero - jump, 0) + 1, min(zero + jump, last)), last, *shares)
-        step = torch.maximum(below / max(zero, 1), above / max(last - zero, 1))
-        # A hair more, so that the largest number does not count as saturated; and ends that float32 has, in rows of
-        # zeros as well: without them a row would get a zero point of its own.
-        step = (step * (1 + 2.0**-22)).clamp(LEAST, MOST / last)
-        return torch.stack([-zero * step, (last - zero) * step]).float()
 
     def _remember(self, range: Tensor, counts: Tensor, setting: Setting) -> None:
         """Move the range towards that of a tensor which is finite and not zero."""
@@ -303,10 +278,3 @@ def _above_zero(rows: Tensor) -> Tensor:
     A row of zeros, whose factor is 0, is no part of dW whatever its gradient is; neither is one of 2^-60 of the others.
     """
     return rows.clamp(min=2.0**-60)
-
-
-def _best_zero(tried: range, last: int, below: Tensor, above: Tensor) -> int:
-    """Return the zero point among those tried that gives rows of these ends the least sum of squared steps."""
-    zeros = torch.tensor(tried, dtype=below.dtype, device=below.device).unsqueeze(1)
-    steps = torch.maximum(below / zeros, above / (last - zeros))
-    return tried[int(steps.square().sum(1).argmin())]

@@ -61,6 +61,7 @@ void bind_blocks(Functions&);
 void bind_sparse(Functions&);
 void bind_integer(Functions&);
 void bind_levels(Functions&);
+void bind_layer(Functions&);
 void bind_normalization(Functions&);
 void bind_learned(Functions&);
 void bind_packets(Functions&);

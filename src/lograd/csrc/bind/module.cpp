@@ -26,6 +26,7 @@ NB_MODULE(_native, m) {
     lograd::bind_sparse(functions);
     lograd::bind_integer(functions);
     lograd::bind_levels(functions);
+    lograd::bind_layer(functions);
     lograd::bind_normalization(functions);
     lograd::bind_learned(functions);
     lograd::bind_packets(functions);

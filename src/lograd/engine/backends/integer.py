@@ -16,16 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import native
 from ...ops import Counted, scaled_products
 from ...ops.coded import Householder
-from ...ops.geometry import Geometry
+from ...ops.geometry import Geometry, output_size
 from ...ops.registry import call, kernel_of
 from ...ops.scaled_products import Steps, lists
 from ...treatments import SYMBOLS
 from ..autograd import CODES, Call
 from ..forms import Addmm, Form, Gradients, Need, empty, laid_out
+from ..rows import LEAST_WORK as FEWEST_PRODUCTS
 from ..rows import of_rows, rows_to_multiply, scattered
-from ..site import Floats, Fold, Levels, Site, applied, fold_by, levelled
+from ..site import BY_COLUMN, Floats, Fold, Levels, Site, applied, fold_by, levelled
 from . import choice as served
 from . import sparse
 from .choice import DENSE, INTEGER, NAMES, SPARSE, UNDECIDED, Choice, timed
@@ -39,6 +41,11 @@ _BYTES = 255.0**2
 """No product of two levels is larger."""
 _LEAST_STEP, _LARGEST_STEP = 2.0**-96, 2.0**64
 """Steps of weights between these leave sums of products in float32's range."""
+
+DONE, NOT_FINITE, ELSEWHERE = range(3)
+"""What the native kernels of a layer say: an operand was not finite, or steps leave the range of float32."""
+MOST_SHAPES = 64
+"""Shapes of tensors that a layer remembers."""
 
 PASSED_THROUGH = -1
 """In place of a backend: the gradient is not treated yet, and its products are dense."""
@@ -122,7 +129,10 @@ def _matmul(
 
 
 def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
-    """Return the product of steps as float32; None where it is not ordinary, which `scaled_products` takes care of."""
+    """Return the product of steps as float32; None where it is not ordinary, which `scaled_products` takes care of.
+
+    A step of zero is that of zeros alone, whose sums are zero whatever they are multiplied by.
+    """
     first, *others = factors
     assert isinstance(first, np.ndarray)
     found = torch.from_numpy(first)
@@ -131,7 +141,9 @@ def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
     if others or largest < _LARGEST:
         low, high = (found, found) if found.numel() == 1 else found.aminmax() if found.numel() else (_TINY, _TINY)
         if not (float(low) >= _TINY and float(high) <= largest):
-            return None
+            zero = torch.stack(torch.broadcast_tensors(*map(torch.as_tensor, factors))).eq(0).any(0)
+            if not bool((((found >= _TINY) & (found <= largest)) | zero).all()):
+                return None
     return found
 
 
@@ -221,6 +233,7 @@ class CodedProducts:
         self.layer = layer
         self.refused = ""
         """The type or device of the last tensors, where integer products do not serve it."""
+        self._one_call = OneCall(layer)
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if these tensors can be coded now."""
@@ -247,6 +260,10 @@ class CodedProducts:
         geometry, operands = planar(form.geometry), (image(x), image(form.oriented(weight)))
         choice = layer.choices["output"]
         mode = choice.mode_for(sites[0].held)
+        if mode == INTEGER and (made := self._one_call.output(*operands, bias, geometry, (sites[0], sites[1]))):
+            y = laid_out(_flat(made[0], form.geometry), self.turned_output(call))
+            codes = in_nibbles(made[1]) if self.packs(call) else made[1]
+            return owned(y), codes, *made[2:]
         before = [site.memory.clone() for site in sites if site is not None] if mode == UNDECIDED else []
         first, second = sites[0].levelled(operands[0]), sites[1].levelled(operands[1])
         levels = first.levels, second.levels
@@ -286,13 +303,20 @@ class CodedProducts:
             assert site is not None
             by_row = name == "weight_gradient.gradient"
             folds = layer.folds_rows and not geometry.stride if by_row else layer.folds
-            fold = fold_by((weight if wanted[0] else x).step) if folds else None
-            gradient = _Gradient(
-                image(g), x, weight, planar(geometry), site, contracted, fold, call._replace(need=wanted)
-            )
             choice = layer.choices[name]
             mode = choice.mode if layer.gradient.ready else PASSED_THROUGH
-            d_x, d_weight, d_bias = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
+            own = self._one_call.gradient(image(g), x, weight, planar(geometry), site, call, wanted, folds) if (
+                mode == INTEGER
+            ) else None
+            fold = None
+            if own is not None:
+                d_x, d_weight, d_bias = own
+            else:
+                fold = fold_by((weight if wanted[0] else x).step) if folds else None
+                gradient = _Gradient(
+                    image(g), x, weight, planar(geometry), site, contracted, fold, call._replace(need=wanted)
+                )
+                d_x, d_weight, d_bias = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
             if wanted[0]:
                 found[0] = laid_out(_flat(d_x, geometry), call.x_turned)
             if wanted[1]:
@@ -300,7 +324,7 @@ class CodedProducts:
                 turned = call.weight_turned != isinstance(form, Addmm)
                 found[1] = form.as_stored(laid_out(_flat(d_weight, geometry), turned))
             if wanted[2]:  # where codes have the steps of rows in them, dbias has no use for these
-                found[2] = d_bias if fold is None or mode == PASSED_THROUGH else g.sum(0)
+                found[2] = d_bias if not folds or mode == PASSED_THROUGH else g.sum(0)
         return tuple(found)
 
     def _decoded(self, form: Form, x: Levels, weight: Levels) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -312,6 +336,105 @@ class CodedProducts:
         by_row = self.layer.folds_rows and not form.geometry.stride
         rows = torch.from_numpy(fold_by(x.step).factors) if by_row else None
         return values[0], form.as_stored(values[1]), fold, rows
+
+
+class OneCall:
+    """The same products by one native call each, where every operand is rounded by `Integers` alone.
+
+    A small layer takes little longer than its products then: the steps in Python take half a millisecond.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._forward, self._gradient = native.kernel("layer_output"), native.kernel("layer_gradient")
+        self._shapes: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site]
+    ) -> Results | None:
+        """Return Y, codes and parameters of activations and weights; None where this is not to be had.
+
+        Where an operand is not finite, Y is the dense product.
+        """
+        matrix = not geometry.stride
+        rules = sites[0].rule(matrix), sites[1].rule(matrix)
+        x_last, weight = _channels_last(x), weight if _channels_last(weight) is not None else weight.contiguous()
+        weight_last = _channels_last(weight)
+        if rules[0] is None or rules[1] is None or x_last is None or not (bias is None or bias.is_contiguous()):
+            return None
+        if not weight.numel():
+            return None
+        shape, sizes = self._shape(x.shape, weight.shape, geometry)
+        y = torch.empty(sizes, memory_format=torch.contiguous_format if matrix else torch.channels_last)
+        x_codes, weight_codes = _room_for_codes(x), _room_for_codes(weight)
+        ranges = [one.shape[0] if rule[1] else 1 for one, rule in zip((x, weight), rules, strict=True)]
+        parameters = [x.new_empty((2, count)) for count in ranges]
+        outcome = self._forward(
+            shape, rules[0], x.data_ptr(), x_last, x_codes.data_ptr(), parameters[0].data_ptr(), ranges[0],
+            rules[1], weight.data_ptr(), weight_last, weight_codes.data_ptr(), parameters[1].data_ptr(), ranges[1],
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), sites[0].held, torch.get_num_threads(),
+        )  # fmt: skip
+        if outcome == NOT_FINITE:
+            y = _dense_output(x, weight, bias, geometry)
+        elif outcome == ELSEWHERE:
+            y = output(Levels(x_codes, parameters[0]), Levels(weight_codes, parameters[1]), bias, geometry)
+        return y, x_codes, parameters[0], weight_codes, parameters[1]
+
+    def gradient(
+        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call, need: Need, folds: bool
+    ) -> tuple[Tensor | None, ...] | None:
+        """Return dX, or dW and dbias, of a gradient for one of them; None where this is not to be had."""
+        matrix = not geometry.stride
+        rule, g_last = site.rule(matrix), _channels_last(g)
+        if rule is None or g_last is None or need[0] == need[1] or (rule[1] == BY_COLUMN) != need[1]:
+            return None
+        met = weight if need[0] else x
+        ranges = met.parameters.shape[1]
+        if (ranges > 1 and not folds) or not met.codes.stride(-1):
+            return None
+        shape, _ = self._shape(x.codes.shape, weight.codes.shape, geometry)
+        like = x.codes if need[0] else weight.codes
+        memory = torch.contiguous_format if matrix else torch.channels_last
+        out = torch.empty(like.shape, dtype=torch.float32, memory_format=memory)
+        d_bias = g.new_empty(g.shape[1]) if need[2] and not folds else None
+        skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= FEWEST_PRODUCTS
+        outcome = self._gradient(
+            need[1], shape, rule, g.data_ptr(), g_last, met.codes.data_ptr(), met.parameters.data_ptr(),
+            ranges, folds, skips, out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if outcome == ELSEWHERE:
+            return None
+        if outcome == NOT_FINITE:
+            return sparse.dense_products(g, *_decoded(g, x, weight, need), geometry, need)
+        return (out, None, None) if need[0] else (None, out, d_bias)
+
+    def _shape(
+        self, x: torch.Size, weight: torch.Size, geometry: Geometry
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what the kernels take for shapes and geometry, and the shape of Y."""
+        key = x, weight, geometry
+        found = self._shapes.get(key)
+        if found is None:
+            sizes = output_size(x[2:], weight[2:], *geometry[:3])
+            axes = list(zip(x[2:], sizes, weight[2:], *geometry[:3], strict=True)) or [(1, 1, 1, 1, 0, 1)] * 2
+            numbers = int(bool(geometry.stride)), x[0], x[1], weight[0], geometry.groups, *axes[0], *axes[1]
+            if len(self._shapes) > MOST_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = numbers, (x[0], weight[0], *sizes)
+        return found
+
+
+def _channels_last(x: Tensor) -> bool | None:
+    """Return True for a matrix, or images whose channels lie last; False if these come first, None for other layouts."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return x.dim() == 2 if x.is_contiguous() else None
+
+
+def _room_for_codes(x: Tensor) -> Tensor:
+    memory = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return torch.empty(x.shape, dtype=torch.uint8, memory_format=memory)
 
 
 class _Gradient:
@@ -381,21 +504,14 @@ class _Gradient:
         """Return the dense products of a gradient."""
         index = rows_to_multiply(g, self.call)
         if index is None or not len(index):
-            return sparse.dense_products(g, *self._decoded(self.x), self.geometry, self.need)
-        met = self._decoded(of_rows(self.x, index))
+            return sparse.dense_products(g, *_decoded(g, self.x, self.weight, self.need), self.geometry, self.need)
+        met = _decoded(g, of_rows(self.x, index), self.weight, self.need)
         d_x, *others = sparse.dense_products(g.index_select(0, index), *met, self.geometry, self.need)
         return scattered(d_x, index, g.shape[0]) if self.need[0] else d_x, *others
 
     def _by_lists(self, g: Tensor) -> Results:
-        return sparse.products(g, *self._decoded(self.x), self.geometry, None, self.site.key, self.need)[:3]
-
-    def _decoded(self, x: Levels) -> tuple[Tensor, Tensor]:
-        """Return activations and weights; in the place of one that is not needed a tensor of its shape."""
-        decoded, weight = (
-            levels.decode() if needed else self.g.new_empty(()).expand(levels.codes.shape)
-            for levels, needed in ((x, self.need[1]), (self.weight, self.need[0]))
-        )
-        return decoded, weight
+        met = _decoded(g, self.x, self.weight, self.need)
+        return sparse.products(g, *met, self.geometry, None, self.site.key, self.need)[:3]
 
     def _levels(self, memory: Tensor) -> Levels:
         site = self.site
@@ -406,6 +522,15 @@ class _Gradient:
         site = self.site
         given = self.g, site.treatments, site.numbers, site.key, memory, self.contracted, self.factors
         return applied(*given, None, self.fold_dim)
+
+
+def _decoded(g: Tensor, x: Levels, weight: Levels, need: Need) -> tuple[Tensor, Tensor]:
+    """Return activations and weights as numbers; in the place of one that is not needed a tensor of its shape."""
+    activations, weights = (
+        levels.decode() if needed else g.new_empty(()).expand(levels.codes.shape)
+        for levels, needed in ((x, need[1]), (weight, need[0]))
+    )
+    return activations, weights
 
 
 def _choose_for_output(

@@ -258,4 +258,54 @@ void column_largest(const float* x, std::size_t batch, std::size_t channels, std
     }
 }
 
+namespace {
+
+// The zero point with the least sum of squared steps, each in units of its row's range: `row_limits` of ops/affine.py.
+int shared_zero(const std::vector<double>& below, const std::vector<double>& above, int last) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(last) + 1);
+    bool some_below = false, some_above = false;
+    for (std::size_t i = 0; i < below.size(); ++i) {
+        some_below = some_below || below[i] > 0, some_above = some_above || above[i] > 0;
+        const double extent = below[i] + above[i];
+        if (extent > 0) ++rows[static_cast<std::size_t>(std::floor(below[i] / extent * last + 0.5))];
+    }
+    if (!some_below || !some_above) return some_below ? last : 0;
+    std::int64_t low = 0, high = 0;  // sums over rows whose lower or upper end decides their step
+    for (std::int64_t k = 1; k <= last; ++k) low += rows[static_cast<std::size_t>(k)] * k * k;
+    int best = 1;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::int64_t zero = 0; zero < last; ++zero) {
+        const std::int64_t count = rows[static_cast<std::size_t>(zero)], left = last - zero;
+        low -= count * zero * zero, high += count * left * left;
+        if (zero == 0) continue;
+        const double cost = static_cast<double>(low) / static_cast<double>(zero * zero) +
+                            static_cast<double>(high) / static_cast<double>(left * left);
+        if (cost < least) least = cost, best = static_cast<int>(zero);
+    }
+    return best;
+}
+
+}  // namespace
+
+void row_limits(const float* x, std::size_t rows, std::size_t columns, int bits, float* limits, int threads) {
+    std::vector<double> below(rows), above(rows);
+    parallel_for(rows * columns, std::max<std::size_t>(columns, 1), threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t row = begin / columns; row < end / columns; ++row) {
+            const Piece piece{Type::kFloat32, x + row * columns, nullptr, columns, 0, 0};
+            LevelsSeen seen;
+            kernels().levels.range({piece, 0, nullptr, {}, 0, false, true}, seen);
+            if (seen.low < 0) below[row] = -static_cast<double>(seen.low);
+            if (seen.high > 0 && seen.low <= seen.high) above[row] = seen.high;
+        }
+    });
+    const int last = (1 << bits) - 1, zero = shared_zero(below, above, last);
+    for (std::size_t row = 0; row < rows; ++row) {
+        const double fitting = std::max(below[row] / std::max(zero, 1), above[row] / std::max(last - zero, 1));
+        // A hair more, so that the largest number does not count as saturated.
+        const double step = std::min(std::max(fitting * (1 + 0x1p-22), double{std::numeric_limits<float>::min()}),
+                                     kLargest / last);
+        limits[row] = static_cast<float>(-zero * step), limits[rows + row] = static_cast<float>((last - zero) * step);
+    }
+}
+
 }  // namespace lograd

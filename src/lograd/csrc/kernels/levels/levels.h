@@ -68,6 +68,9 @@ Counts integer_codes(const LevelTensor&, const LevelRounding&, float* parameters
 void column_largest(const float* x, std::size_t batch, std::size_t channels, std::size_t inner, const float* factors,
                     float* out, int threads);
 
+// A range for each row in which one code of so many bits stands for zero in all of them: lows, then highs.
+void row_limits(const float* x, std::size_t rows, std::size_t columns, int bits, float* limits, int threads);
+
 // The kernels of one instruction set.
 struct LevelKernels {
     void (*range)(const LevelRun&, LevelsSeen&);
