@@ -86,7 +86,7 @@ def test_the_zero_point_is_the_best_of_all(bits):
         return float(step.square().sum())
 
     zero = int(codes_of(x, Integers(bits, "row"))[2][0])
-    assert cost(zero) == min(map(cost, range(1, last)))
+    assert cost(zero) <= 1.001 * min(map(cost, range(1, last)))
 
 
 def test_tensors_that_are_no_matrices_have_one_range():

@@ -259,6 +259,8 @@ def laid_out(x: Tensor, turned: bool) -> Tensor:
     """Return a result in the layout that tracers were promised: `turned` as by `is_turned`, or contiguous."""
     if turned:
         return x.t().contiguous().t() if x.dim() == 2 else x.contiguous(memory_format=torch.channels_last)
+    if x.dim() == 2:
+        return x.contiguous()
     # Where dimensions have one element, strides of channels-last images pass for contiguous ones.
     return x.contiguous().view(x.shape) if x.dim() < 4 or x.shape[2] > 1 < x.shape[3] else x.reshape(-1).view(x.shape)
 

@@ -60,6 +60,8 @@ WIDENING = 1e-8
 # A little below float32's largest number, so that every code decodes to a finite one.
 _WIDEST = 3.4e38
 _LARGEST = torch.finfo(torch.float32).max
+_SHARES = 4096
+"""Places of the grid on which the share of a row's range below zero lies, but for the remainder of a division."""
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 RowResults = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -641,14 +643,15 @@ def row_limits(x: Tensor, bits: int) -> Tensor:
 
     A zero point z leaves z steps below zero and B - z above, B = 2^bits - 1, so row i needs a step of
     max(-low_i / z, high_i / (B - z)).  The z that is taken has the least sum of squares of these steps, each in units
-    of its row's range: so a row counts as much as any other, whatever its size.  With k_i the whole number next to
-    -low_i B / (high_i - low_i), the lower end decides the step where k_i > z, so that the sum is
+    of its row's range: so a row counts as much as any other, whatever its size.  With k_i = -low_i B / (high_i - low_i)
+    the lower end decides the step where k_i > z, so that the sum is
 
         sum over k_i > z of (k_i / z)^2 + sum over k_i <= z of ((B - k_i) / (B - z))^2
 
-    times a constant, and both sums are exact whole numbers over a square.
+    times a constant.  The k_i are rounded to a grid, fine and with the z on it: then sums are exact in any order.
     """
     last = 2**bits - 1
+    fine = _SHARES // last
     if not x.numel():
         return x.new_zeros(2, x.shape[0], dtype=torch.float32)
     finite = torch.where(x.isfinite(), x, 0).double()
@@ -656,12 +659,14 @@ def row_limits(x: Tensor, bits: int) -> Tensor:
     if bool((below > 0).any()) and bool((above > 0).any()):
         wide = below + above > 0
         share = below[wide] / (below[wide] + above[wide])
-        count = torch.bincount((share * last + 0.5).floor().long(), minlength=last + 1)
-        code = torch.arange(last + 1, device=x.device)
-        lower, upper = count * code * code, count * (last - code) * (last - code)
+        places = fine * last
+        count = torch.bincount((share * places + 0.5).floor().long(), minlength=places + 1)
+        place = torch.arange(places + 1, device=x.device)
+        lower, upper = count * place * place, count * (places - place) * (places - place)
         low, high = lower.sum() - lower.cumsum(0), upper.cumsum(0)
-        inner = code[1:last]
-        zero = 1 + int((low[1:last].double() / (inner * inner) + high[1:last].double() / (last - inner) ** 2).argmin())
+        inner = slice(fine, places, fine)
+        z = place[inner]
+        zero = 1 + int((low[inner].double() / (z * z) + high[inner].double() / ((places - z) * (places - z))).argmin())
     else:
         zero = last if bool((below > 0).any()) else 0
     step = torch.maximum(below / max(zero, 1), above / max(last - zero, 1))

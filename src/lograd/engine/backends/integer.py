@@ -261,9 +261,12 @@ class CodedProducts:
         choice = layer.choices["output"]
         mode = choice.mode_for(sites[0].held)
         if mode == INTEGER and (made := self._one_call.output(*operands, bias, geometry, (sites[0], sites[1]))):
-            y = laid_out(_flat(made[0], form.geometry), self.turned_output(call))
-            codes = in_nibbles(made[1]) if self.packs(call) else made[1]
-            return owned(y), codes, *made[2:]
+            y, *others = made
+            if geometry.stride and (len(call.x_shape) < 4 or not self.turned_output(call)):
+                y = owned(laid_out(_flat(y, form.geometry), False))
+            if self.packs(call):
+                others[0] = in_nibbles(others[0])
+            return y, *others
         before = [site.memory.clone() for site in sites if site is not None] if mode == UNDECIDED else []
         first, second = sites[0].levelled(operands[0]), sites[1].levelled(operands[1])
         levels = first.levels, second.levels

@@ -20,6 +20,8 @@ constexpr double kWidest = 3.4e38;
 constexpr LevelsSeen kNothing{kInfinity, -kInfinity, true, 0, 0, 0};
 // Codes of so many elements are turned at a time, in the L2 cache; and of so many places of a plane at most.
 constexpr std::size_t kTurned = 65536, kPlaces = 4096;
+// As _SHARES of ops/affine.py.
+constexpr int kShares = 4096;
 
 void add(LevelsSeen& to, const LevelsSeen& from) {
     to.low = std::min(to.low, from.low), to.high = std::max(to.high, from.high);
@@ -262,25 +264,29 @@ namespace {
 
 // The zero point with the least sum of squared steps, each in units of its row's range: `row_limits` of ops/affine.py.
 int shared_zero(const std::vector<double>& below, const std::vector<double>& above, int last) {
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(last) + 1);
+    const int fine = kShares / last;
+    const std::int64_t places = std::int64_t{fine} * last;
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(places) + 1);
     bool some_below = false, some_above = false;
     for (std::size_t i = 0; i < below.size(); ++i) {
         some_below = some_below || below[i] > 0, some_above = some_above || above[i] > 0;
         const double extent = below[i] + above[i];
-        if (extent > 0) ++rows[static_cast<std::size_t>(std::floor(below[i] / extent * last + 0.5))];
+        if (extent > 0)
+            ++rows[static_cast<std::size_t>(std::floor(below[i] / extent * static_cast<double>(places) + 0.5))];
     }
     if (!some_below || !some_above) return some_below ? last : 0;
-    std::int64_t low = 0, high = 0;  // sums over rows whose lower or upper end decides their step
-    for (std::int64_t k = 1; k <= last; ++k) low += rows[static_cast<std::size_t>(k)] * k * k;
+    // Sums over rows whose lower end, and whose upper end, decides their step.
+    std::int64_t low = 0, high = 0;
+    for (std::int64_t k = 1; k <= places; ++k) low += rows[static_cast<std::size_t>(k)] * k * k;
     int best = 1;
     double least = std::numeric_limits<double>::infinity();
-    for (std::int64_t zero = 0; zero < last; ++zero) {
-        const std::int64_t count = rows[static_cast<std::size_t>(zero)], left = last - zero;
-        low -= count * zero * zero, high += count * left * left;
-        if (zero == 0) continue;
-        const double cost = static_cast<double>(low) / static_cast<double>(zero * zero) +
+    for (std::int64_t k = 0; k < places; ++k) {
+        const std::int64_t count = rows[static_cast<std::size_t>(k)], left = places - k;
+        low -= count * k * k, high += count * left * left;
+        if (k == 0 || k % fine != 0) continue;
+        const double cost = static_cast<double>(low) / static_cast<double>(k * k) +
                             static_cast<double>(high) / static_cast<double>(left * left);
-        if (cost < least) least = cost, best = static_cast<int>(zero);
+        if (cost < least) least = cost, best = static_cast<int>(k / fine);
     }
     return best;
 }
