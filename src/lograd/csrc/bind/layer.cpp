@@ -52,12 +52,12 @@ int output(const Shape& shape, const Rule& of_x, A x, bool x_last, A x_codes, A 
 }
 
 int gradient(bool of_weight, const Shape& shape, const Rule& rule, A g, bool g_last, A codes, A parameters, N ranges,
-             bool folds, bool skips_rows, A out, A d_bias, int threads) {
+             bool folds, bool skips_rows, A out, bool out_last, A d_bias, int threads) {
     const LayerShape s = shape_of(shape, threads);
     const ConvolutionShape& l = s.layer;
     const OperandTensor tensor{at<const float>(g), l.batch, l.outputs, l.y.output * l.x.output, g_last};
     const GradientProduct product{rule_of(rule, false), tensor, codes_at(codes, parameters, ranges), folds, skips_rows,
-                                  at<float>(out), at<float>(d_bias)};
+                                  at<float>(out), out_last, at<float>(d_bias)};
     return static_cast<int>(of_weight ? layer_weight_gradient(s, product) : layer_input_gradient(s, product));
 }
 

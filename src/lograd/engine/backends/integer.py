@@ -397,13 +397,14 @@ class OneCall:
             return None
         shape, _ = self._shape(x.codes.shape, weight.codes.shape, geometry)
         like = x.codes if need[0] else weight.codes
-        memory = torch.contiguous_format if matrix else torch.channels_last
+        last = not matrix and (need[0] or call.weight_turned)
+        memory = torch.channels_last if last else torch.contiguous_format
         out = torch.empty(like.shape, dtype=torch.float32, memory_format=memory)
         d_bias = g.new_empty(g.shape[1]) if need[2] and not folds else None
         skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= FEWEST_PRODUCTS
         outcome = self._gradient(
             need[1], shape, rule, g.data_ptr(), g_last, met.codes.data_ptr(), met.parameters.data_ptr(),
-            ranges, folds, skips, out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(),
+            ranges, folds, skips, out.data_ptr(), last, 0 if d_bias is None else d_bias.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
         if outcome == ELSEWHERE:

@@ -9,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "base/kept.h"
+#include "base/parallel.h"
 #include "kernels/integer/integer.h"
 #include "kernels/levels/levels.h"
 
@@ -208,6 +209,17 @@ bool multiply(std::vector<float>& steps, float factor) {
     return true;
 }
 
+// Weights of (outputs, taps, channels) as (outputs, channels, taps).
+void channels_first(const float* from, std::size_t outputs, std::size_t channels, std::size_t taps, float* to,
+                    int threads) {
+    const std::size_t size = channels * taps;
+    parallel_for(outputs * size, std::max<std::size_t>(size, 1), threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t row = begin; row < end; row += size)
+            for (std::size_t c = 0; c < channels; ++c)
+                for (std::size_t tap = 0; tap < taps; ++tap) to[row + c * taps + tap] = from[row + tap * channels + c];
+    });
+}
+
 std::size_t result_size(const Axis& y, const Axis& x, bool input) {
     return input ? y.input * x.input : y.output * x.output;
 }
@@ -340,9 +352,12 @@ Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
     const Bytes a{rows.of<std::uint8_t>(codes, size, space.left), zero};
     const Bytes b{rows.of<std::uint8_t>(p.other.codes, other_size, space.other), zero_of(p.other)};
     if (s.convolves) {
-        IntegerConvolution t = convolution_of(s.layer, rows.count(), a, b, p.out, s.threads);
+        const std::size_t channels = inputs / s.layer.groups, taps = s.layer.y.kernel * s.layer.x.kernel;
+        float* out = p.out_last || taps == 1 ? p.out : space.result.get<float>(outputs * channels * taps);
+        IntegerConvolution t = convolution_of(s.layer, rows.count(), a, b, out, s.threads);
         t.rows = {steps.data(), outputs};
         integer_weight_gradient(t);
+        if (out != p.out) channels_first(out, outputs, channels, taps, p.out, s.threads);
     } else {
         IntegerMatmul t = matmul_of(outputs, inputs, rows.count(), s.threads);
         t.a = a, t.a_row = 1, t.a_k = outputs;

@@ -63,6 +63,7 @@ struct GradientProduct {
     bool folds;       // it is multiplied by the steps of `other` before it is rounded
     bool skips_rows;  // samples that are zero are left out where they are many
     float* out;
+    bool out_last;  // dW alone: its input channels lie last, and not before the pixels of the kernel
     float* d_bias;  // may be null; dW alone, and not where it folds
 };
 
