@@ -25,9 +25,8 @@ from ...ops.scaled_products import Steps, lists
 from ...treatments import SYMBOLS
 from ..autograd import CODES, Call
 from ..forms import Addmm, Form, Gradients, Need, empty, laid_out
-from ..rows import LEAST_WORK as FEWEST_PRODUCTS
-from ..rows import of_rows, rows_to_multiply, scattered
-from ..site import BY_COLUMN, Floats, Fold, Levels, Site, applied, fold_by, levelled
+from ..rows import LEAST_WORK, of_rows, rows_to_multiply, scattered
+from ..site import BY_COLUMN, CPU, Floats, Fold, Levels, Site, applied, fold_by, levelled
 from . import choice as served
 from . import sparse
 from .choice import DENSE, INTEGER, NAMES, SPARSE, UNDECIDED, Choice, timed
@@ -42,8 +41,9 @@ _BYTES = 255.0**2
 _LEAST_STEP, _LARGEST_STEP = 2.0**-96, 2.0**64
 """Steps of weights between these leave sums of products in float32's range."""
 
-DONE, NOT_FINITE, ELSEWHERE = range(3)
-"""What the native kernels of a layer say: an operand was not finite, or steps leave the range of float32."""
+NOT_FINITE, ELSEWHERE = 1, 2
+"""Outcomes of the native kernels of a layer (csrc/kernels/integer/layer.h): an operand was not finite, or steps leave
+the range of float32."""
 MOST_SHAPES = 64
 """Shapes of tensors that a layer remembers."""
 
@@ -141,8 +141,8 @@ def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
     if others or largest < _LARGEST:
         low, high = (found, found) if found.numel() == 1 else found.aminmax() if found.numel() else (_TINY, _TINY)
         if not (float(low) >= _TINY and float(high) <= largest):
-            zero = torch.stack(torch.broadcast_tensors(*map(torch.as_tensor, factors))).eq(0).any(0)
-            if not bool((((found >= _TINY) & (found <= largest)) | zero).all()):
+            zeros = [torch.as_tensor(one) == 0 for one in factors]
+            if not bool((((found >= _TINY) & (found <= largest)) | zeros[0] | zeros[-1]).all()):
                 return None
     return found
 
@@ -233,7 +233,7 @@ class CodedProducts:
         self.layer = layer
         self.refused = ""
         """The type or device of the last tensors, where integer products do not serve it."""
-        self._one_call = OneCall(layer)
+        self._one_call = OneCall()
 
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if these tensors can be coded now."""
@@ -260,7 +260,8 @@ class CodedProducts:
         geometry, operands = planar(form.geometry), (image(x), image(form.oriented(weight)))
         choice = layer.choices["output"]
         mode = choice.mode_for(sites[0].held)
-        if mode == INTEGER and (made := self._one_call.output(*operands, bias, geometry, (sites[0], sites[1]))):
+        made = self._one_call.output(*operands, bias, geometry, (sites[0], sites[1])) if mode == INTEGER else None
+        if made is not None:
             y, *others = made
             if geometry.stride and (len(call.x_shape) < 4 or not self.turned_output(call)):
                 y = owned(laid_out(_flat(y, form.geometry), False))
@@ -308,18 +309,12 @@ class CodedProducts:
             folds = layer.folds_rows and not geometry.stride if by_row else layer.folds
             choice = layer.choices[name]
             mode = choice.mode if layer.gradient.ready else PASSED_THROUGH
-            own = self._one_call.gradient(image(g), x, weight, planar(geometry), site, call, wanted, folds) if (
-                mode == INTEGER
-            ) else None
-            fold = None
-            if own is not None:
-                d_x, d_weight, d_bias = own
-            else:
-                fold = fold_by((weight if wanted[0] else x).step) if folds else None
-                gradient = _Gradient(
-                    image(g), x, weight, planar(geometry), site, contracted, fold, call._replace(need=wanted)
-                )
-                d_x, d_weight, d_bias = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
+            now, operands = call._replace(need=wanted), (image(g), x, weight, planar(geometry), site)
+            made: Any = self._one_call.gradient(*operands, now, folds) if mode == INTEGER else None
+            if made is None:
+                gradient = _Gradient(*operands, now, contracted, folds)
+                made = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
+            d_x, d_weight, d_bias = made
             if wanted[0]:
                 found[0] = laid_out(_flat(d_x, geometry), call.x_turned)
             if wanted[1]:
@@ -344,12 +339,11 @@ class CodedProducts:
 class OneCall:
     """The same products by one native call each, where every operand is rounded by `Integers` alone.
 
-    A small layer takes little longer than its products then: the steps in Python take half a millisecond.
+    In steps, the Python of a layer takes half a millisecond, which is most of the time of a small layer.
     """
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self._forward, self._gradient = native.kernel("layer_output"), native.kernel("layer_gradient")
+    def __init__(self) -> None:
+        self._forward, self._backward = native.kernel("layer_output"), native.kernel("layer_gradient")
         self._shapes: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def output(
@@ -360,52 +354,50 @@ class OneCall:
         Where an operand is not finite, Y is the dense product.
         """
         matrix = not geometry.stride
-        rules = sites[0].rule(matrix), sites[1].rule(matrix)
-        x_last, weight = _channels_last(x), weight if _channels_last(weight) is not None else weight.contiguous()
-        weight_last = _channels_last(weight)
-        if rules[0] is None or rules[1] is None or x_last is None or not (bias is None or bias.is_contiguous()):
-            return None
-        if not weight.numel():
+        of_x, of_weight = (site.rule(matrix) for site in sites)
+        if _channels_last(weight) is None:
+            weight = weight.contiguous()
+        x_last, weight_last = _channels_last(x), _channels_last(weight)
+        if of_x is None or of_weight is None or x_last is None or not weight.numel():
             return None
         shape, sizes = self._shape(x.shape, weight.shape, geometry)
-        y = torch.empty(sizes, memory_format=torch.contiguous_format if matrix else torch.channels_last)
-        x_codes, weight_codes = _room_for_codes(x), _room_for_codes(weight)
-        ranges = [one.shape[0] if rule[1] else 1 for one, rule in zip((x, weight), rules, strict=True)]
-        parameters = [x.new_empty((2, count)) for count in ranges]
+        y = _room(sizes, torch.float32, not matrix)
+        x_codes, weight_codes = (_room(one.shape, torch.uint8, not matrix) for one in (x, weight))
+        x_ranges, weight_ranges = x.shape[0] if of_x[1] else 1, weight.shape[0] if of_weight[1] else 1
+        of_codes = tuple(_room((2, count), torch.float32) for count in (x_ranges, weight_ranges))
         outcome = self._forward(
-            shape, rules[0], x.data_ptr(), x_last, x_codes.data_ptr(), parameters[0].data_ptr(), ranges[0],
-            rules[1], weight.data_ptr(), weight_last, weight_codes.data_ptr(), parameters[1].data_ptr(), ranges[1],
-            0 if bias is None else bias.data_ptr(), y.data_ptr(), sites[0].held, torch.get_num_threads(),
+            shape, of_x, native.view_address("x", x, torch.float32), x_last, x_codes.data_ptr(),
+            of_codes[0].data_ptr(), x_ranges, of_weight, native.view_address("weight", weight, torch.float32),
+            weight_last, weight_codes.data_ptr(), of_codes[1].data_ptr(), weight_ranges,
+            0 if bias is None else native.address("bias", bias, torch.float32, weight.shape[0]), y.data_ptr(),
+            sites[0].held, torch.get_num_threads(),
         )  # fmt: skip
         if outcome == NOT_FINITE:
             y = _dense_output(x, weight, bias, geometry)
         elif outcome == ELSEWHERE:
-            y = output(Levels(x_codes, parameters[0]), Levels(weight_codes, parameters[1]), bias, geometry)
-        return y, x_codes, parameters[0], weight_codes, parameters[1]
+            y = output(Levels(x_codes, of_codes[0]), Levels(weight_codes, of_codes[1]), bias, geometry)
+        return y, x_codes, of_codes[0], weight_codes, of_codes[1]
 
     def gradient(
-        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call, need: Need, folds: bool
+        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call, folds: bool
     ) -> tuple[Tensor | None, ...] | None:
-        """Return dX, or dW and dbias, of a gradient for one of them; None where this is not to be had."""
-        matrix = not geometry.stride
-        rule, g_last = site.rule(matrix), _channels_last(g)
+        """Return dX, or dW and dbias, whichever is needed; None where this is not to be had."""
+        need, matrix = call.need, not geometry.stride
+        rule, g_last, met = site.rule(matrix), _channels_last(g), weight if need[0] else x
         if rule is None or g_last is None or need[0] == need[1] or (rule[1] == BY_COLUMN) != need[1]:
             return None
-        met = weight if need[0] else x
         ranges = met.parameters.shape[1]
-        if (ranges > 1 and not folds) or not met.codes.stride(-1):
+        if (ranges > 1 and not folds) or not _lies_as_coded(met):
             return None
         shape, _ = self._shape(x.codes.shape, weight.codes.shape, geometry)
-        like = x.codes if need[0] else weight.codes
         last = not matrix and (need[0] or call.weight_turned)
-        memory = torch.channels_last if last else torch.contiguous_format
-        out = torch.empty(like.shape, dtype=torch.float32, memory_format=memory)
-        d_bias = g.new_empty(g.shape[1]) if need[2] and not folds else None
-        skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= FEWEST_PRODUCTS
-        outcome = self._gradient(
-            need[1], shape, rule, g.data_ptr(), g_last, met.codes.data_ptr(), met.parameters.data_ptr(),
-            ranges, folds, skips, out.data_ptr(), last, 0 if d_bias is None else d_bias.data_ptr(),
-            torch.get_num_threads(),
+        out = _room((x if need[0] else weight).codes.shape, torch.float32, last)
+        d_bias = _room((g.shape[1],), torch.float32) if need[2] and not folds else None
+        skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= LEAST_WORK
+        outcome = self._backward(
+            need[1], shape, rule, native.view_address("g", g, torch.float32), g_last, met.codes.data_ptr(),
+            met.parameters.data_ptr(), ranges, folds, skips, out.data_ptr(), last,
+            0 if d_bias is None else d_bias.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         if outcome == ELSEWHERE:
             return None
@@ -413,46 +405,52 @@ class OneCall:
             return sparse.dense_products(g, *_decoded(g, x, weight, need), geometry, need)
         return (out, None, None) if need[0] else (None, out, d_bias)
 
-    def _shape(
-        self, x: torch.Size, weight: torch.Size, geometry: Geometry
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return what the kernels take for shapes and geometry, and the shape of Y."""
+    def _shape(self, x: torch.Size, weight: torch.Size, geometry: Geometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what the kernels must know of shapes and geometry, and the shape of Y."""
         key = x, weight, geometry
-        found = self._shapes.get(key)
-        if found is None:
+        if key not in self._shapes:
+            if len(self._shapes) == MOST_SHAPES:
+                self._shapes.clear()
             sizes = output_size(x[2:], weight[2:], *geometry[:3])
             axes = list(zip(x[2:], sizes, weight[2:], *geometry[:3], strict=True)) or [(1, 1, 1, 1, 0, 1)] * 2
             numbers = int(bool(geometry.stride)), x[0], x[1], weight[0], geometry.groups, *axes[0], *axes[1]
-            if len(self._shapes) > MOST_SHAPES:
-                self._shapes.clear()
-            found = self._shapes[key] = numbers, (x[0], weight[0], *sizes)
-        return found
+            self._shapes[key] = numbers, (x[0], weight[0], *sizes)
+        return self._shapes[key]
 
 
 def _channels_last(x: Tensor) -> bool | None:
-    """Return True for a matrix, or images whose channels lie last; False if these come first, None for other layouts."""
+    """Return True for a matrix, or images whose channels lie last; False if these come first, None for all else."""
+    if x.is_neg():
+        return None
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return True
     return x.dim() == 2 if x.is_contiguous() else None
 
 
-def _room_for_codes(x: Tensor) -> Tensor:
-    memory = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    return torch.empty(x.shape, dtype=torch.uint8, memory_format=memory)
+def _lies_as_coded(x: Levels) -> bool:
+    """Return True if codes lie as they were made, which hooks on saved tensors may have changed."""
+    memory = torch.channels_last if x.codes.dim() == 4 else torch.contiguous_format
+    return x.codes.is_contiguous(memory_format=memory) and x.parameters.is_contiguous()
+
+
+def _room(shape: Sequence[int], dtype: torch.dtype, channels_last: bool = False) -> Tensor:
+    """Return a tensor of the CPU without values."""
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(shape, dtype=dtype, device=CPU, memory_format=memory)
 
 
 class _Gradient:
     """A gradient, the codes that it meets, and the ways to compute its products."""
 
     def __init__(
-        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, contracted: tuple[int, ...],
-        fold: Fold | None, call: Call,
+        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call,
+        contracted: tuple[int, ...], folds: bool,
     ) -> None:  # fmt: skip
         self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, call.need
-        self.call, need = call, call.need
-        self.site, self.contracted, self.fold = site, contracted, fold
-        self.fold_dim = 1 if need[0] else 0
-        self.factors = None if fold is None else torch.from_numpy(fold.factors)
+        self.site, self.call, self.contracted = site, call, contracted
+        self.fold_dim = 1 if self.need[0] else 0
+        self.fold = fold_by((weight if self.need[0] else x).step) if folds else None
+        self.factors = None if self.fold is None else torch.from_numpy(self.fold.factors)
 
     def by(self, mode: int) -> Results:
         """Return dX, dW and dbias by a backend, and count."""
