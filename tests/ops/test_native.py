@@ -118,7 +118,7 @@ def test_every_registered_kernel_is_listed() -> None:
     assert extension is not None
     functions = {name for name in dir(extension) if callable(getattr(extension, name)) and not name.startswith("_")}
     others = {"compiler", "cpu_features", "isa_level", "use_isa", "coding", "block_coding"}
-    others |= {"release_integer_workspace", "release_sparse_workspace", "integer_byte_tiles"}  # the last is for tests
+    others |= {"release_sparse_workspace", "integer_byte_tiles"}  # the last is for tests
     assert functions == set(native.status().kernels) | others
 
 

@@ -118,7 +118,6 @@ void bind_integer(Functions& functions) {
         look_up(at<const std::uint8_t>(from), at<std::uint8_t>(to), count, at<const std::uint8_t>(table), threads);
     });
     functions.other("integer_byte_tiles", &byte_tiles);
-    functions.other("release_integer_workspace", &release_integer_workspace);
 }
 
 }  // namespace lograd

@@ -69,7 +69,6 @@ void bind_layer(Functions& functions) {
     functions.kernel("row_limits", [](A x, N rows, N columns, int bits, A limits, int threads) {
         row_limits(at<const float>(x), rows, columns, bits, at<float>(limits), threads);
     });
-    functions.other("release_layer_workspace", &release_layer_workspace);
 }
 
 }  // namespace lograd

@@ -67,7 +67,5 @@ void integer_weight_gradient(const IntegerConvolution&);
 void integer_block_matmul(const IntegerBlocks&);
 // to[i] = table[from[i]]: codes of a format as levels.
 void look_up(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table, int threads);
-// Gives the memory back that is kept between calls.
-void release_integer_workspace();
 
 }  // namespace lograd

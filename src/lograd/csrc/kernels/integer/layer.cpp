@@ -379,6 +379,4 @@ Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
     return Outcome::kDone;
 }
 
-void release_layer_workspace() { Borrowed<LayerWorkspace>::release(); }
-
 }  // namespace lograd

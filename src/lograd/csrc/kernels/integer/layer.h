@@ -69,7 +69,5 @@ struct GradientProduct {
 
 Outcome layer_input_gradient(const LayerShape&, const GradientProduct&);
 Outcome layer_weight_gradient(const LayerShape&, const GradientProduct&);
-// Gives the memory back that is kept between calls.
-void release_layer_workspace();
 
 }  // namespace lograd

@@ -232,6 +232,4 @@ void integer_matmul(const IntegerMatmul& t) {
     }
 }
 
-void release_integer_workspace() { Borrowed<IntegerWorkspace>::release(); }
-
 }  // namespace lograd
