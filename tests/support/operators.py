@@ -137,6 +137,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "column_largest": (
         lambda x, lay: (lay(x.flatten(1)), ONE.expand(len(x)).clone()), lambda x, lay: (lay(x), None),
     ),
+    "row_limits": (lambda x, lay: (lay(x.flatten(1)), 8), lambda x, lay: (lay(x.flatten(1).relu()), 4)),
     "hadamard": (lambda x, lay: (lay(x), 32, KEY, False), lambda x, lay: (lay(x), 16, None, True)),
     "quantize_codes": (
         lambda x, lay: (lay(x), ONE, "1-4-3", True, KEY),

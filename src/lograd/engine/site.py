@@ -370,8 +370,15 @@ class Site:
         by_row = one.per == "row" and matrix
         ranges = BY_COLUMN if one.per == "column" else int(by_row or one.per == "channel")
         switches = by_row and not one.symmetric, one.symmetric, one.rounding == "stochastic", one.power_of_two
-        memory = self.memory.data_ptr() if one.memory_size else 0
-        return one.bits, ranges, *map(int, switches), self.key.data_ptr(), memory, self.counters.data_ptr()
+        memory = native.own_address(self.memory) if one.memory_size else 0
+        return (
+            one.bits,
+            ranges,
+            *map(int, switches),
+            native.own_address(self.key),
+            memory,
+            native.own_address(self.counters),
+        )
 
     # -- tensors that pass --
 

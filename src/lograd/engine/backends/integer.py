@@ -366,10 +366,10 @@ class OneCall:
         x_ranges, weight_ranges = x.shape[0] if of_x[1] else 1, weight.shape[0] if of_weight[1] else 1
         of_codes = tuple(_room((2, count), torch.float32) for count in (x_ranges, weight_ranges))
         outcome = self._forward(
-            shape, of_x, native.view_address("x", x, torch.float32), x_last, x_codes.data_ptr(),
-            of_codes[0].data_ptr(), x_ranges, of_weight, native.view_address("weight", weight, torch.float32),
-            weight_last, weight_codes.data_ptr(), of_codes[1].data_ptr(), weight_ranges,
-            0 if bias is None else native.address("bias", bias, torch.float32, weight.shape[0]), y.data_ptr(),
+            shape, of_x, native.view_address("x", x, torch.float32), x_last, native.own_address(x_codes),
+            native.own_address(of_codes[0]), x_ranges, of_weight, native.view_address("weight", weight, torch.float32),
+            weight_last, native.own_address(weight_codes), native.own_address(of_codes[1]), weight_ranges,
+            0 if bias is None else native.address("bias", bias, torch.float32, weight.shape[0]), native.own_address(y),
             sites[0].held, torch.get_num_threads(),
         )  # fmt: skip
         if outcome == NOT_FINITE:
@@ -395,9 +395,9 @@ class OneCall:
         d_bias = _room((g.shape[1],), torch.float32) if need[2] and not folds else None
         skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= LEAST_WORK
         outcome = self._backward(
-            need[1], shape, rule, native.view_address("g", g, torch.float32), g_last, met.codes.data_ptr(),
-            met.parameters.data_ptr(), ranges, folds, skips, out.data_ptr(), last,
-            0 if d_bias is None else d_bias.data_ptr(), torch.get_num_threads(),
+            need[1], shape, rule, native.view_address("g", g, torch.float32), g_last, native.own_address(met.codes),
+            native.own_address(met.parameters), ranges, folds, skips, native.own_address(out), last,
+            0 if d_bias is None else native.own_address(d_bias), torch.get_num_threads(),
         )  # fmt: skip
         if outcome == ELSEWHERE:
             return None
