@@ -43,6 +43,6 @@ def test_no_bit_has_changed(found):
 def _has_products(name):
     """Return True for results with dense products of floats, which are PyTorch's own."""
     recipe, _, rest = name.partition(", ")
-    return recipe in ("profile", "plan bits", "plan recommended") or rest.startswith(
+    return recipe in ("profile", "profile of rows", "plan bits", "plan recommended") or rest.startswith(
         ("convolutional", "linear", "transformer", "continued")
     )
