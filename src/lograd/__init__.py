@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from .attachment import Guard, Handle, attach
     from .measure import Profile, Variance, observe, profile, variance
     from .plan import LayerPlan, Plan
+    from .treatments import register_recipe
     from .weights import low_precision_weights
     from .wire import decode, encode
 
@@ -53,6 +54,7 @@ __all__ = [
     "ops",
     "parse_format",
     "profile",
+    "register_recipe",
     "theory",
     "treatments",
     "variance",
@@ -75,6 +77,7 @@ _ON_FIRST_USE = {
     "low_precision_weights": "lograd.weights",
     "observe": "lograd.measure",
     "profile": "lograd.measure",
+    "register_recipe": "lograd.treatments",
     "variance": "lograd.measure",
 }
 

@@ -3,13 +3,16 @@
 import re
 
 import pytest
+import torch
 from methods import NAMES
 
+import lograd
 from lograd import Plan
+from lograd.commands import lookup
 from lograd.commands.lookup import citations
-from lograd.errors import InvalidValue
+from lograd.errors import InvalidType, InvalidValue
 from lograd.plan import LayerPlan
-from lograd.treatments import ALL_RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe
+from lograd.treatments import ALL_RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe, recipes
 
 
 def test_every_recipe_has_a_name_a_line_and_a_reference():
@@ -53,6 +56,65 @@ def test_parts_endings_and_sides():
     assert Plan.uniform("int8-ptq").every.shares("gradient")
     changed = Plan.uniform("saw80").override("fc", sparsity=0.5)
     assert changed.layers["fc"].input_gradient.weights == recipe("saw80").input_gradient.weights
+
+
+@pytest.fixture
+def _own_names(monkeypatch):
+    monkeypatch.setattr(recipes, "registered", {})
+
+
+@pytest.mark.usefixtures("_own_names")
+def test_a_registered_recipe_serves_wherever_a_recipe_does(capsys):
+    lograd.register_recipe("mine", Prune(0.5))
+    assert recipe("mine") == recipe("prune50")
+    lograd.register_recipe("mine", (Prune(0.5), Quantize("1-5-2")))  # a cell of a notebook runs twice
+    assert recipe("mine") == recipe("prune50+fp8")
+    lograd.register_recipe("mine-6", recipe("int6-full"))
+    assert recipe("mine-6/prune85") == recipe("int6-full/prune85")
+    lookup.recipes()
+    assert "mine-6" in capsys.readouterr().out
+    model, twin = (_trained("mine-6"), _trained("int6-full"))
+    assert torch.equal(model, twin)
+    with pytest.raises(InvalidValue, match="Did you mean 'mine-6'"):
+        recipe("mine-7")
+    layer = lograd.nn.Linear(8, 4, recipe="mine-6")
+    assert layer(torch.ones(2, 8)).shape == (2, 4)
+
+
+def _trained(name):
+    """The gradient that a layer has after two steps under a recipe."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(8, 4), torch.randn(16, 8)
+    with lograd.attach(model, Plan.uniform(name, keep=())) as handle:
+        for _ in range(2):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            handle.step()
+    return model.weight.grad
+
+
+@pytest.mark.parametrize(
+    ("name", "treatment", "message"),
+    [
+        ("", Prune(0.5), "beginning with a letter"),
+        ("a+b", Prune(0.5), "beginning with a letter"),
+        (3, Prune(0.5), "beginning with a letter"),
+        ("mine-rht", Prune(0.5), "ends in -rht"),
+        ("fp6", Prune(0.5), "means something already"),
+        ("prune12", Prune(0.5), "means something already"),
+        ("dense", Prune(0.5), "means something already"),
+    ],
+)
+@pytest.mark.usefixtures("_own_names")
+def test_a_name_that_cannot_be_registered_is_refused_in_one_sentence(name, treatment, message):
+    with pytest.raises(InvalidValue, match=message):
+        lograd.register_recipe(name, treatment)
+    assert not recipes.registered
+
+
+def test_what_is_no_treatment_is_not_registered():
+    with pytest.raises(InvalidType, match="a tuple of treatments"):
+        lograd.register_recipe("mine", "prune85")
 
 
 @pytest.mark.parametrize(

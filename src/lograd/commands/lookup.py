@@ -88,7 +88,7 @@ def recipes(
 ) -> None:
     """Treatments by name, each with one line and its reference; or what one name stands for."""
     from ..treatments import ALL_RECIPES, OPERANDS, PRODUCTS, SYMBOLS, describe, recipe, to_json
-    from ..treatments.recipes import MODIFIERS
+    from ..treatments.recipes import MODIFIERS, registered
 
     if name is not None:
         found = recipe(name)
@@ -111,6 +111,7 @@ def recipes(
         print_json([{column: getattr(entry, column) for column in columns} for entry in ALL_RECIPES])
         return
     rows = [[entry.name, entry.example, entry.words, entry.reference] for entry in ALL_RECIPES]
+    rows += [[own, own, "registered in this process", ""] for own in registered]
     print_table("Recipes", ["name", "<example", "<what it does", "<reference"], rows)
     out.print("\nEndings: " + "; ".join(f"-{ending}, {words}" for ending, (words, _) in MODIFIERS.items()) + ".")
     out.print("A+B applies B after A.  A/B treats the gradient by A for dX and by B for dW.")

@@ -31,7 +31,7 @@ from .products import (
 )
 from .prune import Prune
 from .quantize import Quantize
-from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe
+from .recipes import ALL_RECIPES, FULL_RECIPES, RECIPES, Recipe, recipe, register_recipe
 from .rows import Rows
 from .s2fp8 import S2fp8
 from .sawb import Sawb
@@ -61,7 +61,7 @@ __all__ = [
     "Rows", "S2fp8", "Sawb", "StatQuant", "TopK", "TopKStochastic",
     "AS_IS", "BACKENDS", "BACKWARD", "OPERANDS", "PRODUCTS", "SYMBOLS", "Backend", "ProductPlan", "Treated", "both",
     "can_take_rows", "gradients", "meet_as_levels", "with_backends",
-    "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe",
+    "ALL_RECIPES", "FULL_RECIPES", "RECIPES", "Recipe", "recipe", "register_recipe",
     "apply", "checked_result", "describe", "from_json", "memories", "mixes", "numbers_of", "predict", "settled",
     "stages", "to_json", "total_counts",
 ]  # fmt: skip

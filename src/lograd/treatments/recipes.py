@@ -470,6 +470,9 @@ FULL_RECIPES: tuple[Recipe, ...] = (
 ALL_RECIPES = RECIPES + FULL_RECIPES
 """All families of names."""
 
+registered: dict[str, Treated] = {}
+"""What users have given a name by `register_recipe`."""
+
 MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
     "nearest": ("rounded to nearest", lambda one: _with_rounding(one, "nearest")),
     "stochastic": ("rounded stochastically", lambda one: _with_rounding(one, "stochastic")),
@@ -477,6 +480,34 @@ MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
     "ht": ("under a Hadamard transform without random signs", lambda one: _transformed(one, False)),
 }
 """Endings that any recipe may have which they make sense for."""
+
+
+def register_recipe(name: str, treatment: Treatment | Sentence | Treated) -> None:
+    """Give a treatment a name, which serves wherever a recipe does until the process ends.
+
+    Plans hold the treatment itself, so their files are read without the name.  A name may be given anew.
+
+    Args:
+        name: letters, digits, "-", "_" and ".", beginning with a letter.
+        treatment: what is done to the gradient, a treatment or a tuple of them; or a `Treated`, which says it for each
+            operand of each product, as `recipe` returns it.
+
+    >>> register_recipe("half", Prune(0.5))
+    >>> [str(one) for one in recipe("half+fp8").input_gradient.gradient]
+    ['prune 0.5', '1-5-2 scale max']
+    """
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII)):
+        raise InvalidValue(
+            sentence("the name of a recipe", name, "letters, digits, '-', '_' and '.', beginning with a letter")
+        )
+    ending = name.rpartition("-")[2]
+    if ending in MODIFIERS:
+        raise InvalidValue(f"{name!r} ends in -{ending}, which is an ending that any recipe may have; take another.")
+    if name in ("auto", "dense") or any(re.fullmatch(entry.pattern, name, re.ASCII) for entry in ALL_RECIPES):
+        raise InvalidValue(f"{name!r} means something already in lograd; take another name.")
+    if isinstance(treatment, Treatment):
+        treatment = (treatment,)
+    registered[name] = treatment if isinstance(treatment, Treated) else gradients(treatment, treatment)
 
 
 def recipe(name: str) -> Treated:
@@ -512,6 +543,8 @@ def _sentence(side: str, name: str) -> Treated:
 
 
 def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
+    if part in registered:
+        return registered[part]
     for entry in ALL_RECIPES:
         if match := re.fullmatch(entry.pattern, part, re.ASCII):
             return entry.build(*match.groups())
@@ -523,7 +556,7 @@ def _part(part: str, name: str, endings: tuple[str, ...] = ()) -> Treated:
         if not found.treats:
             raise InvalidValue(f"{name!r} treats nothing, so '-{ending}' says nothing about it; leave it out.")
         return found.map(lambda treatments: tuple(map(MODIFIERS[ending][1], treatments)))
-    examples = [entry.example for entry in ALL_RECIPES]
+    examples = [*registered, *(entry.example for entry in ALL_RECIPES)]
     raise InvalidValue(
         f"{name!r} is not a recipe; `lograd recipes` lists them, such as fp6, prune85, int5-bhq and mxfp4."
         f"{nearest_name(part, examples)}"
