@@ -14,7 +14,8 @@ from torch import nn
 
 import lograd
 from lograd.errors import InvalidType, LogradWarning
-from lograd.integrations import STATE, LogradCallback
+from lograd.integrations import LogradCallback
+from lograd.integrations.trainer import STATE
 
 zoo.torchvision()  # which transformers imports with its Trainer
 

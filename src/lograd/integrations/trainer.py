@@ -1,35 +1,28 @@
-"""Callbacks for training loops of other libraries: `LogradCallback("auto")` for Hugging Face's Trainer.
-
-A callback attaches when the training begins, counts its steps, keeps the handle's state beside each checkpoint, and
-gives the model back at the end.
-"""
+"""`LogradCallback`, for Hugging Face's Trainer."""
 
 from __future__ import annotations
 
 import io
-import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from .acceleration import Acceleration, accelerate
-from .attachment import Handle, attach
-from .errors import InvalidType, LogradError, LogradWarning, sentence
-from .files import replace_file
-from .plan import Plan
+from ..files import replace_file
+from .attaching import Attaching
 
 try:
     from transformers import TrainerCallback
 except ImportError as missing:
-    raise ImportError("lograd.integrations needs transformers; install it: pip install transformers") from missing
+    raise ImportError("LogradCallback needs transformers; install it: pip install transformers") from missing
 
 STATE = "lograd.pt"
 """The name of the handle's state in the folder of a checkpoint."""
 
 
 @final
-class LogradCallback(TrainerCallback):
+class LogradCallback(Attaching, TrainerCallback):
     """Train with lograd in Hugging Face's Trainer: `Trainer(..., callbacks=[LogradCallback("auto")])`.
 
     The model is plain before and after the training.  What is attached is counted and explained by `handle`, and
@@ -41,30 +34,12 @@ class LogradCallback(TrainerCallback):
         options: for `lograd.accelerate` or `lograd.attach`, such as seed=1.
     """
 
-    def __init__(self, plan: str | Plan = "auto", **options: Any) -> None:
-        if not isinstance(plan, (str, Plan)):
-            raise InvalidType(sentence("plan", plan, '"auto", a lograd.Plan, or the name of a recipe'))
-        self._automatic = plan == "auto"
-        self._plan = Plan.uniform(plan) if isinstance(plan, str) and not self._automatic else plan
-        self._options = options
-        self.handle: Handle | Acceleration | None = None
-        """What is attached; None before the training."""
-
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Attach to the model."""
-        if self.handle is not None:  # a training that an exception ended
-            self.handle.remove()
-        make: Any = accelerate if self._automatic else attach
-        self.handle = make(model, **self._options) if self._automatic else make(model, self._plan, **self._options)
+        self._attach(model)
         if state.global_step:
-            self._resume(Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE)
-
-    def _resume(self, file: Path) -> None:
-        assert self.handle is not None
-        try:
-            self.handle.load_state_dict(torch.load(file, weights_only=True))
-        except (OSError, LogradError) as reason:
-            warnings.warn(f"{file} was not read, so lograd begins anew: {reason}", LogradWarning, stacklevel=2)
+            file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
+            self._resume(file, partial(torch.load, file, weights_only=True))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Count a step, after the optimizer's."""
@@ -88,5 +63,4 @@ class LogradCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Give the model back as it was; `handle` still explains."""
-        if self.handle is not None:
-            self.handle.remove()
+        self._remove()
