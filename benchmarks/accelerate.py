@@ -24,11 +24,10 @@ from torch import Tensor, nn
 import lograd
 from experiments.models import CharTransformer, CifarResNet, ResNet18
 from lograd import native
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 
 from .models import Encoder
-from .timing import progress, restart, versions, write
+from .timing import conditions, progress, restart, versions, write
 
 MEASURED = 18
 """More steps than any decision takes."""

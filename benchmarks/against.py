@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import native
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 
-from .timing import progress, restart, turns, versions, write
+from .timing import conditions, progress, restart, turns, versions, write
 
 SHAPES = ((2048, 768, 3072), (2048, 3072, 768), (1536, 384, 1536), (512, 512, 512))
 """Rows, inputs and outputs of each layer."""

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 import lograd
 from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 
-from .timing import versions, write
+from .timing import conditions, versions, write
 
 WARM_UP = 100
 """Steps of the attached ways before the clock starts.  Statistics are taken in most of the first forty, and then less

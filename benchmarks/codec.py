@@ -22,11 +22,10 @@ from torch import Tensor
 
 import lograd
 from lograd import laws, ops, theory, wire
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 
 from .ops import parse_sizes, size_name, three_digits
-from .timing import medians, progress, versions, write
+from .timing import conditions, medians, progress, versions, write
 
 WHAT = "packets of pruned lognormal gradients: bits per element, and times as multiples of memcpy, on one thread"
 SPARSITIES = (0.8, 0.85, 0.9, 0.95)

@@ -12,12 +12,10 @@ import sys
 import torch
 import typer
 
-from lograd.report.environment import conditions
-
 from .low_bit import layers, products, steps
 from .low_bit.cases import Case, measure
 from .low_bit.tables import tables
-from .timing import progress, restart, versions, write
+from .timing import conditions, progress, restart, versions, write
 
 
 def main(

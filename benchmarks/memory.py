@@ -27,14 +27,13 @@ import lograd
 from experiments.lab import Session
 from experiments.models import CifarResNet, ResNet18
 from lograd.ops.sparse_products import release_workspace
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 from lograd.treatments import Backend
 
 from .low_bit.steps import in_integers
 from .models import CASES as TIMED
 from .models import Case, Encoder, pruned, session_of
-from .timing import progress, versions, write
+from .timing import conditions, progress, versions, write
 
 SPARSITY = 0.85
 

@@ -25,11 +25,10 @@ from experiments.lab import Session, in_turns
 from experiments.models import CifarResNet, ResNet18, Vgg
 from experiments.models.transformer import Layer
 from lograd.engine.backends.choice import SPARSE
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 from lograd.treatments import Backend
 
-from .timing import progress, versions, write
+from .timing import conditions, progress, versions, write
 
 WARM_UP = 24
 """Statistics are taken in each of the first twenty steps."""

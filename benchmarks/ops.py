@@ -20,10 +20,9 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.formats import CATALOGUE, FloatFormat, IntFormat
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 
-from .timing import medians, progress, versions, write
+from .timing import conditions, medians, progress, versions, write
 
 SPARSITY = 0.9
 E4M3, E4M1, INT8, INT4 = FloatFormat(4, 3), FloatFormat(4, 1), IntFormat(8), IntFormat(4)

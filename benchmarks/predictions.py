@@ -37,11 +37,10 @@ from lograd.measure.passes import loss_of, restored
 from lograd.measure.planner import GoalProblem, goal_problem, option_of
 from lograd.measure.timing import DENSE, WARM_UP, Timer, method
 from lograd.measure.timing import TIMED as STEPS
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 from lograd.theory import Choice
 
-from .timing import versions, write
+from .timing import conditions, versions, write
 
 PARTS = ("variance", "time", "frontier")
 TIMED = ("int8-full", "int6-full", "int4-full", "prune80", "prune90", "prune95", "identity/prune90")

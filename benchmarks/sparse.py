@@ -20,12 +20,10 @@ from torch import Tensor
 
 from lograd import ops, theory
 from lograd.ops.geometry import Geometry
-from lograd.report.environment import conditions
-from lograd.report.figures import lines
-from lograd.report.page import svg
-from lograd.report.text import markdown
+from lograd.plots import lines, svg
+from lograd.text import markdown
 
-from .timing import RESULTS, progress, turns, versions, write
+from .timing import RESULTS, conditions, progress, turns, versions, write
 
 SPARSITIES = (0.2, 0.35, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.85, 0.9, 0.95)

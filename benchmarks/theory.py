@@ -13,11 +13,10 @@ from scipy.optimize import brentq, root_scalar
 from scipy.special import erf, log_ndtr, ndtr
 
 from lograd.laws import Empirical, LogNormal
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 from lograd.theory import allocate, best_format, sparsity, threshold
 
-from .timing import medians, versions, write
+from .timing import conditions, medians, versions, write
 
 LAYERS = 1000
 REPEATS = 15

@@ -16,7 +16,7 @@ import typer
 from rich.progress import track
 
 import lograd
-from lograd.report.environment import version_of
+from lograd.environment import LIMIT, cpuinfo, from_torch, machine, version_of
 
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
@@ -26,6 +26,15 @@ AVX2 = {
     "LOGRAD_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
 }  # fmt: skip
+"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
+FEATURES = (
+    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_int8", "amx_bf16",
+)  # fmt: skip
+"""Flags of a CPU that decide how fast products are, as Linux spells them."""
+LIMITS = (
+    "LOGRAD_ISA", "ATEN_CPU_CAPABILITY", LIMIT, "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "FBGEMM_ENABLE_INSTRUCTIONS",
+)  # fmt: skip
 """Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
 
 
@@ -73,6 +82,16 @@ def versions(*packages: str) -> dict[str, str]:
     """The versions of lograd, Python and other packages."""
     ours = {"lograd": lograd.__version__, "python": platform.python_version()}
     return ours | {package: version_of(package) for package in packages}
+
+
+def conditions() -> dict[str, Any]:
+    """Return what a measurement notes: machine and day, the flags of the CPU, and what lograd and PyTorch may use."""
+    flags = cpuinfo("flags").split()
+    return machine() | {
+        "cpu flags": [name for name in FEATURES if name in flags],
+        TORCH: from_torch(lambda torch: torch.backends.cpu.get_cpu_capability()),
+        "environment": {name: os.environ[name] for name in LIMITS if name in os.environ},
+    }
 
 
 def progress(jobs: list[T]) -> Iterable[T]:

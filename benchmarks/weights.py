@@ -26,13 +26,12 @@ import typer
 from torch import Tensor
 
 import lograd
-from lograd.report.environment import conditions
-from lograd.report.text import markdown
+from lograd.text import markdown
 from lograd.weights import LowPrecisionTensor
 
 from .memory import LIVE_BYTES_ONLY, MEGABYTE
 from .models import Encoder
-from .timing import progress, turns, versions, write
+from .timing import conditions, progress, turns, versions, write
 
 SHAPE = (8, 128, 768)
 OPTIMIZERS = ("SGD, momentum", "AdamW")

@@ -24,12 +24,10 @@ import torch
 import torch.distributed as dist
 import typer
 
-from lograd.report.environment import conditions
-from lograd.report.figures import lines
-from lograd.report.page import svg
-from lograd.report.text import markdown
+from lograd.plots import lines, svg
+from lograd.text import markdown
 
-from .timing import RESULTS, progress, versions, write
+from .timing import RESULTS, conditions, progress, versions, write
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

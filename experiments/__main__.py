@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from lograd.commands.console import StoppableGroup, out
+from lograd.cli import StoppableGroup, out
 from lograd.errors import LogradError
 
 from .demo.command import demo

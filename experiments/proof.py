@@ -41,9 +41,8 @@ import typer
 from torch import Tensor, nn
 
 import lograd
-from benchmarks.timing import AVX2, in_words
+from benchmarks.timing import AVX2, conditions, in_words
 from lograd import native
-from lograd.report.environment import conditions
 
 from .models import CharTransformer, ResNet18
 from .models.full_size import package

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lograd.commands.console import Json, out, print_json, print_table, say, warnings_as_sentences
+from lograd.cli import Json, out, print_json, print_table, say, warnings_as_sentences
 from lograd.errors import InvalidValue, nearest_name, plural
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def reproduce(
     repository where none is given. all runs every table and figure of the papers
     that has the preset; without --preset those that theory alone gives.
     """
-    from lograd.report import check_folder
-    from lograd.report.progress import as_lines
+    from lograd.files import check_folder
+    from lograd.progress import progress_shown
 
     from .papers import EXPERIMENTS, THEORY
     from .papers.cells import CellFolder
@@ -83,7 +83,7 @@ def reproduce(
             path = None if results is None else results / f"{one.label}.json"
             if path is not None and path.exists() and (count := folder.take(path)) and not as_json:
                 say(f"{plural(count, 'finished cell')} taken from {path}")
-            with warnings_as_sentences(silent=as_json), as_lines(not as_json):
+            with warnings_as_sentences(silent=as_json), progress_shown(not as_json or None):
                 for cell in () if tabulate else one.cells(folder):
                     folder.finish(cell)
             drawn += _saved(one, folder, results)
@@ -158,7 +158,7 @@ def _pairs(settings: Sequence[str]) -> dict[str, str]:
 def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> list[Result]:
     """Return the tables of an experiment, written as Markdown and JSON where that is asked for, with some figures."""
     from lograd.files import replace_file
-    from lograd.report.page import svg
+    from lograd.plots import svg
 
     drawn = experiment.draw(folder)
     if results is not None:
@@ -178,7 +178,7 @@ def _saved(experiment: Experiment, folder: CellFolder, results: Path | None) -> 
 
 def _show(name: str, drawn: Sequence[Result], output: Path | None, as_json: bool) -> None:
     """Print the tables, and save the page."""
-    from lograd.report import write_page
+    from lograd.plots import write_page
 
     from .papers.result import text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lograd.report.text import markdown
+from lograd.text import markdown
 
 from .cases import FP32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lograd.report.text import markdown_row as line
+from lograd.text import markdown_row as line
 
 Maker = Callable[[], str]
 

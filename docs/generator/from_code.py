@@ -13,8 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from lograd import attachment, nn, ops
-from lograd.cli import app
-from lograd.commands.lookup import citations
+from lograd.cli import app, citations
 from lograd.formats import CATALOGUE, BlockFormat
 from lograd.ops import registry
 from lograd.treatments.recipes import ALL_RECIPES, MODIFIERS

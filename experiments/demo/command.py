@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lograd.commands.console import Json, out, print_json, show
+from lograd.cli import Json, out, print_json, show
 
 
 def demo(
@@ -16,15 +16,15 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train a wide network dense and accelerated; two small ones dense, with 6 bits and 85 % zeros; ends in a page."""
-    from lograd.report import check_folder
+    from lograd.files import check_folder
 
     check_folder(output)  # before the work and before torch, which takes a second to import
-    from lograd.report.progress import as_lines
+    from lograd.progress import progress_shown
 
     from .story import tasks, tell, wide_task
     from .tables import tables
 
-    with as_lines(not as_json):
+    with progress_shown(not as_json or None):
         story = tell(tasks(quick), wide_task(quick))
     page = story.write_page(output)
     if as_json:

@@ -15,7 +15,7 @@ from lograd.laws import Exponential, HalfNormal, Law, LogNormal
 from lograd.measure import LayerProfile, Profile
 from lograd.measure.prediction import measured_prediction
 from lograd.plan import Plan
-from lograd.report.progress import Advance
+from lograd.progress import Advance
 from lograd.treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
 from lograd.treatments.prune import PruningLaw
 

@@ -15,8 +15,7 @@ from lograd import __version__
 from lograd.errors import plural
 from lograd.laws import Law
 from lograd.laws.binned import try_binned
-from lograd.report import Section, write_page
-from lograd.report.figures import COLORS, axes, bars, histogram, lines
+from lograd.plots import COLORS, Section, axes, bars, histogram, lines, write_page
 
 from . import words
 from .findings import BITS, LAWS, LOW_BITS, PERCENT, PRUNING_LAWS, SPARSE, TARGET, WAYS, Finding

@@ -20,7 +20,7 @@ from lograd.acceleration import Acceleration, accelerate
 from lograd.attachment.explain import Count
 from lograd.measure import Profile, observe
 from lograd.plan import Plan
-from lograd.report.progress import Advance
+from lograd.progress import Advance
 
 from ..lab import Session, in_turns
 from .tasks import Batch, Task

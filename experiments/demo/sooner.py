@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from lograd.report.progress import progress
+from lograd.progress import progress
 
 from ..lab import in_turns
 from .racing import DENSE, Run, race, session_of

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from lograd.report.progress import progress
+from lograd.progress import progress
 
 from . import page
 from .findings import WAYS, Finding, investigate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lograd.report import TextTable, text_table
+from lograd.text import TextTable, text_table
 
 from . import words
 from .findings import LAWS, LOW_BITS, PRUNING_LAWS, TARGET, Finding

@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW
 
 from lograd import Plan
 from lograd.files import replace_file
-from lograd.report.progress import progress
+from lograd.progress import progress
 
 from .config import Config, metric_of
 from .datasets import Dataset, load_data

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,8 +22,8 @@ import numpy as np
 import torch
 
 from lograd import InvalidValue, Plan, __version__
+from lograd.environment import machine
 from lograd.files import replace_file
-from lograd.report.environment import commit, machine
 
 from ..lab import Config, preserved, train
 
@@ -212,3 +213,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout; None where there is none."""
+    command = ["git", "-C", str(Path(__file__).parent), "ls-files", "--error-unmatch", Path(__file__).name]
+    try:
+        subprocess.run(command, capture_output=True, timeout=5, check=True)
+        found = subprocess.run(
+            [*command[:3], "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

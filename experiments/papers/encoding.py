@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lograd.laws import LogNormal
 from lograd.ops import log_histogram, stochastic_prune
-from lograd.report.figures import lines
+from lograd.plots import lines
 from lograd.theory import sparsity, threshold
 from lograd.wire import prune_and_encode
 

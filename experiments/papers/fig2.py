@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from lograd.laws import HalfNormal, LogNormal, ks_distance, qq
-from lograd.report.figures import axes, lines
+from lograd.plots import axes, lines
 
 from .cells import Cell, CellFolder, Found, Measured
 from .experiment import Experiment

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from lograd.report.figures import lines
+from lograd.plots import lines
 
 from ..lab import metric_of
 from .cells import CellFolder

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from experiments.simulate import Estimate, quantize
 from lograd.formats import IdealFormat
 from lograd.laws import HalfNormal, Law, LogNormal
-from lograd.report.figures import COLORS, axes, lines
+from lograd.plots import COLORS, axes, lines
 from lograd.theory import best_format, lognormal_relative_error, relative_error
 
 from .result import Result

@@ -26,7 +26,7 @@ from lograd import Handle, InvalidValue, LayerPlan, Plan, theory
 from lograd.formats import IntFormat
 from lograd.laws import Empirical
 from lograd.ops import log_histogram
-from lograd.report.figures import lines
+from lograd.plots import lines
 from lograd.treatments import Interval, recipe
 from lograd.treatments.products import both
 

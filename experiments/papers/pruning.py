@@ -10,7 +10,7 @@ from scipy.special import erf, ndtri
 
 from experiments.simulate import Estimate, prune
 from lograd.laws import LogNormal
-from lograd.report.figures import COLORS, axes
+from lograd.plots import COLORS, axes
 from lograd.theory import cosine, sparsity, threshold
 
 from .result import Result

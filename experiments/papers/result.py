@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from lograd.report import Section, text_table
-from lograd.report.text import markdown
+from lograd.plots import Section
+from lograd.text import markdown, text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

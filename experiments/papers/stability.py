@@ -19,7 +19,7 @@ from lograd import InvalidValue
 from lograd.laws import Empirical, Law, LogNormal
 from lograd.laws.binned import try_binned
 from lograd.ops import log_histogram
-from lograd.report.figures import lines
+from lograd.plots import lines
 from lograd.theory import sparsity, threshold
 
 from .cells import Cell, CellFolder, Found, Measured

@@ -43,12 +43,12 @@ from .engine.layers import (
     works_transposed,
 )
 from .engine.stopwatch import Stopwatch, seconds
+from .environment import cpuinfo
 from .errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
 from .measure.passes import LossFunction, check_kinds, loss_of, restored
 from .measure.planner import keep_patterns, matching_layers
 from .ops.row_pruning import check_noise
 from .plan import LayerPlan, Plan
-from .report.environment import cpuinfo
 from .treatments import Rows, apply, both, recipe
 
 VNNI_LINEAR, VNNI_CONVOLUTION = ("int8-full-rows",), ("int8-full",)

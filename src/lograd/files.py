@@ -12,9 +12,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,6 @@ MAX_FLOAT = 1.7976931348623157e308
 """The largest float64.  `abs(value) <= MAX_FLOAT` is False for NaN and infinity, and exact for whole numbers."""
 MANY = 2**53
 """The default upper end of whole numbers; up to here they are exact in float64."""
-
-_record: ContextVar[list[Path] | None] = ContextVar("record", default=None)
 
 
 class CannotWrite(LogradError, OSError):
@@ -70,8 +66,6 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
         if target.is_file():
             draft.chmod(target.stat().st_mode & 0o777)
         os.replace(draft, target)
-        if (written := _record.get()) is not None:
-            written.append(Path(path))
     except OSError as error:
         raise CannotWrite(f"Cannot write {path}: {error.strerror}.") from error
     finally:
@@ -85,17 +79,6 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         return _path(path).read_bytes()
     except OSError as error:
         raise CannotRead(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-@contextmanager
-def recorded() -> Iterator[list[Path]]:
-    """Yield a list to which each file written inside is added: a stopped command tells what it has written."""
-    written: list[Path] = []
-    before = _record.set(written)
-    try:
-        yield written
-    finally:
-        _record.reset(before)
 
 
 def _path(path: str | os.PathLike[str]) -> Path:

@@ -23,7 +23,7 @@ from experiments.papers.cells import CellFolder, Measured, Trained
 from experiments.papers.pruning import CUT
 from experiments.papers.sources import embedded_data, find
 from lograd import InvalidValue, Plan
-from lograd.report.page import svg
+from lograd.plots import svg
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 COMMAND = re.compile(r"`\./dev reproduce (?P<name>\w+) --data FILE(?P<options>[^`]*)`")

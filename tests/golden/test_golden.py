@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lograd import native
-from lograd.report.environment import machine
+from lograd.environment import machine
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden.json").read_text(encoding="utf-8"))

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
+from lograd import progress as showing
 from lograd.errors import InvalidType, InvalidValue
-from lograd.report import progress as showing
 
 
 def test_the_model_is_restored_bit_for_bit():
@@ -120,15 +120,15 @@ class Endless:
     ids=["short list", "long list", "iterator", "no length"],
 )
 def test_progress_counts_the_batches_that_there_are(monkeypatch, capsys, batches, total):
-    monkeypatch.setattr(showing, "PATIENCE", 0.0)
+    monkeypatch.setattr(showing, "INTERVAL", 0.0)
     lograd.profile(mlp(), batches(), cross_entropy, steps=4, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"lograd: observing gradients: 1 of {total} steps, ")
-    assert lines[-1].startswith(f"lograd: observing gradients: {total} steps in ")
+    assert lines[-1].startswith(f"lograd: observing gradients: {total} of {total} steps, ")
 
 
 def test_progress_is_printed_where_it_is_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(showing, "PATIENCE", 0.0)
+    monkeypatch.setattr(showing, "INTERVAL", 0.0)
     for choice, found in ((None, False), (False, False), (True, True)):
         lograd.profile(mlp(), vector_batches(2), cross_entropy, noise=2, progress=choice)
         err = capsys.readouterr().err

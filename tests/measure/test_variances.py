@@ -327,10 +327,10 @@ def test_a_gradient_that_the_plan_makes_infinite_is_told_with_its_batch_and_tens
 
 
 def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):
-    monkeypatch.setattr("lograd.report.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("lograd.progress.INTERVAL", 0.0)
     arguments = mlp(), vector_batches(3), lograd.Plan.uniform("int8-ptq"), F.cross_entropy
     lograd.variance(*arguments, **FEW, progress=True)
-    assert "lograd: measuring variance: 16 measurements in" in capsys.readouterr().err
+    assert "lograd: measuring variance: 16 of 16 measurements" in capsys.readouterr().err
     lograd.variance(*arguments, **FEW)
     assert capsys.readouterr().err == ""
 

@@ -8,8 +8,8 @@ from methods import NAMES
 
 import lograd
 from lograd import Plan
-from lograd.commands import lookup
-from lograd.commands.lookup import citations
+from lograd import cli
+from lograd.cli import citations
 from lograd.errors import InvalidType, InvalidValue
 from lograd.plan import LayerPlan
 from lograd.treatments import ALL_RECIPES, Hadamard, ProductPlan, Prune, Quantize, Treated, gradients, recipe, recipes
@@ -71,7 +71,7 @@ def test_a_registered_recipe_serves_wherever_a_recipe_does(capsys):
     assert recipe("mine") == recipe("prune50+fp8")
     lograd.register_recipe("mine-6", recipe("int6-full"))
     assert recipe("mine-6/prune85") == recipe("int6-full/prune85")
-    lookup.recipes()
+    cli.recipes_command()
     assert "mine-6" in capsys.readouterr().out
     model, twin = (_trained("mine-6"), _trained("int6-full"))
     assert torch.equal(model, twin)

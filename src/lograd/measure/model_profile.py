@@ -28,7 +28,7 @@ from ..errors import InvalidType, InvalidValue, LogradError, nearest_name, plura
 from ..files import check_folder, check_object, check_text, check_whole, read_arrays, read_file, read_json, replace_file
 from ..laws import Empirical, HalfNormal, LogNormal
 from ..plan import Expected, Plan, StepWork
-from ..report import TextTable
+from ..text import TextTable
 from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
 from . import pages

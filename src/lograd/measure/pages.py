@@ -16,7 +16,8 @@ from ..errors import InvalidValue, plural
 from ..laws import HalfNormal, Law, LogNormal
 from ..laws.binned import try_binned
 from ..plan import LIMIT, percent
-from ..report import Section, TextTable, figures, text_table, write_page
+from ..plots import Section, bars, histogram, lines, write_page
+from ..text import TextTable, text_table
 from ..treatments.verdicts import GOOD_COSINE, LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from . import prediction
 from .planner import Measurements
@@ -151,7 +152,7 @@ def distances(layers: Sequence[LayerProfile]) -> Figure:
     """Return the distance of each layer's gradient from the fitted laws."""
     series = {name: [layer.ks(family) for layer in layers] for family, name in LAWS.items()}
     names = [layer.name for layer in layers]
-    return figures.bars(names, series, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER)
+    return bars(names, series, "Distance from each law", "KS distance (0 is perfect)", x_label=ORDER)
 
 
 def layer_figure(layer: LayerProfile) -> Figure:
@@ -159,7 +160,7 @@ def layer_figure(layer: LayerProfile) -> Figure:
     if layer.law is None:
         raise InvalidValue(f"the gradient of layer {layer.name!r} was zero, so there is nothing to draw.")
     laws = {name: law for family, name in LAWS.items() if (law := try_binned(family, layer.law).law) is not None}
-    return figures.histogram(layer.law, laws, f"{layer.name}, step {layer.last.step}")
+    return histogram(layer.law, laws, f"{layer.name}, step {layer.last.step}")
 
 
 def _over_depth(layers: Sequence[LayerProfile]) -> list[Figure]:
@@ -173,9 +174,9 @@ def _over_depth(layers: Sequence[LayerProfile]) -> list[Figure]:
     if np.isfinite(masked).any():
         zeros["behind the BatchNorm that follows"] = masked
     found = [
-        figures.bars(names, spread, "Spread over depth", "standard deviation of ln|g|", x_label=ORDER),
+        bars(names, spread, "Spread over depth", "standard deviation of ln|g|", x_label=ORDER),
         distances(layers),
-        figures.bars(names, zeros, "Exact zeros over depth", "share of elements", x_label=ORDER, percent=True),
+        bars(names, zeros, "Exact zeros over depth", "share of elements", x_label=ORDER, percent=True),
     ]
     if max(len(layer.records) for layer in layers) > 1:
         places = np.unique(np.linspace(0, len(layers) - 1, MOST_LINES).round().astype(int))
@@ -188,7 +189,7 @@ def _over_time(layers: Sequence[LayerProfile], value: Callable[[Record], float])
     for layer in layers:
         chosen = thinned(layer.records)
         series[layer.name] = ([record.step for record in chosen], [value(record) for record in chosen])
-    return figures.lines(series, "Spread over time", "step", "standard deviation of ln|g|", style="o-")
+    return lines(series, "Spread over time", "step", "standard deviation of ln|g|", style="o-")
 
 
 def _over_bits(found: Sequence[Sequence[FormatTrial]]) -> list[Figure]:
@@ -208,7 +209,7 @@ def _over_bits(found: Sequence[Sequence[FormatTrial]]) -> list[Figure]:
                 series[f"{kind}, {side}"], style[f"{kind}, {side}"] = (prediction.WIDTHS, medians), form
         title = "Relative error over bits" if name == "relative_error" else "Cosine over bits"
         log = "y" if name == "relative_error" else ""
-        made.append(figures.lines(series, f"{title}, median over the layers", "bits", label, log=log, style=style))
+        made.append(lines(series, f"{title}, median over the layers", "bits", label, log=log, style=style))
     return made
 
 
@@ -220,15 +221,15 @@ def _over_sparsity(found: Sequence[PruningOutlook], joint: JointOutlook | None) 
     limits = {"good up to": [one.good for one in found], "fair up to": [one.fair for one in found]}
     names = [one.name for one in found]
     made = [
-        figures.lines(curves, "Cosine over sparsity, predicted", "share of zeros", "cosine", style="o-"),
-        figures.bars(names, limits, "Zeros that a layer takes", "share of zeros", x_label=ORDER, percent=True),
+        lines(curves, "Cosine over sparsity, predicted", "share of zeros", "cosine", style="o-"),
+        bars(names, limits, "Zeros that a layer takes", "share of zeros", x_label=ORDER, percent=True),
     ]
     if joint is not None:
         series = {"noise in the weight gradients": (SPARSITIES, joint.noise), "growth": (SPARSITIES, joint.growth)}
         series["where training breaks"] = (SPARSITIES, [LIMIT] * len(SPARSITIES))
         style = {"noise in the weight gradients": "o-", "growth": "o-", "where training breaks": "--"}
         title = "All layers that gain, pruned alike"
-        made.append(figures.lines(series, title, "share of zeros", "over the signal", log="y", style=style))
+        made.append(lines(series, title, "share of zeros", "over the signal", log="y", style=style))
     return made
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import InvalidType, InvalidValue, LogradWarning, sentence
 from ..formats.values import check_width
-from ..report.progress import shown, tracked
+from ..progress import progress_shown, tracked
 from .model_profile import Profile
 from .noise import measure_noise
 from .observer import Observer
@@ -92,16 +92,16 @@ def profile(
     names = _methods_to_time(model, times, methods)
     counter = WorkCounter(model)
     observer = Observer(model, every, filter_fn, weight_gradients, sample, counter)
-    with shown(progress), restored(model), torch.enable_grad(), observer as result:
+    with progress_shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(ParameterGroups(learned_parameters(model))) if noise else None
         batch = _run(model, _taken(batches, steps), loss_fn, counter, result, minibatches)
     _check_observed(batch, result)
     problems = []
     if minibatches is not None:
-        with shown(progress), restored(model), torch.enable_grad():
+        with progress_shown(progress), restored(model), torch.enable_grad():
             problems.append(_measure_noise(Passes(model, loss_fn), batch, result, noise, minibatches))
     if names:
-        with shown(progress), restored(model), torch.enable_grad():
+        with progress_shown(progress), restored(model), torch.enable_grad():
             problems.append(_measure_times(Passes(model, loss_fn), batch, result, names))
     for problem in filter(None, [result.broken, *problems]):
         warnings.warn(problem, LogradWarning, stacklevel=2)

@@ -31,8 +31,8 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..files import check_number, check_whole
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
-from ..report import TextTable, text_table
-from ..report.progress import progress
+from ..progress import progress
+from ..text import TextTable, text_table
 from ..treatments import BACKWARD, Prune, coder, recipe, with_backends
 from .passes import Arrived, Passes, arriving, attached, energy, settling
 from .prediction import MOST_NOISE, ratio_over, steps_over_last

@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import InvalidValue, nearest_name, plural
 from ..files import check_folder, checksum_of_json, read_file, read_json, replace_file
 from ..plan import listed
-from ..report import Section, TextTable, figures, text_table, write_page
+from ..plots import Section, bars, heat_map, write_page
+from ..text import TextTable, text_table
 from .values import TOTAL, Measured, Values
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class Variance:
         known = [(one.name, one.rho.mean) for one in self.tensors if one.rho is not None]
         names, values = [name for name, _ in known], [value for _, value in known]
         rule = 1.0 if any(value > 0.5 for value in values) else None
-        return figures.bars(names, {"": values}, "Noise of the plan in each weight gradient", "rho = W / V", rule=rule)
+        return bars(names, {"": values}, "Noise of the plan in each weight gradient", "rho = W / V", rule=rule)
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Variance of the gradients") -> Path:
         """Write a self-contained HTML page: rho of each tensor, where noise comes from, bounds and predictions."""
@@ -507,7 +508,7 @@ def _bias_figure(found: Variance) -> Figure:
         "estimate": [one.bias.mean / one.noise.mean for one in known],
         "end of the band of chance": [one.band / one.noise.mean for one in known],
     }
-    return figures.bars([one.name for one in known], series, "Bias; above its band it is none of chance", "|bias|² / W")
+    return bars([one.name for one in known], series, "Bias; above its band it is none of chance", "|bias|² / W")
 
 
 def _origins(found: Variance, matrix: Contributions) -> Section:
@@ -518,7 +519,7 @@ def _origins(found: Variance, matrix: Contributions) -> Section:
     units = np.array([one.minibatch.mean for one in found.tensors])
     values = matrix.noise[:, :-1] / np.where(units > 0, units, np.inf)
     names = [one.name for one in found.tensors]
-    drawn = figures.heat_map(
+    drawn = heat_map(
         values, matrix.layers, names, "Contributions", unit="W / V", x_label="weight gradient", y_label="treated layer"
     )
     return Section("Where the noise comes from", text, figures=[drawn])
@@ -535,4 +536,4 @@ def _quantizers(found: Variance) -> Figure:
     series["the paper's bound"] = over_energy([one.bound for one in found.sites])
     known = {label: values for label, values in series.items() if np.isfinite(values).any()}
     names = [f"{one.layer} {one.product}" for one in found.sites]
-    return figures.bars(names, known, "Noise of the quantizers", "E|Q(G) − G|² / |G|²", log=True)
+    return bars(names, known, "Noise of the quantizers", "E|Q(G) − G|² / |G|²", log=True)

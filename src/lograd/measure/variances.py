@@ -28,8 +28,8 @@ from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_width
 from ..laws import Empirical
 from ..plan import LayerPlan, Plan, listed
-from ..report.progress import progress as steps_shown
-from ..report.progress import shown
+from ..progress import progress as showing_progress
+from ..progress import progress_shown
 from ..treatments import BACKWARD, PRODUCTS, SYMBOLS, Statistics, describe, predict
 from ..treatments.products import ProductPlan
 from ..treatments.verdicts import noise_of
@@ -111,7 +111,7 @@ def variance(
     check_kinds(batches, loss_fn, progress)
     _check(model, plan, steps, treated, repeats, contributions)
     eager = partial(torch.compiler.set_stance, "force_eager")  # compiled code would not call the hooks
-    with shown(progress), restored(model), torch.enable_grad(), eager():
+    with progress_shown(progress), restored(model), torch.enable_grad(), eager():
         found = _Measurement(_Bench(model, plan, loss_fn, seed), treated, repeats, contributions)
         found.run(islice(batches, steps), _length(batches, steps))
         if found.minibatches.count < LEAST_BATCHES:
@@ -322,7 +322,7 @@ class _Measurement:
         singles = _one_at_a_time(bench.plan, bench.layers) if self.with_contributions else {}
         rows = min(self.treated, count)
         total = count + 1 + rows * (self.repeats * (1 + len(singles)) + bench.treats_forward)
-        with steps_shown("measuring variance", total, "measurement") as advance:
+        with showing_progress("measuring variance", total, "measurement") as advance:
             bench.passes.advance = advance
             for step, batch in enumerate(batches):
                 if step:

@@ -19,7 +19,7 @@ from ..errors import InvalidType, InvalidValue, LogradError, LogradWarning, near
 from ..files import check_object, check_text, checksum_of_json, read_file, read_json, replace_file
 from ..formats import Format
 from ..formats.values import check_width
-from ..report import TextTable, text_table
+from ..text import TextTable, text_table
 from ..treatments import BACKWARD, OPERANDS, PRODUCTS, SYMBOLS, Prediction, Sentence, describe, recipe
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw

@@ -14,8 +14,7 @@ import termios
 import pytest
 from rich.console import Console
 
-from lograd.report import text_table
-from lograd.report.text import TextTable
+from lograd.text import TextTable, text_table
 
 NAMES = [f"vit.layers.{number}.attention.q_proj" for number in range(3)]
 

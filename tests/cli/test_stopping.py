@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lograd import files
-from lograd.report import progress as showing
-from lograd.report.progress import as_lines, progress, shown, tracked
+from lograd import progress as showing
+from lograd.progress import progress, progress_shown, tracked
 
 SLOW = """
 import time
@@ -65,89 +64,54 @@ def test_a_stopped_profile_says_one_sentence_and_leaves_no_folder(
     assert process.returncode == code
     assert out == ""
     last = err.strip().splitlines()[-1]
-    assert last == f"lograd: profile was stopped by {words}; nothing was written."
+    assert last == f"lograd: profile was stopped by {words}."
     assert "Traceback" not in err
     assert not (tmp_path / "deep").exists()
 
 
-def test_what_was_written_by_then_is_named(tmp_path: Path) -> None:
-    with files.recorded() as written:
-        files.replace_file(tmp_path / "a", b"1")
-    files.replace_file(tmp_path / "b", b"2")
-    assert written == [tmp_path / "a"]
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plant what the clock says, call after call."""
+
+    def plant(*times: float) -> None:
+        monkeypatch.setattr(showing.time, "monotonic", iter(times).__next__)
+
+    return plant
 
 
-class _Clock:
-    def __init__(self, *times: float) -> None:
-        self.times: Iterator[float] = iter(times)
-
-    def __call__(self) -> float:
-        return next(self.times)
-
-
-def _lines(capsys: pytest.CaptureFixture[str], *times: float) -> list[str]:
-    with progress("thing", len(times) - 2, clock=_Clock(*times)) as advance:
-        for _ in times[2:]:
+def test_lines_come_every_ten_seconds(capsys: pytest.CaptureFixture[str], clock: Callable[..., None]) -> None:
+    clock(0.0, 1.0, 10.5, 14.0, 20.6, 21.0)
+    with progress_shown(True), progress("thing", 5) as advance:
+        for _ in range(5):
             advance(1)
-    return capsys.readouterr().err.splitlines()
+    assert capsys.readouterr().err.splitlines() == [
+        "lograd: thing: 2 of 5 steps, 10 s", "lograd: thing: 4 of 5 steps, 21 s",
+    ]  # fmt: skip
 
 
-def test_lines_come_after_two_seconds_and_then_every_ten(capsys: pytest.CaptureFixture[str]) -> None:
-    with as_lines():
-        assert _lines(capsys, 0.0, 1.0, 2.5, 6.0, 12.6, 14.0, 15.0) == [
-            "lograd: thing: 2 of 5 steps, 2 s, about 4 s left",
-            "lograd: thing: 4 of 5 steps, 13 s, about 4 s left",
-            "lograd: thing: 5 steps in 15 s",
-        ]
-
-
-def test_no_time_is_estimated_by_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
-    with as_lines():
-        assert _lines(capsys, 0.0, 5.0, 15.1, 15.2, 15.3) == [
-            "lograd: thing: 1 of 3 steps, 5 s",
-            "lograd: thing: 2 of 3 steps, 15 s, about 10 s left",
-            "lograd: thing: 3 steps in 15 s",
-        ]
-
-
-def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with as_lines():
-        assert _lines(capsys, 0.0, 0.5, 1.0, 1.5) == []
-
-
-def test_a_library_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _lines(capsys, 0.0, 5.0, 20.0, 40.0) == []
-    with as_lines(False):
-        assert _lines(capsys, 0.0, 5.0, 20.0, 40.0) == []
-
-
-def test_a_caller_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    times = (0.0, 5.0, 20.0, 40.0)
-    with shown(None):
-        assert _lines(capsys, *times) == []
-    with shown(True):
-        assert _lines(capsys, *times)[-1] == "lograd: thing: 2 steps in 40 s"
-    assert _lines(capsys, *times) == []
-    with as_lines():
-        with shown(None):
-            assert _lines(capsys, *times) != []
-        with shown(False):
-            assert _lines(capsys, *times) == []
-        assert _lines(capsys, *times) != []
+@pytest.mark.parametrize(
+    ("outer", "inner", "seen"),
+    [(None, None, False), (None, True, True), (True, None, True), (True, False, False), (False, None, False)],
+)
+def test_a_library_is_silent_unless_a_caller_wants_lines(
+    outer: bool | None, inner: bool | None, seen: bool, capsys: pytest.CaptureFixture[str], clock: Callable[..., None]
+) -> None:
+    clock(0.0, 20.0)
+    with progress_shown(outer), progress_shown(inner), progress("thing", 2) as advance:
+        advance(1)
+    assert bool(capsys.readouterr().err) == seen
 
 
 @pytest.mark.parametrize("wanted", [None, True, False])
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, wanted: bool | None) -> None:
-    monkeypatch.setattr(showing, "PATIENCE", -1.0)
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
-        with shown(wanted):
+        with progress_shown(wanted):
             assert list(tracked(range(3), 3, "counting")) == [0, 1, 2]
         print("end", file=terminal, flush=True)
         seen = ""
         while "end" not in seen:  # a terminal hands over what it has, which may be less than what was written
             seen += os.read(leader, 2**16).decode()
     os.close(leader)
-    assert ("counting" in seen) == (wanted is not False)
-    assert ("/3" in seen) == (wanted is not False)
+    assert ("counting" in seen) == ("/3" in seen) == (wanted is not False)

@@ -11,7 +11,7 @@ import pytest
 from called import called
 
 import lograd
-from lograd.commands.lookup import citations
+from lograd.cli import citations
 from lograd.formats import CATALOGUE
 
 COMMANDS = ["profile", "plan", "variance", "doctor", "formats", "recipes", "cite"]
@@ -51,8 +51,7 @@ def test_a_reader_may_stop_early():
 
 def test_names_survive_a_narrow_terminal():
     code = (
-        "import lograd.commands.console as c; c.out = c.PatientConsole(width=40, markup=False); "
-        "from lograd.cli import main; main()"
+        "import lograd.cli as c; c.out = c.PatientConsole(width=40, markup=False); from lograd.cli import main; main()"
     )
     text = subprocess.run([sys.executable, "-c", code, "formats"], capture_output=True, text=True, check=True).stdout
     assert "…" not in text

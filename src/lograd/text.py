@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from rich.box import SIMPLE_HEAD
@@ -31,51 +32,27 @@ Notes = Sequence[tuple[Sequence[str], str]]
 
 
 @final
-class TextTable(str):
-    """A table of texts; see `text_table` for the arguments."""
+@dataclass(frozen=True)
+class TableParts:
+    """The parts of a table, which rich draws at any width; `text_table` explains them."""
 
-    heading: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
     caption: str
-    droppable: tuple[str, ...]
+    droppable: Sequence[str]
     header: bool
-    notes: tuple[tuple[tuple[str, ...], str], ...]
-
-    def __new__(
-        cls,
-        title: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        caption: str = "",
-        droppable: Sequence[str] = (),
-        header: bool = True,
-        notes: Notes = (),
-    ) -> TextTable:
-        fields = {
-            "heading": _printable(title),
-            "columns": tuple(map(_printable, columns)),
-            "rows": tuple(tuple(map(_printable, row)) for row in rows),
-            "caption": _printable(caption),
-            "droppable": tuple(droppable),
-            "header": header,
-            "notes": tuple((tuple(shown), _printable(note)) for shown, note in notes),
-        }
-        draft = super().__new__(cls, "")
-        vars(draft).update(fields)
-        made = super().__new__(cls, draft._plain(max(draft.width, READABLE)))
-        vars(made).update(fields)
-        return made
+    notes: Notes
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> list[str]:
         """The names of the columns as they are shown."""
-        return tuple(name.removeprefix("<") for name in self.columns)
+        return [name.removeprefix("<") for name in self.columns]
 
     @property
-    def below(self) -> str:
+    def below(self) -> list[str]:
         """The caption and the notes, one a line."""
-        return "\n".join(filter(None, [self.caption, *(text for _, text in self.notes)]))
+        return [*self.caption.splitlines(), *(text for _, text in self.notes)]
 
     @property
     def width(self) -> int:
@@ -86,45 +63,24 @@ class TextTable(str):
         """Return True if a column holds texts, which stand on the left."""
         return place == 0 or not self.header or self.columns[place].startswith("<")
 
-    def __str__(self) -> str:
-        room = _terminal()
-        return self[:] if room is None or self.width <= room else self._plain(room)
-
-    __repr__ = __str__
-
-    def __rich__(self) -> _Fitted:
-        return _Fitted(self)
-
-    def drawn(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the parts for rich, fitted to the width of the console."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.max_width
         gone = self._left_out(room)
         readable = min(room, max(READABLE, self.width))
-        if self.heading:
-            yield _prose(self.heading, "bold", console, readable)
-        yield Padding(self._table(gone, room), (0, 0, 0, GAP), expand=False)
-        shown = [text for columns, text in self.notes if set(columns) & (set(self.columns) - set(gone))]
+        if self.title:
+            yield _prose(f"{self.title}\n", "bold", console, readable)
+        yield Padding(self._drawn(gone, room), (0, 0, 0, GAP), expand=False)
+        below = [self.caption, *(text for columns, text in self.notes if set(columns) & set(self.columns) - set(gone))]
         if gone:
-            shown.append(f"Not shown, for want of room: {', '.join(name.removeprefix('<') for name in gone)}.")
-        if self.caption or shown:
-            yield Text("\n") + _prose("\n".join(filter(None, [self.caption, *shown])), "dim", console, readable, "")
+            below.append(f"Not shown, for want of room: {', '.join(name.removeprefix('<') for name in gone)}.")
+        if any(below):
+            yield Text("\n") + _prose("\n".join(filter(None, below)), "dim", console, readable)
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.names) if self.header else ""
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
-        return (
-            f"<p><b>{html.escape(self.heading)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            + "".join(f"<p>{html.escape(line)}</p>" for line in self.below.splitlines())
-        )
-
-    def __reduce__(self) -> tuple[type[TextTable], tuple[Any, ...]]:
-        fields = (self.heading, self.columns, self.rows, self.caption, self.droppable, self.header, self.notes)
-        return TextTable, fields
-
-    def _plain(self, room: int) -> str:
-        console = Console(file=io.StringIO(), width=room, color_system=None, legacy_windows=False)
+    def drawn(self, width: int) -> str:
+        """Return the table as text without colours."""
+        console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
         with console.capture() as capture:
-            console.print(_Fitted(self))
+            console.print(self)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
     def _widths(self) -> list[int]:
@@ -146,7 +102,7 @@ class TextTable(str):
             gone.append(name)
         return gone
 
-    def _table(self, gone: Sequence[str], room: int) -> Table:
+    def _drawn(self, gone: Sequence[str], room: int) -> Table:
         made = Table(box=SIMPLE_HEAD, show_edge=False, show_header=self.header, pad_edge=False, padding=(0, 1, 0, 0))
         kept = [place for place, column in enumerate(self.columns) if column not in gone]
         widths = self._widths()
@@ -162,14 +118,29 @@ class TextTable(str):
 
 
 @final
-class _Fitted:
-    """A table for rich, which would print a string as it is."""
+class TextTable(str):
+    """A table as a string of its full width, with its parts; see `text_table`."""
 
-    def __init__(self, table: TextTable) -> None:
-        self.table = table
+    parts: TableParts
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return self.table.drawn(console, options)
+    def __str__(self) -> str:
+        room = _terminal()
+        return self[:] if room is None or self.parts.width <= room else self.parts.drawn(room)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> TableParts:
+        return self.parts
+
+    def _repr_html_(self) -> str:
+        parts = self.parts
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in parts.names) if parts.header else ""
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in parts.rows
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in parts.below)
+        return f"<p><b>{html.escape(parts.title)}</b></p>{table}{below}"
 
 
 def text_table(
@@ -195,7 +166,12 @@ def text_table(
     >>> print(table.splitlines()[2])
       layer  zeros
     """
-    return TextTable(title, columns, rows, caption, droppable, header, notes)
+    cells = [[_printable(cell) for cell in row] for row in rows]
+    names = [_printable(name) for name in columns]
+    parts = TableParts(_printable(title), names, cells, _printable(caption), droppable, header, notes)
+    table = TextTable(parts.drawn(max(parts.width, READABLE)))
+    table.parts = parts
+    return table
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -219,9 +195,9 @@ def markdown_row(cells: Sequence[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _prose(text: str, style: str, console: Console, width: int, end: str = "\n") -> Text:
+def _prose(text: str, style: str, console: Console, width: int) -> Text:
     wrapped = Text("\n").join(Text(text).wrap(console, width))
-    return Text(wrapped.plain + end, style=style, no_wrap=True, overflow="ignore")
+    return Text(wrapped.plain, style=style, no_wrap=True, overflow="ignore")
 
 
 def _printable(text: str) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lograd import plots
 from lograd.errors import LogradError
+from lograd.files import CannotWrite
 from lograd.laws import HalfNormal, LogNormal
-from lograd.report import CannotWrite, MissingExtra, Section, figures, text_table, write_page
-from lograd.report.page import render, svg
+from lograd.plots import MissingExtra, Section, render, svg, write_page
+from lograd.text import text_table
 
 NAMES = [f"features.{index}.conv_$w" for index in range(5)]
 
@@ -25,12 +27,12 @@ def _figures() -> dict[str, Any]:
     laws = {"lognormal": LogNormal.fit(x), "normal": HalfNormal.fit(x)}
     values = [0.1, 0.2, np.nan, 0.4, np.inf]
     return {
-        "lines": figures.lines({"FP32": ([0, 1, 2], [3.0, 2.0, np.nan])}, "Loss", "step", "nats", log="y"),
-        "bars": figures.bars(NAMES, {"_asked": values, "got": values}, "Zeros", "share", rule=0.85, percent=True),
-        "many bars": figures.bars([f"layer{i}" for i in range(90)], {"rho": np.arange(90)}, "Noise", "rho"),
-        "histogram": figures.histogram(x, laws),
-        "heat map": figures.heat_map(np.eye(5), NAMES, NAMES, "Contributions", unit="W / V"),
-        "empty heat map": figures.heat_map(np.zeros((2, 2)), NAMES[:2], NAMES[:2], "Nothing"),
+        "lines": plots.lines({"FP32": ([0, 1, 2], [3.0, 2.0, np.nan])}, "Loss", "step", "nats", log="y"),
+        "bars": plots.bars(NAMES, {"_asked": values, "got": values}, "Zeros", "share", rule=0.85, percent=True),
+        "many bars": plots.bars([f"layer{i}" for i in range(90)], {"rho": np.arange(90)}, "Noise", "rho"),
+        "histogram": plots.histogram(x, laws),
+        "heat map": plots.heat_map(np.eye(5), NAMES, NAMES, "Contributions", unit="W / V"),
+        "empty heat map": plots.heat_map(np.zeros((2, 2)), NAMES[:2], NAMES[:2], "Nothing"),
     }
 
 
@@ -83,7 +85,7 @@ def test_figures_have_labels_units_and_every_series() -> None:
 
 def test_the_histogram_counts_shares_per_octave() -> None:
     x = LogNormal(-8.0, 2.0).sample(20_000)
-    figure = figures.histogram(x, {"lognormal": LogNormal(-8.0, 2.0)})
+    figure = plots.histogram(x, {"lognormal": LogNormal(-8.0, 2.0)})
     stairs, line = figure.axes[0].patches[0].get_data(), figure.axes[0].lines[0]
     assert np.sum(stairs.values) / 4 == pytest.approx(1, abs=0.002)
     band = 4 * 4 * np.sqrt(line.get_ydata() / 4 / x.size)  # 4 sigma of a count, times 4 bins per octave
@@ -103,7 +105,7 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_one_sentence_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = figures.lines({}, "", "", "")
+    figure = plots.lines({}, "", "", "")
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -113,6 +115,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(package: str, monke
 
 
 def test_importing_lograd_imports_neither_matplotlib_nor_jinja2() -> None:
-    code = "import sys, lograd.report, lograd.cli; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    code = "import sys, lograd.plots, lograd.cli; print({'matplotlib', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -11,19 +11,16 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any, final
 
-from .. import native
+from . import native
 
 _PACKAGES = ("lograd", "torch", "numpy", "scipy", "rich", "typer")
-
-# Those that kernels choose between, under the names that Linux gives them.
-_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
 def version_of(package: str) -> str:
@@ -34,12 +31,12 @@ def version_of(package: str) -> str:
         return "not installed"
 
 
-def _torch_threads() -> int | str:
-    # Only the running torch knows.  A broken torch raises OSError or worse, and this report is what its owner needs.
+def from_torch(ask: Callable[[Any], Any]) -> Any:
+    """Return what the running torch says; a broken one, which this report may be needed for, is said in words."""
     try:
         import torch
 
-        return torch.get_num_threads()
+        return ask(torch)
     except Exception as error:
         return f"torch cannot be imported: {error}"
 
@@ -63,32 +60,17 @@ def _cpu_model() -> str:
     return cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def _cpu_features(kernels: native.Status) -> list[str]:
-    if kernels.available:
-        return list(kernels.features)
-    flags = cpuinfo("flags").split()
-    return [name for name in _FEATURES if name in flags]
-
-
-def _usable_cores() -> int:
-    # A container often owns fewer cores than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def describe() -> dict[str, Any]:
-    """Sections of plain values, in the order in which to print them; `json.dumps` takes it as it is."""
-    kernels = native.status()
+def environment() -> dict[str, Any]:
+    """Return sections of plain values, in the order in which to print them."""
+    kernels, here = native.status(), machine()
     return {
         "versions": {"python": platform.python_version()} | {package: version_of(package) for package in _PACKAGES},
         "machine": {
             "platform": platform.platform(),
-            "cpu": _cpu_model(),
+            "cpu": here["cpu"],
             "cores": os.cpu_count() or 1,
-            "usable cores": _usable_cores(),
-            "torch threads": _torch_threads(),
-            "cpu features": _cpu_features(kernels),
+            "usable cores": here["cores"],
+            "torch threads": from_torch(lambda torch: torch.get_num_threads()),
         },
         "native module": {
             "in use": kernels.available,
@@ -101,29 +83,15 @@ def describe() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the day, as a file of results notes them."""
-    described = describe()
+    """Return the machine and the day, as a file of results notes them."""
+    # A container often owns fewer cores than the machine has.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
-        "cpu": described["machine"]["cpu"],
-        "cores": described["machine"]["usable cores"],
-        "instruction set": described["native module"]["instruction set"],
+        "cpu": _cpu_model(),
+        "cores": cores,
+        "instruction set": native.status().isa,
         "date": date.today().isoformat(),
     }
-
-
-def commit() -> str | None:
-    """The commit of the checkout that lograd is imported from; None where it is installed without one."""
-    here = Path(__file__).parent
-    # The file is tracked only in a checkout of lograd itself.
-    command = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]
-    try:
-        subprocess.run(command, capture_output=True, timeout=5, check=True)
-        found = subprocess.run(
-            [*command[:3], "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
 
 
 # -- instruction sets --
@@ -206,38 +174,7 @@ def instruction_sets(amx: Amx) -> dict[str, Any]:
         "VNNI": bool(flags & _VNNI),
         "AVX512_BF16": "avx512_bf16" in flags if listed else None,  # our kernels do not ask for it
         "AMX": str(amx).removeprefix("AMX ").removeprefix("is "),
-        "PyTorch uses": _torch_capability(),
+        "PyTorch uses": from_torch(lambda torch: torch.backends.cpu.get_cpu_capability()),
         **{name: os.environ[name] for name in (LIMIT, "ATEN_CPU_CAPABILITY") if name in os.environ},
         "lograd uses": kernels.isa if kernels.available else f"plain PyTorch: {kernels.reason}",
     }
-
-
-FEATURES = (
-    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_int8", "amx_bf16",
-)  # fmt: skip
-"""Flags of a CPU that decide how fast products are, as Linux spells them."""
-LIMITS = (
-    "LOGRAD_ISA", "ATEN_CPU_CAPABILITY", LIMIT, "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "FBGEMM_ENABLE_INSTRUCTIONS",
-)  # fmt: skip
-"""Variables that keep lograd, PyTorch and its libraries from newer instructions; all of them read these when loaded."""
-
-
-def conditions() -> dict[str, Any]:
-    """Return what a measurement notes: machine and day, the flags of the CPU, and what lograd and PyTorch may use."""
-    flags = cpuinfo("flags").split()
-    return machine() | {
-        "cpu flags": [name for name in FEATURES if name in flags],
-        "PyTorch's instruction set": _torch_capability(),
-        "environment": {name: os.environ[name] for name in LIMITS if name in os.environ},
-    }
-
-
-def _torch_capability() -> str:
-    # A broken torch is what this report may be needed for.
-    try:
-        import torch
-
-        return torch.backends.cpu.get_cpu_capability()
-    except Exception as error:
-        return f"torch cannot be imported: {error}"
