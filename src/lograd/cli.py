@@ -712,11 +712,14 @@ def citations() -> list[Citation]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """(qualified name, docstring) of every module, and of what it defines."""
+    """Yield (qualified name, docstring) of every module, and of what it defines."""
     for info in pkgutil.walk_packages(lograd.__path__, "lograd."):
-        if info.name.startswith("lograd._"):
+        module = None
+        if not info.name.startswith("lograd._"):
+            with suppress(ImportError):  # integrations need the libraries that they are for
+                module = importlib.import_module(info.name)
+        if module is None:
             continue
-        module = importlib.import_module(info.name)
         yield info.name, _clean(module)
         for name, member in vars(module).items():
             if getattr(member, "__module__", None) == info.name and (

@@ -7,8 +7,7 @@ import torch
 from methods import NAMES
 
 import lograd
-from lograd import Plan
-from lograd import cli
+from lograd import Plan, cli
 from lograd.cli import citations
 from lograd.errors import InvalidType, InvalidValue
 from lograd.plan import LayerPlan
