@@ -73,7 +73,7 @@ TABLE: dict[str, Row] = {
     "attach": (_attach, {}, ("model", "plan", "seed", "refresh", "backend", "loss_scale", "start")),
     "step": (_step, {}, ("loss_scale",)),
     "low_precision_weights": (_weights, {}, (
-        "model", "format", "optimizer", "per", "keep", "seed",
+        "model", "format", "optimizer", "keep", "seed",
     )),
     "FloatFormat": (lograd.FloatFormat, {"exponent": 4, "mantissa": 1}, ("exponent", "mantissa", "bias")),
     "IntFormat": (lograd.IntFormat, {}, ("bits",)),

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 import lograd
 from lograd.weights import LowPrecisionTensor
-from lograd.weights.coding import coding_of
+from lograd.weights.coding import check_weight_format
 
 FORMATS = ("int8", "e4m3fn", "bfloat16")
 
 
-def parameter(*shape: int, format: str = "int8", per: str = "channel", seed: int = 0) -> nn.Parameter:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return nn.Parameter(LowPrecisionTensor.of(values, coding_of(format, per), seed))
+def low(values: Tensor, format: str) -> nn.Parameter:
+    return nn.Parameter(LowPrecisionTensor.of(values, check_weight_format(format), 0))
+
+
+def parameter(*shape: int, format: str = "int8", seed: int = 0) -> nn.Parameter:
+    return low(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), format)
 
 
 CASES = {
@@ -85,8 +88,6 @@ def test_writing_in_place_writes_codes(format: str) -> None:
         assert bool(weight.decode()[3].any())
         weight[3:5].mul_(0.0)
         assert not weight.decode()[2:5].any()
-        weight[:, 0] = 0.0
-        assert not weight.decode()[:, 0].any()
         weight.fill_(0.5)
         assert float((weight - 0.5).abs().max()) < 0.5 * 2**-10
         weight.normal_()
@@ -95,28 +96,27 @@ def test_writing_in_place_writes_codes(format: str) -> None:
         weight.add_(1.0)
         assert weight._version > version
         torch._foreach_mul_([weight, torch.ones(2)], 2.0)
-    assert weight.counts.clipped == 0
     assert isinstance(weight, LowPrecisionTensor)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_views_write_to_the_weight_whatever_its_layout(format: str) -> None:
+def test_rows_and_turned_views_write_to_the_weight_whatever_its_layout(format: str) -> None:
     values = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).t()
-    weight = nn.Parameter(LowPrecisionTensor.of(values, coding_of(format), 0))
-    before = weight.decode()
+    weight = low(values, format)
+    before, version = weight.decode(), weight._version
     with torch.no_grad():
         weight[3].zero_()
         weight[5:7].neg_()
         weight.t().mul_(2.0)
-    before[3] = 0.0
+        weight.view_as(weight)[:1].zero_()
+    before[[0, 3]] = 0.0
     before[5:7] *= -1.0
+    assert weight._version > version
     # The largest weight of an integer row may grow beyond its range, and the row is rounded anew.
     assert float((weight.decode() - 2 * before).abs().max()) <= float(weight.spacing.max() if format == "int8" else 0)
 
 
-VIEWS = {
-    "row": lambda x: x[2],
-    "rows": lambda x: x[1:3],
+PARTS = {
     "column": lambda x: x[:, 1],
     "columns": lambda x: x[:, 2:4],
     "flat": lambda x: x.view(-1)[7:20],
@@ -127,32 +127,27 @@ VIEWS = {
     "detached": lambda x: x[:, 1].detach(),
     "diagonal": lambda x: x.diagonal(),
     "of a view": lambda x: x[1:5][:, 2:][1],
+    "element": lambda x: x[0, 0],
 }
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("per", ["channel", "tensor"])
-@pytest.mark.parametrize("name", VIEWS)
-def test_writing_to_any_view_writes_to_the_weight(name: str, per: str, format: str) -> None:
-    weight, view = parameter(8, 6, format=format, per=per), VIEWS[name]
-    expected, version = weight.decode(), weight._version
-    with torch.no_grad():
-        part = view(weight)
-        assert torch.equal(part.decode(), view(expected))
+@pytest.mark.parametrize("name", PARTS)
+def test_other_views_are_read_and_refuse_to_be_written(name: str) -> None:
+    weight, view = parameter(8, 6), PARTS[name]
+    before, part = weight.decode(), view(weight.detach())
+    assert torch.equal(part.decode(), view(before))
+    assert torch.equal(part * 2, view(before) * 2)
+    with pytest.raises(lograd.InvalidValue, match="can only be read; write to whole rows or to all of the weight"):
         part.zero_()
-    view(expected).zero_()
-    assert weight._version > version
-    assert torch.equal(part.decode(), view(expected))
-    assert not view(weight.decode()).any()
-    # A row whose largest weight is gone may get a finer spacing, and is rounded anew.
-    most = float(weight.spacing.max()) if format == "int8" else 0.0
-    assert float((weight.decode() - expected).abs().max()) <= most
-    assert int((weight.decode() != 0).sum()) >= int((expected != 0).sum()) - 1
+    assert torch.equal(weight.decode(), before)
+    numbers = parameter(8, 6, format="bfloat16")
+    with torch.no_grad():  # each is on its own: all views can be written
+        view(numbers).zero_()
+    assert int((numbers.decode() == 0).sum()) == view(before).numel()
 
 
-@pytest.mark.parametrize("per", ["channel", "tensor"])
-def test_initialisers_of_torch_reach_the_weight(per: str) -> None:
-    weight = parameter(8, 6, per=per)
+def test_initialisers_of_torch_reach_the_weight() -> None:
+    weight = parameter(8, 6)
     nn.init.orthogonal_(weight)
     error = weight.decode().t() @ weight.decode() - torch.eye(6)
     assert float(error.abs().max()) < 0.03
@@ -176,9 +171,9 @@ def test_setting_elements_obeys_autograd() -> None:
     weight, x = parameter(4, 3), torch.randn(2, 3, requires_grad=True)
     y = F.linear(x, weight).sum()
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-        weight[0, 0] = 1.0
+        weight[0] = 1.0
     with torch.no_grad():
-        weight[0, 0] = 1.0
+        weight[0] = 1.0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
 
@@ -186,7 +181,7 @@ def test_setting_elements_obeys_autograd() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_models_round_only_what_changes(format: str, dtype: torch.dtype) -> None:
-    weight = LowPrecisionTensor.of(torch.randn(64, 64) / 16, coding_of(format), 0).to(dtype)
+    weight = low(torch.randn(64, 64) / 16, format).detach().to(dtype)
     codes, spacing = weight.codes.clone(), weight.spacing.clone()
     weight.mul_(torch.ones(64, 64, dtype=dtype))
     weight.addmm_(torch.zeros(64, 2, dtype=dtype), torch.zeros(2, 64, dtype=dtype))
@@ -197,15 +192,6 @@ def test_16_bit_models_round_only_what_changes(format: str, dtype: torch.dtype) 
     weight.copy_(values)
     assert torch.equal(weight.spacing, spacing)
     assert torch.equal(weight.decode(), values)  # not the codes: float16 does not hold the smallest bfloat16
-
-
-def test_what_a_graph_saved_may_not_change_before_its_backward() -> None:
-    weight, x = parameter(4, 3), torch.randn(2, 3, requires_grad=True)
-    y = F.linear(x, weight).sum()
-    with torch.no_grad():
-        weight.mul_(2.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
 
 
 def test_copying_keeps_codes_where_it_can() -> None:
@@ -221,7 +207,7 @@ def test_copying_keeps_codes_where_it_can() -> None:
         assert torch.equal(weight.spacing, spacing)
         fresh = torch.randn(8, 6)
         weight.copy_(fresh)
-        assert torch.equal(weight.decode(), LowPrecisionTensor.of(fresh, weight.coding, 0).decode())
+        assert torch.equal(weight.decode(), low(fresh, "int8").decode())
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -241,13 +227,6 @@ def test_copies_and_pickles_are_parameters_of_their_own(format: str) -> None:
         assert bool(model.weight.decode().any())
     assert isinstance(copy.deepcopy(model).weight, nn.Parameter)
     assert copy.deepcopy(model).weight.requires_grad
-
-
-def test_a_damaged_pickle_is_refused() -> None:
-    call, parts = parameter(8, 6).__reduce_ex__(4)
-    for place, bad, said in ((0, torch.zeros(8, 6), "types"), (1, torch.ones(3, 1), "shapes"), (3, "int9", "got 'int")):
-        with pytest.raises(lograd.InvalidValue, match=said):
-            call(*parts[:place], bad, *parts[place + 1 :])
 
 
 def test_conversions_keep_codes() -> None:

@@ -39,7 +39,7 @@ def spacing_of(weight: LowPrecisionTensor) -> torch.Tensor:
     """The distance to the next number that could be stored, or more."""
     if weight.bare:
         return weight.decode().abs() * 2**-6
-    if "int" in weight.coding.format:
+    if "int" in str(weight.format):
         return weight.spacing
     return torch.maximum(weight.decode().abs() * 2**-2, weight.spacing)
 
@@ -58,7 +58,7 @@ def test_a_step_is_that_of_float32_but_for_one_rounding(name: str, format: str) 
         if isinstance(weight, LowPrecisionTensor):
             error = (weight.decode() - exact.detach()).abs()
             assert bool((error <= 1.0001 * spacing_of(weight)).all()), where
-            assert weight.counts.writes == 1
+            assert weight.rounded == weight.numel()
         else:
             assert torch.equal(weight, exact), where
     states = [each.state_dict()["state"] for each in (optimizer, beside)]
@@ -241,7 +241,7 @@ def test_an_optimizer_that_is_not_bound_rounds_at_each_operator() -> None:
     optimizer = adamw(model.parameters())
     train(model, optimizer, 2)
     assert handle.steps == 0
-    assert model[3].weight.counts.writes == 4  # the decay, then the step
+    assert model[3].weight.rounded == 4 * model[3].weight.numel()  # the decay, then the step
     assert "no optimizer is bound" in handle.explain()
 
 
@@ -368,7 +368,7 @@ def test_a_subclass_may_call_the_step_of_its_base() -> None:
     assert handle.steps == 1
     for weight, exact in zip(model.parameters(), twin.parameters(), strict=True):
         if isinstance(weight, LowPrecisionTensor):
-            assert weight.counts.writes == 1
+            assert weight.rounded == weight.numel()
             assert bool(((weight.decode() - exact.detach()).abs() <= 1.0001 * weight.spacing).all())
         else:
             assert torch.equal(weight, exact)
@@ -432,21 +432,10 @@ def test_parameter_groups_keep_their_learning_rates() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
 
 
-@pytest.mark.parametrize("make", [sgd, lambda p: Failing(p, lr=0.05)], ids=["torch.optim", "one's own"])
-def test_one_optimizer_may_step_on_the_weights_of_two_handles(make: Any) -> None:
+def test_an_optimizer_steps_on_the_weights_of_one_handle() -> None:
     one, two = network(), network(seed=1)
-    optimizer = make([*one.parameters(), *two.parameters()])
-    first, second = (lograd.low_precision_weights(each, "int8", optimizer=optimizer) for each in (one, two))
-    for step in range(2):
-        optimizer.zero_grad()
-        gradients(one, step)
-        gradients(two, step)
-        optimizer.step()
-    assert first.steps == second.steps == 2
-    assert first.counters().elements == 2 * first.counters().weights
-    assert second.counters().elements == 2 * second.counters().weights
-    params = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert params == {id(p) for p in (*one.parameters(), *two.parameters())}
-    first.remove()
-    optimizer.step()
-    assert (first.steps, second.steps) == (2, 3)
+    optimizer = sgd([*one.parameters(), *two.parameters()])
+    lograd.low_precision_weights(one, "int8", optimizer=optimizer)
+    with pytest.raises(lograd.InvalidValue, match="another handle already"):
+        lograd.low_precision_weights(two, "int8", optimizer=optimizer)
+    assert not any(isinstance(p, LowPrecisionTensor) for p in two.parameters())

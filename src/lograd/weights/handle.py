@@ -20,19 +20,18 @@ from torch.optim import Optimizer
 
 from ..attachment.explain import Explanation
 from ..attachment.refresh import mix
-from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence, shown
+from ..errors import InvalidType, InvalidValue, nearest_name, plural, sentence
 from ..formats import Format
 from ..ops.contracts import FLOATS, type_name
 from ..ops.layouts import is_dense
-from .coding import Per, coding_of
+from .coding import check_weight_format
 from .stepping import AT_ONCE, Stepping, check_optimizer
-from .tensor import LowPrecisionTensor
+from .tensor import GROWN, LOST, SHRUNK, LowPrecisionTensor
 
 PARTS = ("codes", "spacing", "ledger")
 """The tensors of a weight in low precision that a state holds."""
-ABOUT = "lograd.weights"
-"""The name of the tensor in a state that holds its version and the steps."""
-VERSION = 1
+STEPS = "lograd.steps"
+"""The name of the tensor in a state that holds the steps."""
 
 
 def low_precision_weights(
@@ -40,7 +39,6 @@ def low_precision_weights(
     format: Format | str,
     *,
     optimizer: Optimizer | None = None,
-    per: Per = "channel",
     keep: str | Iterable[str] = (),
     seed: int = 0,
 ) -> WeightsHandle:
@@ -59,7 +57,6 @@ def low_precision_weights(
         model: any module.  Wrap it in DistributedDataParallel and compile it afterwards, not before.
         format: "int8", "e4m3fn", "e5m2" or another format of at most 8 bits, one byte for each weight; or "bfloat16".
         optimizer: the one that trains the model; `handle.bind` takes one that is made later, or a second one.
-        per: one spacing for each output "channel", or one for the "tensor".
         keep: names of parameters or modules that stay as they are; * stands for anything.  Vectors, such as biases and
             the parameters of normalisation, stay in any case.
         seed: of the rounding.  Random numbers depend on it, the weight, the step and the element; not on the rank of a
@@ -69,7 +66,7 @@ def low_precision_weights(
         raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InvalidType(sentence("seed", seed, "a whole number"))
-    coding = coding_of(format, per)
+    stored_as = check_weight_format(format)
     parameters, kept = _chosen(model, keep)
     if optimizer is not None:
         check_optimizer(optimizer, parameters.values())
@@ -77,7 +74,7 @@ def low_precision_weights(
     stored = {}
     for number, (name, parameter) in enumerate(parameters.items()):
         stream = int(mix(mix(np.uint64(seed % 2**64)) + np.uint64(number)).astype(np.int64))
-        stored[name] = nn.Parameter(LowPrecisionTensor.of(parameter, coding, stream), parameter.requires_grad)
+        stored[name] = nn.Parameter(LowPrecisionTensor.of(parameter, stored_as, stream), parameter.requires_grad)
     _swap_all(parameters, stored)
     handle = WeightsHandle(model, parameters, kept)
     if optimizer is not None:
@@ -85,7 +82,7 @@ def low_precision_weights(
     return handle
 
 
-class Counters(NamedTuple):
+class WeightCounters(NamedTuple):
     """Exact counts of what a handle has done, and bytes in memory now."""
 
     steps: int
@@ -94,8 +91,6 @@ class Counters(NamedTuple):
     """Weights in low precision, element by element."""
     elements: int
     """Elements that were rounded stochastically."""
-    clipped: int
-    """Elements outside of the range of their row; none, as rows grow before."""
     grown: int
     """Rows that got a wider spacing, since a weight left the range."""
     shrunk: int
@@ -114,11 +109,10 @@ class WeightsHandle:
 
     def __init__(self, model: nn.Module, weights: dict[str, Any], kept: dict[str, str]) -> None:
         self.model, self.weights, self.kept = model, weights, kept
-        """The model; its weights in low precision by name; parameters that were left alone, and why."""
+        """The model; its weights in low precision by name, none after `remove`; parameters left alone, and why."""
         self._steppings: list[Stepping] = []
         self._steps_before = 0
         self._float_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
-        self._removed = False
 
     def __enter__(self) -> WeightsHandle:
         return self
@@ -131,9 +125,9 @@ class WeightsHandle:
                 raise
 
     def __repr__(self) -> str:
-        coding = next((weight.coding.format for weight in self._stored().values()), "removed")
+        format = next((weight.format for weight in self.weights.values()), "removed")
         what = f"{plural(len(self.weights), 'weight')} of {type(self.model).__name__}"
-        return f"WeightsHandle({what}, {coding}, {plural(self.steps, 'step')})"
+        return f"WeightsHandle({what}, {format}, {plural(self.steps, 'step')})"
 
     @property
     def steps(self) -> int:
@@ -142,33 +136,20 @@ class WeightsHandle:
 
     def bind(self, optimizer: Optimizer) -> None:
         """Make the steps of an optimizer round once; one that is bound already stays so."""
-        weights = self._present()
-        check_optimizer(optimizer, weights.values())
         if all(stepping.optimizer is not optimizer for stepping in self._steppings):
-            self._steppings.append(Stepping(optimizer, weights.values()))
-
-    def _stored(self) -> dict[str, LowPrecisionTensor]:
-        return {} if self._removed else self.weights
-
-    def _present(self) -> dict[str, LowPrecisionTensor]:
-        if self._removed:
-            raise InvalidValue(
-                "the handle was removed, and the weights are plain parameters again; call low_precision_weights anew."
-            )
-        return self.weights
+            check_optimizer(optimizer, self.weights.values())
+            self._steppings.append(Stepping(optimizer, self.weights.values()))
 
     # -- what happened --
 
-    def counters(self) -> Counters:
+    def counters(self) -> WeightCounters:
         """Return exact counts since the weights were stored, and the bytes that they have."""
-        stored = self._stored().values()
-        columns = zip(*(weight.counts for weight in stored), strict=True)
-        _, clipped, grown, shrunk, lost = [sum(column) for column in columns] or [0] * 5
-        return Counters(
+        stored = self.weights.values()
+        grown, shrunk, lost = (sum(int(weight.ledger[place]) for weight in stored) for place in (GROWN, SHRUNK, LOST))
+        return WeightCounters(
             self.steps,
             sum(weight.numel() for weight in stored),
             sum(weight.rounded for weight in stored),
-            clipped,
             grown,
             shrunk,
             lost,
@@ -178,13 +159,13 @@ class WeightsHandle:
 
     def explain(self) -> Explanation:
         """Return a text to print: how each parameter is stored, or why it was left alone, and a summary."""
-        lines = {name: _line(weight) for name, weight in self._stored().items()}
+        lines = {name: _line(weight) for name, weight in self.weights.items()}
         counts = self.counters()
         summary = [
             f"{counts.weights:,} weights in {counts.bytes:,} bytes, {counts.bytes / max(counts.weights, 1):.2f} each "
             f"({counts.bytes / max(counts.float_bytes, 1):.0%} of before)",
-            f"{plural(counts.steps, 'step')}; {counts.clipped:,} clipped; rows: {counts.grown:,} grown, "
-            f"{counts.shrunk:,} shrunk, {counts.lost:,} lost to NaN or infinity",
+            f"{plural(counts.steps, 'step')}; rows: {counts.grown:,} grown, {counts.shrunk:,} shrunk, "
+            f"{counts.lost:,} lost to NaN or infinity",
         ]
         for stepping in self._steppings:
             how = f"at most {AT_ONCE:,} weights" if stepping.one_by_one else "all weights"
@@ -212,11 +193,11 @@ class WeightsHandle:
         safetensors takes it as it is.  Together with the rest of the model's state and the optimizer's, a run goes on
         with the same bits.
         """
-        state = {ABOUT: torch.tensor([VERSION, self.steps])}
-        for name, weight in self._present().items():
+        state = {STEPS: torch.tensor(self.steps)}
+        for name, weight in self.weights.items():
             for part in PARTS:
                 state[f"{name}.{part}"] = getattr(weight, part).detach().clone(memory_format=torch.contiguous_format)
-            state[f"{name}.format"] = torch.tensor(list(_format(weight).encode()), dtype=torch.uint8)
+            state[f"{name}.format"] = torch.tensor(list(str(weight.format).encode()), dtype=torch.uint8)
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -227,53 +208,37 @@ class WeightsHandle:
                 for part in PARTS:
                     getattr(weight, part).copy_(state[f"{name}.{part}"])
                 torch.autograd.graph.increment_version(weight)
-        self._steps_before = int(state[ABOUT][1])
+        self._steps_before = int(state[STEPS])
         for stepping in self._steppings:
             stepping.steps = 0
 
     def remove(self) -> None:
         """Make the weights plain parameters again, with their present values; the optimizer's state, too."""
-        if self._removed:
-            return
         _make_plain(self.weights)
         for stepping in self._steppings:
             stepping.remove()
-        self._removed = True
+        self._steps_before, self._steppings, self.weights = self.steps, [], {}
 
 
 def _line(weight: LowPrecisionTensor) -> str:
-    shape, coding = " x ".join(map(str, weight.shape)), weight.coding
-    if weight.bare:
-        return f"bfloat16, {shape}"
-    return f"{coding.format}, {shape}, {plural(weight.spacing.numel(), 'spacing')}"
-
-
-def _format(weight: LowPrecisionTensor) -> str:
-    return f"{weight.coding.format} per {weight.coding.per}"
+    shape = " x ".join(map(str, weight.shape))
+    return f"bfloat16, {shape}" if weight.bare else f"{weight.format}, {shape}, {plural(len(weight), 'spacing')}"
 
 
 def _check_state(state: Any, own: dict[str, Tensor]) -> None:
     """Refuse a state whose names, types, shapes or formats are not those of a handle's own."""
     if not isinstance(state, dict):
         raise InvalidType(sentence("the state", state, "a dict of tensors, as state_dict() gives it"))
-    for name in own.keys() - state.keys():
-        raise InvalidValue(f"the state has no {name!r}; it is not that of these weights.")
-    for name in state.keys() - own.keys():
-        raise InvalidValue(f"the state has {name!r}, and the weights do not.{nearest_name(str(name), own)}")
+    for name in own.keys() ^ state.keys():
+        whose = "state" if name in state else "weights"
+        raise InvalidValue(f"{name!r} is a part of the {whose} alone.{nearest_name(str(name), own)}")
     for name, part in own.items():
         found = state[name]
-        if not isinstance(found, Tensor):
-            raise InvalidType(sentence(f"{name!r} of the state", found, "a tensor"))
-        if found.dtype != part.dtype or found.shape != part.shape:
-            raise InvalidValue(
-                f"{name!r} must be {part.dtype} of shape {tuple(part.shape)}; the state has {found.dtype} of shape "
-                f"{tuple(found.shape)}: it is that of other weights or of another format."
-            )
+        if not isinstance(found, Tensor) or (found.dtype, found.shape) != (part.dtype, part.shape):
+            raise InvalidValue(sentence(f"{name!r} of the state", found, f"{part.dtype} of shape {tuple(part.shape)}"))
         if name.endswith(".format") and not torch.equal(found, part):
             text = bytes(found.tolist()).decode(errors="replace")
-            raise InvalidValue(f"{name!r} is {bytes(part.tolist()).decode()}; the state has {shown(text)}.")
-    if int(state[ABOUT][0]) != VERSION:
-        raise InvalidValue(f"the state has another version than {VERSION}: {shown(state[ABOUT].tolist())}.")
+            raise InvalidValue(sentence(f"{name!r} of the state", text, bytes(part.tolist()).decode()))
 
 
 # -- which parameters --
@@ -338,7 +303,7 @@ def _reason(name: str, parameter: nn.Parameter) -> str | None:
 # -- parameters that get another inside: the objects stay, and so does all that holds them or hangs on them --
 
 _swap: Any = torch.utils.swap_tensors  # untyped
-_INSIDE = {"codes", "spacing", "ledger", "coding", "window", "_is_param"}
+_INSIDE = {"codes", "spacing", "ledger", "format", "part", "_is_param"}
 """Attributes that belong to what is inside; any other was put there by the user."""
 
 

@@ -70,20 +70,18 @@ class Stepping:
             _cast_state(self.optimizer.state.get(weight, {}), weight, weight.dtype)
 
     def _replacement(self) -> MethodType:
-        """Return the step, between PyTorch's calls of hooks and the step of the class or of another handle."""
-        chained: Any = getattr(self._before, "innermost", None)
+        """Return the step, between PyTorch's calls of hooks."""
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            inner = chained or _own_step(optimizer)
-            return inner(optimizer, *args, **kwargs) if self._removed else self._step(inner, args, kwargs)
+            run = _own_step(optimizer) if self._removed else self._step
+            return run(optimizer, *args, **kwargs)
 
         hooked: Any = torch.compiler.disable(Optimizer.profile_hook_step(step))  # type: ignore[no-untyped-call]
         functools.update_wrapper(hooked, self._before or type(self.optimizer).step)  # keeps a scheduler's mark
-        hooked.innermost = step
+        hooked.rounds = True
         return MethodType(hooked, self.optimizer)
 
-    def _step(self, inner: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        optimizer: Any = self.optimizer
+    def _step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         optimizer._opt_called = True  # a learning rate scheduler that was there first looks for it
         args, kwargs = self._with_closure_run(args, kwargs)
         due = [weight for weight in self.weights if weight.grad is not None]
@@ -91,11 +89,9 @@ class Stepping:
             for some in _in_turns(due, AT_ONCE):
                 with self._decoded(some, alone=True):
                     _own_step(optimizer)(optimizer)
-            with _without_gradients(due):  # the step that follows is for the other parameters
-                result = inner(optimizer, *args, **kwargs)
-        else:
-            with self._decoded(due):
-                result = inner(optimizer, *args, **kwargs)
+        # With these gradients hidden, the step that follows is for the other parameters.
+        with _without_gradients(due) if self.one_by_one else self._decoded(due):
+            result = _own_step(optimizer)(optimizer, *args, **kwargs)
         self.steps += 1
         return result
 
@@ -185,7 +181,9 @@ def check_optimizer(optimizer: object, weights: Iterable[Tensor]) -> Optimizer:
             "the optimizer has none of the weights in low precision; make it from the parameters of this model."
         )
     step = optimizer.__dict__.get("step")
-    if step is not None and not hasattr(step, "innermost") and not hasattr(step, "_wrapped_by_lr_sched"):
+    if hasattr(step, "rounds"):
+        raise InvalidValue("the optimizer steps on the weights of another handle already; make one for each handle.")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise InvalidValue("the optimizer's step was replaced by other code; bind the optimizer before that.")
     return optimizer
 

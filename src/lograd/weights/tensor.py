@@ -2,15 +2,14 @@
 
 Operators see decoded numbers, which are freed afterwards.  Transposing, and taking rows, give views that share codes
 and spacings; so a product saves codes for its backward and not a float32 copy of the weight.  What an operator changes
-in place is rounded back, stochastically; what it overwrites altogether, to nearest.  Any other view is a window: it
-decodes the whole tensor when it is read, and changes it when it is written.
+in place is rounded back, stochastically; what it overwrites altogether, to nearest.  Any other view is a part: it has
+a spacing for each element, and is only read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -18,32 +17,33 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import InvalidValue
-from .coding import Coding, Per, Rounding, all_finite, coding_of
+from .coding import (
+    BFLOAT16,
+    Rounding,
+    WeightFormat,
+    all_finite,
+    check_weight_format,
+    decode,
+    encode_,
+    fresh_spacing,
+    next_spacing,
+)
 
-LEDGER = SEED, OFFSET, WRITES, CLIPPED, GROWN, SHRUNK, LOST = range(7)
-"""Places in a ledger: the key of the random numbers, and exact counts of elements and rows."""
+SEED, OFFSET, GROWN, SHRUNK, LOST = range(5)
+"""Places in a ledger: the key of the random numbers, then counts of rows."""
 
 aten: Any = torch.ops.aten
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "log_normal_", "cauchy_", "exponential_"}
 """Operators in place whose result has nothing to do with the numbers before."""
 _TURNS = {aten.t.default, aten.transpose.int, aten.permute.default}
 """Views that only change the order of dimensions."""
+_SAME = {aten.detach.default, aten.alias.default}
 _ROWS = {aten.slice.Tensor, aten.select.int}
 """Views of whole rows, if they take the first dimension."""
 _COPIED = {aten.as_strided.default, aten.view.dtype}
 """Views that depend on how numbers lie in memory: they give copies."""
 
 _Base: Any = torch.Tensor  # its class methods for subclasses are untyped
-
-
-class Counts(NamedTuple):
-    """Exact counts of what was written to one tensor; `Counters` explains the last four."""
-
-    writes: int
-    clipped: int
-    grown: int
-    shrunk: int
-    lost: int
 
 
 @final
@@ -53,65 +53,64 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     Args:
         codes: uint8, or bfloat16 if these are the numbers themselves.
         spacing: float32, one for each row, in a shape that is broadcast with the codes.
-        ledger: int64 (7,): seed and offset of the random numbers, then counts.
-        coding: what the codes mean.
+        ledger: int64 (5,): seed and offset of the random numbers, then counts of rows (`next_spacing`).
+        format: what the codes mean.
         dtype: the type that operators see.
+        part: true for a view whose rows have other elements, too: it has a spacing for each element, and is only read.
     """
 
     codes: Tensor
     spacing: Tensor
     ledger: Tensor
-    coding: Coding
-    window: tuple[LowPrecisionTensor, Callable[[Tensor], Tensor]] | None = None
-    """For a view whose rows have other elements, too: the whole tensor, and how to take the view of a plain one."""
+    format: WeightFormat
+    part: bool
 
     @staticmethod
     def __new__(
-        cls: Any, codes: Tensor, spacing: Tensor, ledger: Tensor, coding: Coding, dtype: torch.dtype = torch.float32
+        cls: Any,
+        codes: Tensor,
+        spacing: Tensor,
+        ledger: Tensor,
+        format: WeightFormat,
+        dtype: torch.dtype = torch.float32,
+        part: bool = False,
     ) -> LowPrecisionTensor:
         made: LowPrecisionTensor = _Base._make_wrapper_subclass(
             cls, codes.shape, strides=codes.stride(), dtype=dtype, device=codes.device, requires_grad=False
         )
-        made.codes, made.spacing, made.ledger, made.coding = codes, spacing, ledger, coding
+        made.codes, made.spacing, made.ledger, made.format, made.part = codes, spacing, ledger, format, part
         return made
 
     @classmethod
-    def of(cls, values: Tensor, coding: Coding, seed: int) -> LowPrecisionTensor:
+    def of(cls, values: Tensor, format: WeightFormat, seed: int) -> LowPrecisionTensor:
         """Return float numbers, rounded to nearest, with the narrowest spacings that fit, in their layout."""
         values = values.detach()
-        codes = torch.empty_like(values, dtype=coding.dtype)
-        spacing = torch.ones(coding.rows(values.shape), device=values.device)
-        ledger = torch.tensor([seed, 0, 0, 0, 0, 0, 0], dtype=torch.int64, device=values.device)
-        made = cls(codes, spacing, ledger, coding, values.dtype)
+        codes = torch.empty_like(values, dtype=torch.bfloat16 if format == BFLOAT16 else torch.uint8)
+        rows = 1 if format == BFLOAT16 else len(values)
+        spacing = torch.ones((rows, *[1] * (values.dim() - 1)), device=values.device)
+        ledger = torch.tensor([seed, 0, 0, 0, 0], dtype=torch.int64, device=values.device)
+        made = cls(codes, spacing, ledger, format, values.dtype)
         made._renew_(values.to(torch.float32, copy=True))
         return made
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return a plain tensor with the same numbers, float32 or of another type; it records no gradient."""
         with torch.no_grad():
-            if self.window is not None:
-                whole, view = self.window
-                return view(whole.decode(dtype or self.dtype))
-            return self.coding.decode(self.codes, self.spacing, dtype or self.dtype)
+            return decode(self.codes, self.spacing, self.format, dtype or self.dtype)
 
     # -- writing --
 
     def write_(self, values: Tensor, rounding: Rounding = "stochastic") -> None:
         """Take new numbers: float32, in the layout of the codes, and overwritten on the way.
 
-        Spacings stay as long as the numbers fit (`Coding.following`).
+        Spacings stay as long as the numbers fit (`next_spacing`).
         """
+        self._check_whole()
         with torch.no_grad():
-            if self.window is not None:
-                whole, view = self.window
-                numbers = torch.empty_like(whole.codes, dtype=torch.float32).copy_(whole.decode(torch.float32))
-                view(numbers).copy_(values)
-                whole.write_(numbers, rounding)
-                return
             if not self.bare:
-                found = self.coding.following(values, self.spacing)
-                self.spacing.copy_(found.spacing)
-                self.ledger[GROWN:] += torch.stack([rows.sum() for rows in (found.grown, found.shrunk, found.lost)])
+                spacing, changes = next_spacing(values, self.spacing, self.format)
+                self.spacing.copy_(spacing)
+                self.ledger[GROWN:] += changes
             elif not all_finite(values):
                 self.ledger[LOST] += values.numel() - values.isfinite().sum()
             self._encode_(values, rounding)
@@ -120,37 +119,34 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         """Take numbers that have nothing to do with the old ones, rounded to nearest.
 
         Numbers that the present spacings hold exactly, as far as its type can tell, keep these; else spacings are the
-        narrowest that fit.  A view of a part is written like any other change, since the rest of the rows stays.
+        narrowest that fit.
         """
-        if self.window is not None:
-            self.write_(values)
-            return
+        self._check_whole()
         with torch.no_grad():
             own = torch.empty_like(self.codes, dtype=torch.float32).copy_(values)
             self._encode_(own.clone(), "nearest")
             if not torch.equal(self.decode(), values.to(self.dtype)):
                 self._renew_(own)
 
+    def _check_whole(self) -> None:
+        if self.part:
+            raise InvalidValue(
+                "this view shares spacings with other elements of a weight in low precision, and can only be read; "
+                "write to whole rows or to all of the weight."
+            )
+
     def _renew_(self, values: Tensor) -> None:
         if not self.bare:
-            self.spacing.copy_(self.coding.fresh(values, self.spacing))
+            self.spacing.copy_(fresh_spacing(values, self.spacing, self.format))
             self.ledger[LOST] += self.spacing.isnan().sum()
         self._encode_(values, "nearest")
 
     def _encode_(self, values: Tensor, rounding: Rounding) -> None:
-        ledger = self.ledger
-        clipped = self.coding.encode_(values, self.spacing, self.codes, rounding, ledger[SEED:WRITES])
+        encode_(values, self.spacing, self.codes, self.format, rounding, self.ledger[: OFFSET + 1])
         if rounding == "stochastic":
-            ledger[OFFSET] += values.numel()
-            ledger[WRITES] += 1
-            ledger[CLIPPED] += clipped
+            self.ledger[OFFSET] += values.numel()
 
     # -- what is inside --
-
-    @property
-    def counts(self) -> Counts:
-        """The counts since it was made."""
-        return Counts(*self.ledger[WRITES:].tolist())
 
     @property
     def rounded(self) -> int:
@@ -166,13 +162,12 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     @property
     def bare(self) -> bool:
         """True if there are no spacings."""
-        return self.coding.is_bfloat16
+        return self.format == BFLOAT16
 
     def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> LowPrecisionTensor:
         """Return a tensor with changed codes and spacings, and the same ledger."""
-        return LowPrecisionTensor(
-            change(self.codes), change(self.spacing), self.ledger, self.coding, dtype or self.dtype
-        )
+        codes, spacing = change(self.codes), change(self.spacing)
+        return LowPrecisionTensor(codes, spacing, self.ledger, self.format, dtype or self.dtype, self.part)
 
     # -- what PyTorch asks of a subclass --
 
@@ -183,19 +178,12 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, first = kwargs or {}, args[0] if args else None
-        if isinstance(first, LowPrecisionTensor):
-            found = _in_codes(func, first, args, kwargs) if first.window is None else None
-            if found is not None:
-                return found
-            if func.is_view and func not in _COPIED and type(first.codes) is Tensor:  # else a compiler traces it
-                return _windows(func, first, args, kwargs)
-        return _decoded(func, args, kwargs)
+        found = _in_codes(func, first, args, kwargs) if isinstance(first, LowPrecisionTensor) else None
+        return _decoded(func, args, kwargs) if found is None else found
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """Return the names of the tensors inside, and the rest."""
-        if self.window is not None:
-            raise InvalidValue("part of a weight in low precision cannot enter compiled code; give it part.decode().")
-        return ["codes", "spacing", "ledger"], (self.coding, self.dtype)
+        return ["codes", "spacing", "ledger"], (self.format, self.dtype, self.part)
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> LowPrecisionTensor:
@@ -203,7 +191,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         return LowPrecisionTensor(inner["codes"], inner["spacing"], inner["ledger"], *context)
 
     def __repr__(self, **options: Any) -> str:
-        return f"LowPrecisionTensor({self.coding.format}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"LowPrecisionTensor({self.format}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the numbers as an array, which is a copy."""
@@ -215,7 +203,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy with its own codes, and the same random numbers from here on; of a part, a plain tensor."""
-        if self.window is not None:
+        if self.part:
             return self.decode()
         twin = _apart(self.mapped(torch.clone), self).requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
@@ -227,23 +215,18 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a call with plain tensors, which torch.load(weights_only=True) takes once this is imported."""
-        if self.window is not None:
-            plain: Any = self.decode().clone()
+        if self.part:
+            plain: Any = self.decode()
             return plain.__reduce_ex__(protocol)
-        parts = (self.codes, self.spacing, self.ledger, self.coding.format, self.coding.per, self.dtype)
+        parts = (self.codes, self.spacing, self.ledger, str(self.format), self.dtype)
         return rebuilt, (*parts, bool(self.requires_grad), bool(getattr(self, "_is_param", False)))
 
 
 def rebuilt(
-    codes: Tensor, spacing: Tensor, ledger: Tensor, format: str, per: Per, dtype: torch.dtype, grad: bool, own: bool
+    codes: Tensor, spacing: Tensor, ledger: Tensor, format: str, dtype: torch.dtype, grad: bool, own: bool
 ) -> LowPrecisionTensor:
-    """Return an unpickled tensor, or refuse parts that do not fit together."""
-    coding = coding_of(format, per)
-    if (codes.dtype, spacing.dtype, ledger.dtype) != (coding.dtype, torch.float32, torch.int64):
-        raise InvalidValue(f"the parts of a tensor in {format} have other types than such tensors have.")
-    if ledger.shape != (len(LEDGER),) or tuple(spacing.shape) not in (coding.rows(codes.shape), (1,) * codes.dim()):
-        raise InvalidValue(f"the parts of a tensor in {format} have shapes that do not fit together.")
-    made = LowPrecisionTensor(codes, spacing, ledger, coding, dtype)
+    """Return an unpickled tensor."""
+    made = LowPrecisionTensor(codes, spacing, ledger, check_weight_format(format), dtype)
     made.requires_grad_(bool(grad))
     if own:
         made._is_param = True
@@ -258,10 +241,10 @@ torch.serialization.add_safe_globals([rebuilt])
 
 def _in_codes(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operator that needs no numbers, or few; None for any other."""
-    if func in _TURNS or (func in _ROWS and _takes_rows(first, args)):
-        return _aliased(func, args, kwargs, first.mapped(lambda part: func(part, *args[1:], **kwargs)))
-    if func in (aten.detach.default, aten.alias.default):
-        return _aliased(func, args, kwargs, first.mapped(func))
+    if func.is_view and func not in _COPIED:
+        return _aliased(func, args, kwargs, _view(func, first, args, kwargs))
+    if first.part:
+        return None
     to_float = func is aten._to_copy.default and (kwargs.get("dtype") or first.dtype).is_floating_point
     if func is aten.clone.default or to_float:
         options = {name: value for name, value in kwargs.items() if name not in ("dtype", "pin_memory")}
@@ -273,26 +256,30 @@ def _in_codes(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwarg
     return None
 
 
+def _view(func: Any, x: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a view, or several: of whole rows, which can be written, or of parts."""
+
+    def view(part: Tensor) -> Any:
+        return func(part, *args[1:], **kwargs)
+
+    if func in _SAME or func in _TURNS or (func in _ROWS and _takes_rows(x, args)):
+        return x.mapped(view)
+    codes = view(x.codes)
+    whole = x.bare or (isinstance(codes, Tensor) and codes.shape == x.shape)  # such as view_as
+    spacing = x.spacing if whole else view(x.spacing.expand(x.shape).contiguous())
+
+    def made(codes: Tensor, spacing: Tensor) -> LowPrecisionTensor:
+        return LowPrecisionTensor(codes, spacing, x.ledger, x.format, x.dtype, x.part or not whole)
+
+    if isinstance(codes, Tensor):
+        return made(codes, spacing)
+    return [made(each, spacing if whole else spacing[place]) for place, each in enumerate(codes)]
+
+
 def _takes_rows(x: LowPrecisionTensor, args: tuple[Any, ...]) -> bool:
     """Return True for a slice or selection of whole rows, each with its spacing."""
     dim = args[1] if len(args) > 1 else 0
-    return dim in (0, -x.dim()) and x.spacing.shape[0] == x.shape[0] and not x.bare
-
-
-def _windows(func: Any, first: LowPrecisionTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the view, or views, of any other kind: they read and write by way of the whole tensor."""
-
-    def view(place: int, x: Tensor) -> Tensor:
-        found = func(x, *args[1:], **kwargs)
-        return found if isinstance(found, Tensor) else found[place]
-
-    found = func(first.codes, *args[1:], **kwargs)
-    made = []
-    for place, codes in enumerate([found] if isinstance(found, Tensor) else found):
-        window = LowPrecisionTensor(codes, first.spacing, first.ledger, first.coding, first.dtype)
-        window.window = first, partial(view, place)
-        made.append(window)
-    return _aliased(func, args, kwargs, made[0] if isinstance(found, Tensor) else made)
+    return dim in (0, -x.dim()) and x.spacing.shape[0] == x.shape[0]
 
 
 def _aliased(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -308,14 +295,14 @@ def _apart(made: LowPrecisionTensor, first: LowPrecisionTensor) -> LowPrecisionT
 def _embedded(table: LowPrecisionTensor, index: Tensor) -> Tensor:
     """Return rows of a table, of which only these are decoded."""
     flat = index.reshape(-1)
-    spacing = table.spacing.index_select(0, flat) if table.spacing.shape[0] > 1 else table.spacing
-    found = table.coding.decode(table.codes.index_select(0, flat), spacing, table.dtype)
+    codes, spacing = (part.index_select(0, flat) for part in (table.codes, table.spacing))
+    found = decode(codes, spacing, table.format, table.dtype)
     return found.reshape(*index.shape, *table.shape[1:])
 
 
 def _copied(target: LowPrecisionTensor, source: Any) -> bool:
     """Return True if codes could be copied as they are: both have the same coding."""
-    if not isinstance(source, LowPrecisionTensor) or source.coding != target.coding or source.window is not None:
+    if not isinstance(source, LowPrecisionTensor) or source.format != target.format:
         return False
     if source.shape != target.shape or source.spacing.shape != target.spacing.shape:
         return False
