@@ -10,7 +10,7 @@ import torch
 
 import lograd
 from lograd import ops
-from lograd.wire.header import DTYPES, FIXED, read_header
+from lograd.wire.header import DTYPES, FIXED, PRUNED, read_header
 
 
 def seeds() -> dict[str, bytes]:
@@ -29,8 +29,10 @@ def seeds() -> dict[str, bytes]:
         x = torch.randn(count, generator=generator) * torch.exp(3 * torch.randn(count, generator=generator))
         pruned = ops.stochastic_prune(x.to(dtype), threshold)
         for option in ({}, {"entropy": True}, {"values": "float8"}):
-            packet = lograd.encode(pruned, method="pruned", **option).numpy()
+            packet = lograd.encode(pruned, **option).numpy()
             header = read_header(packet, 2**32)
+            if header.method != PRUNED:
+                continue
             number = DTYPES.index(header.dtype) | (128 if option.get("entropy") else 0)
             head = struct.pack("<BHIB", number, count, header.alpha, header.parameter)
             found[f"{name}{len(found)}"] = head + packet[FIXED.size + 9 :].tobytes()

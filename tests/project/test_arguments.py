@@ -119,12 +119,11 @@ TABLE: dict[str, Row] = {
     "Prune": (lograd.treatments.Prune, {"sparsity": 0.5}, ("sparsity", "law", "allocation")),
     "Quantize": (lograd.treatments.Quantize, {"format": FORMAT}, ("format", "scale", "rounding")),
     "recipe": (lograd.treatments.recipe, {}, ("name",)),
-    "encode": (lograd.encode, {"x": X}, ("x", "values", "entropy", "method", "alpha")),
+    "encode": (lograd.encode, {"x": X}, ("x", "values", "entropy", "alpha")),
     "decode": (lograd.decode, {"packet": lograd.encode(X)}, ("packet", "limit")),
     "prune_and_encode": (lograd.wire.prune_and_encode, {"x": X, "threshold": 0.5}, (
         "x", "threshold", "seed", "offset", "values", "entropy", "counted",
     )),
-    "largest": (lograd.wire.largest, {"x": X}, ("x", "dtype")),
 }  # fmt: skip
 for each in (LAW, laws.HalfNormal(1.0), laws.Exponential(1.0), laws.HalfCauchy(1.0), laws.Empirical.fit(X)):
     name = type(each).__name__

@@ -209,7 +209,9 @@ def test_both_ends_find_the_same_sizes_from_what_has_passed() -> None:
 
 
 def test_a_packet_that_does_not_fit_is_cut_in_two() -> None:
-    sender, receiver = (Channel.of("1->0", {"capacity": UNIT, "messages": 3}) for _ in range(2))
+    sender, receiver = Channel("1->0"), Channel("1->0")
+    for one in (sender, receiver):
+        one.load({"capacity": UNIT, "messages": 3})
     (packet,) = packets(200)
     first, rest = sender.wrap(packet, 1000, 0)
     assert first.numel() == HEAD.size + UNIT
@@ -235,7 +237,8 @@ def test_messages_of_another_microbatch_or_step_are_refused() -> None:
     first, _ = Channel("1->0").wrap(packet, 100, 2)
     with pytest.raises(PacketError, match="another step or microbatch"):
         Channel("1->0").missing(first, 1, 100)
-    late = Channel.of("1->0", {"capacity": 0, "messages": 4})
+    late = Channel("1->0")
+    late.load({"capacity": 0, "messages": 4})
     with pytest.raises(PacketError, match="another step or microbatch"):
         late.missing(first, 2, 100)
     with pytest.raises(PacketError, match="a packet of 20 bytes was announced"):

@@ -15,12 +15,10 @@ from torch import Tensor
 
 import lograd
 from lograd import PacketError
-from lograd.errors import LogradError
-from lograd.ops.coded import CodedTensor
 
 SMALL = {
     "pruned": lograd.encode(gradient(150)),
-    "with a tail": lograd.encode(gradient(150, 1.0, seed=1), entropy=True, method="pruned"),
+    "with a tail": lograd.encode(gradient(150, 1.0, seed=1), entropy=True),
     "rounded": lograd.encode(gradient(150, seed=2), values="float8"),
     "raw": lograd.encode(torch.randn(2, 5, dtype=torch.float64)),
     "codes": lograd.encode(coded_tensors()["halves"]),
@@ -65,7 +63,7 @@ def forged(draw: st.DrawFn) -> bytes:
     if kind == "block":
         count, alpha = draw(st.integers(1, 4096)), draw(st.sampled_from([0, 0x3E80]))
         return _head(1, draw(st.integers(0, 2)), (count,), alpha=alpha) + struct.pack("<H", len(body)) + body
-    data = bytearray(SMALL[draw(st.sampled_from(sorted(SMALL)))].numpy().tobytes())
+    data = bytearray(SMALL[draw(st.sampled_from(sorted(SMALL.keys() - {"codes"})))].numpy().tobytes())
     for _ in range(draw(st.integers(1, 3))):
         data[draw(st.integers(0, len(data) - 1))] = draw(
             st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
@@ -83,11 +81,6 @@ def test_forged_bytes_with_a_right_checksum_harm_nobody(data: bytes) -> None:
         )
     except PacketError:
         return
-    if isinstance(found, CodedTensor):
-        try:
-            found = found.decode()
-        except LogradError:  # codes that a contract of the operators refuses
-            return
     assert found.nbytes <= LIMIT
 
 
@@ -130,14 +123,13 @@ WRONG = {
     "codes of 9 bits": _head(2, 4, (3,), parameter=9),
     "codes without length": _head(2, 4, (3,), parameter=8) + bytes(3),
     "codes without description": _head(2, 4, (3,), parameter=8) + bytes(7),
-    "a table alone": _head(1, 0, (2**44,)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_recorded_bytes_are_refused(name: str) -> None:
     with pytest.raises(PacketError):
-        lograd.decode(sealed(WRONG[name]), limit=2**60 if name == "a table alone" else LIMIT)
+        lograd.decode(sealed(WRONG[name]), limit=LIMIT)
 
 
 def test_a_table_of_nothing_is_a_tensor_of_zeros() -> None:
@@ -156,37 +148,20 @@ def _described(name: str, **changes: Any) -> Tensor:
     return sealed(data[:at] + struct.pack("<I", len(text)) + text + data[at + 4 + length :])
 
 
-DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
-    ("halves", {"format": "int99"}, "int99"),
-    ("halves", {"format": 4}, "format"),
-    ("halves", {"format": "mxfp4"}, "together"),
-    ("halves", {"dtype": "int64"}, "dtype"),
-    ("halves", {"shape": [4, 6, 5]}, "order"),
-    ("halves", {"shape": [4, 6, 8, 5]}, "together"),
-    ("halves", {"shape": [2**40, 2**40, 1, 1]}, "shape"),
-    ("halves", {"shape": [2**40, 1, 1, 1]}, "limit"),
-    ("halves", {"shape": "4"}, "shape"),
-    ("halves", {"order": [0, 0, 1, 2]}, "order"),
-    ("halves", {"matrix": [0, 1, 2, 3], "columns": 2**50}, "together"),
-    ("halves", {"columns": -1}, "columns"),
-    ("halves", {"bits": 4, "width": 9}, "bytes"),
-    ("halves", {"bits": 5}, "bits"),
-    ("halves", {"arrays": []}, "arrays"),
-    ("halves", {"arrays": [["scale", "float32", [2]]]}, "arrays"),
-    ("halves", {"arrays": [["scale", "float32", []], ["zero", "float32", [0]]]}, "together"),
-    ("halves", {"arrays": [["scale", "uint8", [4]]]}, "together"),
-    ("halves", {"arrays": [["low", "float32", []]]}, "arrays"),
-    ("halves", {"arrays": [["scale", "float32"]]}, "array"),
-    ("halves", {"transform": [{"kind": "rotation"}]}, "kind"),
-    ("halves", {"transform": [{"kind": "folded", "dim": 1}]}, "folded"),
-    ("halves", {"transform": [{"kind": "three_quarters", "dim": 1}]}, "dim"),
-    ("halves", {"more": 1}, "more"),
-    ("folded", {"transform": [{"kind": "folded", "dim": 9}]}, "together"),
-    ("folded", {"transform": [{"kind": "folded", "dim": 0}]}, "together"),
+DESCRIBED: list[dict[str, Any]] = [
+    {"dtype": "int99"},
+    {"shape": "4"},
+    {"shape": [4, 6, 5]},
+    {"order": [0, 0, 1, 2]},
+    {"arrays": [["scale", "float32", [2]]]},
+    {"arrays": [["scale", "float32"]]},
+    {"transform": [{"kind": "rotation"}]},
+    {"transform": [{"kind": "folded"}]},
+    {"shape": [2**40, 1, 1, 1]},
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "word"), DESCRIBED)
-def test_parts_of_a_coded_tensor_that_do_not_fit_are_refused(name: str, changes: dict[str, Any], word: str) -> None:
-    with pytest.raises(PacketError, match=word):
-        lograd.decode(_described(name, **changes))
+@pytest.mark.parametrize("changes", DESCRIBED, ids=str)
+def test_a_description_that_cannot_be_read_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(PacketError, match=r"holds no coded tensor|limit= allows more"):
+        lograd.decode(_described("halves", **changes))

@@ -104,7 +104,7 @@ def read(packet: bytes) -> Any:
     return NAMES[number], shape, order, elements
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"entropy": True}, {"values": "float8"}, {"method": "pruned", "alpha": 2.0}]
+OPTIONS: list[dict[str, Any]] = [{}, {"entropy": True}, {"values": "float8"}, {"alpha": 2.0}]
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)

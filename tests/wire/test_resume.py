@@ -63,15 +63,12 @@ def _refused(rank: int) -> list[str]:
     edge = good["edges"][name]
     states: list[Any] = [
         {},
-        good | {"version": 7},
         good | {"stage": [5, 6]},
         good | {"edges": {"7->8": edge}},
-        good | {"edges": {f"{name} (x)": edge}},
-        good | {"channels": []},
         good | {"edges": {name: edge | {"sentence": "[]"}}},
         good | {"edges": {name: edge | {"seed": 3}}},
         good | {"edges": {name: edge | {"tensors": dict.fromkeys(edge["tensors"], 1)}}},
-        good | {"channels": {name: {"capacity": -1, "messages": 0}}},
+        good | {"channels": {name: {"capacity": "many", "messages": 0}}},
     ]
     before = [one.clone() for one in stage._edges[name].operand.tensors().values()]
     said = [said_by(stage.load_state_dict, state) for state in states]
@@ -82,36 +79,15 @@ def _refused(rank: int) -> list[str]:
 
 def test_states_that_do_not_fit_are_refused() -> None:
     words = [
-        "version",
-        "version 7",
+        "needs its field",
         "stage 5 of 6",
         "7->8",
-        "(x)",
-        "the channels of",
         "other treatments",
-        "seed 3",
-        "must be a tensor",
+        "other treatments or another seed",
+        "must be of type Tensor",
         "capacity",
     ]
     for said in run_ranks(_refused, 2):
         assert len(said) == len(words)
         for text, word in zip(said, words, strict=True):
             assert word in text
-
-
-def _different(rank: int, what: str) -> str:
-    """Train two stages that have different plans, or states of different steps; the second one notices."""
-    run = Pipeline(rank, "gpipe", {"backward": "prune85" if what == "plans" and rank == 0 else "prune90"})
-    if what == "steps":
-        other = Pipeline(rank, "gpipe", {"backward": "prune90"})
-        other.train(1)
-        if rank == 0:
-            run.stages[0].load_state_dict(other.stages[0].state_dict())
-    return said_by(run.train, 1)
-
-
-@pytest.mark.parametrize(
-    ("what", "words"), [("plans", "given different plans"), ("steps", "loaded from different steps")]
-)
-def test_stages_that_do_not_fit_together_are_refused(what: str, words: str) -> None:
-    assert f"stages 0 and 1 were {words}" in run_ranks(_different, 2, what)[1]

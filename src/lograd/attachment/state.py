@@ -36,14 +36,14 @@ def check_state(state: Any, like: Mapping[str, Any]) -> None:
                     f"the state has a layer {str(name)[:60]!r}, and the model has none of that name that is treated."
                     f"{nearest_name(str(name)[:60], like[part])}"
                 )
-    _check_values("a handle's state", state, like)
+    check_values("a handle's state", state, like)
 
 
-def _check_values(what: str, found: Any, like: Any) -> None:
+def check_values(what: str, found: Any, like: Any) -> None:
     """Refuse a value of another kind than the one in its place; None is a value that is not known."""
     if isinstance(like, dict) and isinstance(found, dict):
         for name in found.keys() & like.keys():
-            _check_values(f"{name!r} in {what}", found[name], like[name])
+            check_values(f"{name!r} in {what}", found[name], like[name])
     elif isinstance(like, Tensor) and isinstance(found, Tensor):
         if (found.dtype, found.shape) != (like.dtype, like.shape) or found.is_meta or not bool(found.isfinite().all()):
             raise InvalidValue(

@@ -13,11 +13,11 @@ from .packets import DEFAULT_LIMIT, decode, encode, largest, prune_and_encode
 if _typing.TYPE_CHECKING:
     from .channel import EdgeCount
     from .hook import HookState, comm_hook
-    from .stage import CompressedStage, LinkError, fail_together
+    from .stage import CompressedStage
 
 __all__ = [
-    "DEFAULT_LIMIT", "CompressedStage", "EdgeCount", "HookState", "LinkError", "comm_hook", "decode", "encode",
-    "fail_together", "largest", "prune_and_encode",
+    "DEFAULT_LIMIT", "CompressedStage", "EdgeCount", "HookState", "comm_hook", "decode", "encode", "largest",
+    "prune_and_encode",
 ]  # fmt: skip
 
 # torch.distributed takes a second to import, and packets do not need it.
@@ -25,9 +25,7 @@ _ON_FIRST_USE = {
     "CompressedStage": "stage",
     "EdgeCount": "channel",
     "HookState": "hook",
-    "LinkError": "stage",
     "comm_hook": "hook",
-    "fail_together": "stage",
 }
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PacketError
-from ..files import check_object, check_whole
 
 HEAD = struct.Struct("<QII")
 """The first bytes of a message: length of the packet, number of the message on this edge, checksum of the two."""
@@ -164,14 +163,9 @@ class Channel:
         """Return all that both ends must agree on, between two steps."""
         return {"capacity": self._capacity, "messages": self._number}
 
-    @classmethod
-    def of(cls, name: str, state: Any) -> Channel:
-        """Return the channel with a state, or refuse what is not one."""
-        what, channel = f"the channel {name}", cls(name)
-        check_object(what, state, ("capacity", "messages"))
-        channel._capacity = check_whole(f"capacity of {what}", state["capacity"], 0, LONGEST)
-        channel._number = check_whole(f"messages of {what}", state["messages"], 0, LONGEST)
-        return channel
+    def load(self, state: dict[str, int]) -> None:
+        """Go on from the `state` of another."""
+        self._capacity, self._number = state["capacity"], state["messages"]
 
 
 _beside: dict[dist.ProcessGroup, dist.ProcessGroup] = {}

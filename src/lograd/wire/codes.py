@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..errors import LogradError, PacketError
-from ..files import check_object, check_one_of, check_text, check_whole, read_json
-from ..formats import BlockFormat, parse_format
+from ..errors import PacketError
 from ..ops.coded import CodedTensor, Folded, Hadamard, Householder, Layout, Table, ThreeQuarters, Transform
 from ..ops.contracts import type_name
-from .header import CODES, MOST_DIMENSIONS, MOST_ELEMENTS, Bytes, Header, in_order, order_of, packet_of
+from .header import CODES, DTYPES, Bytes, Header, in_order, order_of, packet_of
 from .pruned import bytes_for, pack, unpack
 
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPES = _FLOATS | {"float64": torch.float64, "uint8": torch.uint8, "int64": torch.int64}
+_DTYPES = {type_name(one): one for one in (*DTYPES, torch.int64)}
 _PARTS = ("scale", "zero", "low", "block_scales")
 _TRANSFORMS: dict[str, tuple[type[Any], tuple[str, ...], tuple[str, ...]]] = {
     "folded": (Folded, ("factors",), ("dim",)),
@@ -31,7 +28,6 @@ _TRANSFORMS: dict[str, tuple[type[Any], tuple[str, ...], tuple[str, ...]]] = {
     "table": (Table, ("values",), ()),
 }
 """The class of each kind of transform, its fields that are tensors, and those that are whole numbers."""
-_FIELDS = ("format", "dtype", "shape", "order", "matrix", "columns", "bits", "width", "transform", "arrays")
 _LENGTH = struct.Struct("<I")
 
 
@@ -48,35 +44,25 @@ def encode_codes(coded: CodedTensor) -> Tensor:
 
 
 def decode_codes(packet: Bytes, header: Header, limit: int) -> CodedTensor:
-    """Return the coded tensor of a packet whose header was read; PacketError if its parts do not fit together."""
-    if header.dtype != torch.uint8 or not 1 <= header.parameter <= 8:
-        raise PacketError("codes are uint8 of 1 to 8 bits in a packet; this one says otherwise.")
+    """Return the coded tensor of a packet whose header was read; PacketError if its description cannot be read."""
     body = packet[header.size :]
     end = body.size - bytes_for(header.count * header.parameter)
-    length = _LENGTH.unpack(body[:4].tobytes())[0] if body.size >= 4 else body.size
-    if 4 + length > end:
-        raise PacketError("a packet ends before its codes do.")
     try:
-        what = "the description of a coded tensor"
-        fields = check_object(what, read_json(body[4 : 4 + length].tobytes(), what), _FIELDS)
+        (length,) = _LENGTH.unpack(body[: _LENGTH.size].tobytes())
+        start = _LENGTH.size + length
+        fields = json.loads(body[_LENGTH.size : start].tobytes())
         layout = _layout(fields)
-        if math.prod(layout.shape) * layout.dtype.itemsize > limit:
-            raise PacketError(f"this packet decodes to a tensor of more than {limit:,} bytes; limit= allows more.")
-        arrays = _arrays(fields, body[4 + length : end])
-        transform = _transforms(fields, arrays)
-        parts: dict[str, Any] = {name: arrays.pop(name, None) for name in _PARTS}
-        if arrays or parts["scale"] is None:
-            raise PacketError("the arrays of a coded tensor are not those that its description needs.")
-        codes = header.empty()
-        in_order(codes).copy_(torch.from_numpy(_unpacked(body[end:], header)))
-        format = check_text("format", fields["format"])
-        coded = CodedTensor(codes, format=format, layout=layout, transform=transform, **parts)
-        _check_fit(coded)
-    except PacketError:
-        raise
-    except LogradError as error:
-        raise PacketError(f"this packet is no coded tensor: {error}") from None
-    return coded
+        arrays = _arrays(fields["arrays"], body[start:end])
+        transform = tuple(_transform(place, entry, arrays) for place, entry in enumerate(fields["transform"]))
+    except (LookupError, TypeError, ValueError, RuntimeError, struct.error) as error:
+        reason = str(error).split("\n")[0]
+        raise PacketError(f"this packet holds no coded tensor ({type(error).__name__}: {reason}).") from None
+    if math.prod(layout.shape) * layout.dtype.itemsize > limit:
+        raise PacketError(f"this packet decodes to a tensor of more than {limit:,} bytes; limit= allows more.")
+    codes = header.empty()
+    in_order(codes).copy_(torch.from_numpy(_unpacked(body[end:], header)))
+    parts: dict[str, Any] = {name: arrays.get(name) for name in _PARTS}
+    return CodedTensor(codes, format=fields["format"], layout=layout, transform=transform, **parts)
 
 
 # -- the description --
@@ -110,112 +96,32 @@ def described(coded: CodedTensor) -> tuple[bytes, list[bytes]]:
 
 
 def _layout(fields: dict[str, Any]) -> Layout:
-    shape = _sizes("shape", fields["shape"])
-    order = _permutation("order", fields["order"], len(shape))
+    shape, order, matrix = tuple(fields["shape"]), fields["order"], fields["matrix"]
     places = [order.index(dim) for dim in range(len(order))]
-    like = torch.empty([shape[dim] for dim in order], device="meta").permute(places)
-    return Layout(
-        shape,
-        like.stride(),
-        _FLOATS[check_one_of("dtype", fields["dtype"], _FLOATS)],
-        None if fields["matrix"] is None else _permutation("matrix", fields["matrix"], len(shape)),
-        check_whole("columns", fields["columns"]),
-        check_whole("bits", fields["bits"], 4, 8),
-        check_whole("width", fields["width"]),
-    )
+    strides = torch.empty([shape[dim] for dim in order], device="meta").permute(places).stride()
+    matrix = None if matrix is None else tuple(matrix)
+    dtype = _DTYPES[fields["dtype"]]
+    return Layout(shape, strides, dtype, matrix, fields["columns"], fields["bits"], fields["width"])
 
 
-def _arrays(fields: dict[str, Any], content: Bytes) -> dict[str, Tensor]:
-    """Return the arrays by name, which must fill the content."""
+def _arrays(described: list[tuple[str, str, list[int]]], content: Bytes) -> dict[str, Tensor]:
+    """Return the arrays by name, which follow one another in the content."""
     arrays: dict[str, Tensor] = {}
     at = 0
-    for entry in _list("arrays", fields["arrays"]):
-        if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[0], str) or entry[0] in arrays:
-            raise PacketError("an array of a coded tensor is described by a name of its own, a type and a shape.")
-        dtype = _DTYPES[check_one_of("the type of an array", entry[1], _DTYPES)]
-        shape = _sizes("the shape of an array", entry[2])
+    for name, type_of, shape in described:
+        dtype = _DTYPES[type_of]
         end = at + math.prod(shape) * dtype.itemsize
-        if end > content.size:
-            raise PacketError("a packet ends before its arrays do.")
         values = torch.from_numpy(content[at:end].copy())
-        arrays[entry[0]] = values.view(dtype).reshape(shape) if end > at else torch.empty(shape, dtype=dtype)
+        arrays[name] = values.view(dtype).reshape(shape) if end > at else torch.empty(shape, dtype=dtype)
         at = end
-    if at != content.size:
-        raise PacketError("the arrays of a packet do not fill it.")
     return arrays
 
 
-def _transforms(fields: dict[str, Any], arrays: dict[str, Tensor]) -> tuple[Transform, ...]:
-    """Return the transforms, whose tensors are taken out of the arrays."""
-    found: list[Transform] = []
-    for place, entry in enumerate(_list("transform", fields["transform"])):
-        named = check_object("a transform", entry, ("kind",), None)
-        kind = check_one_of("the kind of a transform", named["kind"], _TRANSFORMS)
-        make, tensors, numbers = _TRANSFORMS[kind]
-        check_object(f"the transform {kind}", entry, ("kind", *numbers))
-        given: dict[str, Any] = {name: check_whole(name, entry[name], -32, 2**20) for name in numbers}
-        given |= {name: arrays.pop(f"{place}.{name}", None) for name in tensors}
-        if any(value is None for name, value in given.items() if name != "key"):
-            raise PacketError(f"the transform {kind} of a coded tensor lacks one of its arrays.")
-        found.append(make(**given))
-    return tuple(found)
-
-
-def _check_fit(coded: CodedTensor) -> None:
-    """Refuse parts that are each what they should be, but do not belong together."""
-    layout, shape, format = coded.layout, tuple(coded.codes.shape), parse_format(coded.format)
-    if layout.bits == 4:
-        if not shape or (layout.width + 1) // 2 != shape[-1]:
-            raise PacketError("codes of 4 bits do not fill the bytes that hold them.")
-        shape = (*shape[:-1], layout.width)
-    elif layout.bits != 8:
-        raise PacketError("a stored code has 4 or 8 bits.")
-    fits = shape == layout.shape
-    if layout.order is not None:
-        fits = len(shape) == 2 and layout.columns <= shape[1] and shape[0] * layout.columns == math.prod(layout.shape)
-    parts = [part for part in (coded.scale, coded.zero, coded.low) if part is not None]
-    fits = fits and all(part.dtype == torch.float32 and part.numel() in (1, *shape[:1]) for part in parts)
-    fits = fits and (coded.block_scales is not None) == isinstance(format, BlockFormat)
-    if fits and coded.block_scales is not None and isinstance(format, BlockFormat):
-        blocks = (*shape[:-1], (shape[-1] + format.size - 1) // format.size if shape else 1)
-        fits = coded.block_scales.dtype == torch.uint8 and tuple(coded.block_scales.shape) == blocks
-    if not (fits and all(_transform_fits(step, coded) for step in coded.transform)):
-        raise PacketError("the codes and scales of this packet do not belong together.")
-
-
-def _transform_fits(step: Transform, coded: CodedTensor) -> bool:
-    layout = coded.layout
-    if isinstance(step, Table):
-        return step.values.shape == (256,) and step.values.dtype == layout.dtype
-    if isinstance(step, Folded):
-        dims = len(layout.shape)
-        return -dims <= step.dim < dims and step.factors.shape == (layout.shape[step.dim],)
-    if isinstance(step, Hadamard):
-        return step.key is None or (step.key.shape == (2,) and step.key.dtype == torch.int64)
-    if isinstance(step, Householder):
-        rows = coded.codes.shape[0] if coded.codes.dim() else 0
-        return step.groups.shape == (2, rows) and step.stretch.shape == (rows,) and step.groups.dtype == torch.int64
-    return True
-
-
-def _list(what: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > 64:
-        raise PacketError(f"{what} of a coded tensor must be a short list.")
-    return value
-
-
-def _sizes(what: str, value: Any) -> tuple[int, ...]:
-    sizes = tuple(check_whole(what, size, 0, MOST_ELEMENTS) for size in _list(what, value))
-    if len(sizes) > MOST_DIMENSIONS or math.prod(max(size, 1) for size in sizes) > MOST_ELEMENTS:
-        raise PacketError(f"{what} of a coded tensor has more elements than a packet.")
-    return sizes
-
-
-def _permutation(what: str, value: Any, dimensions: int) -> tuple[int, ...]:
-    found = tuple(check_whole(what, dim, 0, 63) for dim in _list(what, value))
-    if sorted(found) != list(range(dimensions)):
-        raise PacketError(f"{what} of a coded tensor must name each dimension once.")
-    return found
+def _transform(place: int, entry: dict[str, Any], arrays: dict[str, Tensor]) -> Transform:
+    make, tensors, numbers = _TRANSFORMS[entry["kind"]]
+    given: dict[str, Any] = {name: entry[name] for name in numbers}
+    transform: Transform = make(**given, **{name: arrays.get(f"{place}.{name}") for name in tensors})
+    return transform
 
 
 # -- packed codes --

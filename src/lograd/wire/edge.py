@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..attachment.refresh import Cost, OperandStatistics, Refresh, check_refresh, is_due, mix
+from ..attachment.state import check_values
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
-from ..files import check_flag, check_object, check_one_of, check_whole
+from ..files import check_flag, check_object, check_one_of
 from ..ops import Counted
 from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOAT_TYPES
@@ -36,7 +37,6 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types of tensors that packets hold."""
 FIRST_NUMBER = 2**41
 """Sites of attached layers have smaller numbers, so that edges draw other random numbers than these."""
-LONGEST = 2**62
 
 EdgePlan = str | Treatment | Sentence | LayerPlan | None
 """A recipe by name, treatments, or the plan of a layer, whose sentence is taken; None sends plain tensors."""
@@ -262,16 +262,12 @@ class Edge:
         """Refuse a state that is not one of this edge, in one sentence."""
         own = self.state()
         check_object(what, state, tuple(own))
-        if state["sentence"] != own["sentence"]:
-            raise InvalidValue(f"{what} belongs to other treatments; this edge has {self.words()}.")
-        if state["seed"] != self._seed:
-            raise InvalidValue(f"{what} was saved with seed {state['seed']!r}, and this stage has {self._seed}.")
-        steps = check_whole(f"steps of {what}", state["steps"], 0, LONGEST)
-        check_whole(f"last_collected of {what}", state["last_collected"], 0, steps)
+        if (state["sentence"], state["seed"]) != (own["sentence"], own["seed"]):
+            raise InvalidValue(
+                f"{what} belongs to other treatments or another seed; here they are {self.words()} and {self._seed}."
+            )
         check_object(f"the tensors of {what}", state["tensors"], tuple(own["tensors"]))
-        for name, like in own["tensors"].items():
-            check_tensor(f"{name} of {what}", state["tensors"][name], like)
-        check_object(f"the statistics of {what}", state["statistics"], tuple(own["statistics"]))
+        check_values(what, state, own)
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from the `state` of another, which `check` has accepted."""
@@ -281,10 +277,3 @@ class Edge:
         self._statistics.load(state["statistics"])
         self.steps, self._last_collected = state["steps"], state["last_collected"]
         self._passed = 0
-
-
-def check_tensor(what: str, tensor: Any, like: Tensor) -> None:
-    """Refuse what is not a tensor of the type and shape of another."""
-    kind = f"{str(like.dtype).removeprefix('torch.')} of shape {tuple(like.shape)}"
-    if not isinstance(tensor, Tensor) or tensor.dtype != like.dtype or tensor.shape != like.shape:
-        raise InvalidValue(sentence(what, tensor, f"a tensor, {kind}"))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from ..attachment.refresh import Refresh
+from ..attachment.state import check_values
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files import check_object, check_whole
 from ..ops.coded import CodedTensor
@@ -27,7 +28,6 @@ from .edge import (
     EdgePlan,
     Packing,
     check_edge_refresh,
-    check_tensor,
     decode_like,
     edge_sentences,
 )  # fmt: skip
@@ -35,7 +35,6 @@ from .packets import encode
 from .pruned import Values
 
 LENGTH = struct.Struct("<Q")
-VERSION = 1
 
 
 class Place(NamedTuple):
@@ -164,7 +163,6 @@ class HookState:
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs on this rank, as tensors and plain values; each rank saves its own."""
         return {
-            "version": VERSION,
             "ranks": [dist.get_rank(self.process_group), dist.get_world_size(self.process_group)],
             "steps": self.steps,
             "edges": {name: edge.state() for name, edge in self._edges.items()},
@@ -173,24 +171,20 @@ class HookState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of the same rank of as many, with the same treatments."""
-        check_object("a hook's state", state, ("version", "ranks", "steps", "edges", "errors"))
-        if state["version"] != VERSION:
-            raise InvalidValue(f"this is not a hook's state of version {VERSION}; got version {state['version']!r}.")
-        rank, ranks = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        if list(state["ranks"]) != [rank, ranks]:
-            saved = "rank {} of {}".format(*state["ranks"])
-            raise InvalidValue(f"this is the state of {saved}, and this is rank {rank} of {ranks}.")
-        steps = check_whole("steps of a hook's state", state["steps"])
+        own = self.state_dict()
+        check_object("a hook's state", state, tuple(own))
+        if list(state["ranks"]) != own["ranks"]:
+            saved, here = ("rank {} of {}".format(*place) for place in (state["ranks"], own["ranks"]))
+            raise InvalidValue(f"this is the state of {saved}, and this is {here}.")
         check_object("the edges of a hook's state", state["edges"], tuple(self._edges))
         check_object("the errors of a hook's state", state["errors"], (), tuple(self._edges))
+        check_values("a hook's state", state, own | {"errors": self._parameters})
         for name, edge in self._edges.items():
             edge.check(f"the state of {name!r}", state["edges"][name])
-        for name, error in state["errors"].items():
-            check_tensor(f"the error of {name!r}", error, self._parameters[name])
         for name, edge in self._edges.items():
             edge.load(state["edges"][name])
         self._errors = {name: error.clone() for name, error in state["errors"].items()}
-        self.steps = steps
+        self.steps = state["steps"]
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

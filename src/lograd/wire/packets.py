@@ -7,9 +7,10 @@ go through `codes`; everything else is stored as it is.
 from __future__ import annotations
 
 import math
+import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from ..ops.coded import CodedTensor
 from ..ops.contracts import COUNTS, FLOAT_TYPES, type_name
 from ..ops.elementwise import stochastic_prune
 from ..ops.layouts import dense
-from .codes import decode_codes, described, encode_codes
+from .codes import decode_codes, encode_codes
 from .header import (
     BLOCK,
     CODES,
@@ -43,7 +44,7 @@ from .header import (
 from .pruned import (
     KINDS,
     VALUES,
-    Coding,
+    BlockCoding,
     Values,
     cut_of,
     decode_blocks,
@@ -54,26 +55,12 @@ from .pruned import (
     words_of,
 )  # fmt: skip
 
-Method = Literal["auto", "pruned", "raw"]
 DEFAULT_LIMIT = 2**32
 """The most bytes of a decoded tensor unless `limit` says otherwise: 4 GiB."""
 BLOCK_OVERHEAD = 6
 """Bytes of a block beside those of its elements: two of the table, four of its head."""
 MOST_KEPT = 2**28
 """The most bytes that a thread keeps from packet to packet; more is given back after each."""
-FAULTS = (
-    "",
-    "a packet ends before its table of blocks does.",
-    "the blocks of a packet do not fill it.",
-    "a block is shorter than its head.",
-    "the head of a block holds numbers that no block has.",
-    "a block ends before its numbers do.",
-    "the positions of a block go beyond its end.",
-    "a distance of a block has more bits than its type.",
-    "a block that is not compressed has another length than its elements.",
-)
-"""Sentences on packets that a native kernel refuses, by the number that it returns."""
-
 
 # -- encoding --
 
@@ -83,7 +70,6 @@ def encode(
     *,
     values: Values = "exact",
     entropy: bool = False,
-    method: Method = "auto",
     alpha: Scalar | None = None,
 ) -> Tensor:
     """Return the packet of a tensor or of a coded tensor: bytes that say what they hold, as a uint8 vector.
@@ -98,8 +84,6 @@ def encode(
         values: "exact"; or "bfloat16" or "float8" to round values that are neither zero nor of magnitude alpha to 7 or
             2 mantissa bits, to nearest.  Their exponents keep the range of x.
         entropy: store exponents in a code of variable length: some 3 % smaller, and slower.
-        method: "pruned" codes zeros and alpha; "raw" stores the elements as they are, which float64 always is.  "auto"
-            takes the smaller one.
         alpha: the magnitude that many elements share, such as the threshold of pruning; the smallest that is not zero
             if it is not given.  The packet of any x is right for any alpha, and small for a fitting one.
 
@@ -111,22 +95,18 @@ def encode(
     """
     check_one_of("values", values, VALUES)
     check_flag("entropy", entropy)
-    check_one_of("method", method, ("auto", "pruned", "raw"))
     if isinstance(x, CodedTensor):
-        if (values, entropy, method, alpha) != ("exact", False, "auto", None):
-            raise InvalidValue("a coded tensor is packed as it is: values, entropy, method and alpha go with tensors.")
+        if (values, entropy, alpha) != ("exact", False, None):
+            raise InvalidValue("a coded tensor is packed as it is: values, entropy and alpha go with tensors.")
         return encode_codes(x).to(x.codes.device)
     _check_tensor(x)
     x, device = x.detach().cpu().resolve_neg(), x.device
-    if x.dtype == torch.float64 or method == "raw":
-        if values != "exact" or method == "pruned":
-            raise InvalidValue(
-                f"{type_name(x.dtype)} with method={method!r} is stored as it is, without values={values!r}; values= "
-                "and method='pruned' go with float32, bfloat16 and float16."
-            )
+    if x.dtype == torch.float64:
+        if values != "exact":
+            raise InvalidValue(f"float64 is stored as it is, without values={values!r}.")
         return encode_raw(x).to(device)
     given = None if alpha is None else _alpha_bits(scalar("alpha", alpha, x, 0.0), x.dtype)
-    packet, _ = encode_pruned(x, given, cut_of(values, x.dtype), entropy, method == "auto")
+    packet, _ = encode_pruned(x, given, cut_of(values, x.dtype), entropy)
     return packet.to(device)
 
 
@@ -159,46 +139,20 @@ def prune_and_encode(
     a, key = in_type_of(x, scalar("threshold", threshold, x, 0.0)).cpu(), key_of(seed, offset, x).cpu()
     cut, device = cut_of(values, x.dtype), x.device
     x = x.detach().cpu().resolve_neg()
-    packet, counts = encode_pruned(dense(x), _alpha_bits(a, x.dtype), cut, entropy, True, Pruning(a, key, counted))
+    packet, counts = encode_pruned(dense(x), _alpha_bits(a, x.dtype), cut, entropy, Pruning(a, key, counted))
     packet = packet.to(device)
     return packet if counts is None else Counted(packet, counts.to(device))
 
 
-def largest(x: Tensor | CodedTensor | Sequence[int], dtype: torch.dtype | None = None) -> int:
-    """Return the most bytes of a packet of this tensor, or of any tensor of a shape and an element type.
+def largest(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+    """Return the most bytes of a packet of any tensor of a shape and an element type, whatever `encode` is asked for.
 
-    It holds for `encode` with any arguments and for `prune_and_encode`, so that a buffer of this size always suffices.
-
-    Args:
-        x: a tensor, a coded tensor, or a shape.
-        dtype: the element type that goes with a shape; float32 if it is not given.
-
-    >>> largest((16, 4096)), largest(torch.zeros(3, dtype=torch.float16))
+    >>> largest((16, 4096)), largest((3,), torch.float16)
     (262286, 49)
     """
-    if isinstance(x, CodedTensor):
-        description, arrays = described(x)
-        return FIXED.size + 9 * x.codes.dim() + 4 + len(description) + sum(map(len, arrays)) + x.codes.numel()
-    if isinstance(x, Tensor):
-        shape, dtype = tuple(x.shape), x.dtype
-    elif isinstance(x, Sequence) and not isinstance(x, str | bytes) and all(type(size) is int for size in x):
-        shape, dtype = tuple(x), torch.float32 if dtype is None else dtype
-    else:
-        raise InvalidType(sentence("x", x, "a tensor, a coded tensor or a shape"))
-    if dtype not in DTYPES[:4]:
-        raise InvalidType(sentence("dtype", dtype, "float32, bfloat16, float16 or float64"))
-    if len(shape) > MOST_DIMENSIONS or any(size < 0 for size in shape):
-        raise InvalidValue(sentence("x", shape, f"a shape of at most {MOST_DIMENSIONS} sizes from 0 on"))
-    return _most_bytes(shape, dtype)
-
-
-def _most_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     count = math.prod(shape)
-    return FIXED.size + 9 * len(shape) + BLOCK_OVERHEAD * _blocks_of(count) + count * dtype.itemsize
-
-
-def _blocks_of(count: int) -> int:
-    return (count + BLOCK - 1) // BLOCK
+    blocks = (count + BLOCK - 1) // BLOCK
+    return FIXED.size + 9 * len(shape) + BLOCK_OVERHEAD * blocks + count * dtype.itemsize
 
 
 def _check_tensor(x: Any) -> None:
@@ -266,8 +220,6 @@ def _check_body(header: Header, size: int) -> None:
         kind = KINDS[header.dtype]
         if header.parameter > kind.mantissa or header.alpha >> (kind.bits - 1):
             raise PacketError("the header of a packet holds an alpha or a number of cut bits that its type has not.")
-        if size < 2 * _blocks_of(header.count):
-            raise PacketError("a packet ends before its table of blocks does.")
 
 
 # -- the methods "raw" and "pruned": by the native kernels, or by the definition --
@@ -304,18 +256,18 @@ _room = _Room()
 
 
 def encode_pruned(
-    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
+    x: Tensor, alpha: int | None, cut: int, entropy: bool, pruning: Pruning | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the packet of a CPU tensor, and the counts of pruning; it is "raw" if that is `smaller` and asked for."""
+    """Return the packet of a CPU tensor, with elements as they are if that is smaller, and the counts of pruning."""
     if native.kernel("encode_packet") is None:
-        return encode_by_definition(x, alpha, cut, entropy, smaller, pruning)
+        return encode_by_definition(x, alpha, cut, entropy, pruning)
     kernel, address, vector, threads = native.kernel, native.address, in_order(x), torch.get_num_threads()
     n, type_number = x.numel(), FLOAT_TYPES[x.dtype]
     where = address("x", vector, x.dtype, n)
     if alpha is None:
         alpha = int(kernel("smallest_magnitude")(type_number, where, n, threads))
     header = Header.of(PRUNED, x, alpha, cut)
-    room = _room.at_least(_most_bytes(x.shape, x.dtype))
+    room = _room.at_least(largest(x.shape, x.dtype))
     body = address("packet", room, torch.uint8, room.numel()) + header.size
     counts = None
     if pruning is None:
@@ -327,7 +279,7 @@ def encode_pruned(
             address("key", pruning.key, torch.int64, 2), alpha, cut, entropy, body, threads,
             0 if counts is None else address("counts", counts, torch.int64, COUNTS + 1),
         )  # fmt: skip
-    if smaller and size > n * x.element_size():
+    if size > n * x.element_size():
         x = x if pruning is None else stochastic_prune(x, pruning.threshold, pruning.key)
         return _rounded_raw(x, alpha, cut), counts
     packet = room[: header.size + size].clone()
@@ -336,7 +288,7 @@ def encode_pruned(
 
 
 def encode_by_definition(
-    x: Tensor, alpha: int | None, cut: int, entropy: bool, smaller: bool, pruning: Pruning | None = None
+    x: Tensor, alpha: int | None, cut: int, entropy: bool, pruning: Pruning | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `encode_pruned` returns, by the definition."""
     counts = None
@@ -346,8 +298,8 @@ def encode_by_definition(
     kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
-    body = encode_blocks(rounded(words, kind, alpha, cut), Coding(kind, alpha, cut), entropy)
-    if smaller and body.size > words.size * x.element_size():
+    body = encode_blocks(rounded(words, kind, alpha, cut), BlockCoding(kind, alpha, cut), entropy)
+    if body.size > words.size * x.element_size():
         return _rounded_raw(x, alpha, cut), counts
     return packet_of(Header.of(PRUNED, x, alpha, cut), body), counts
 
@@ -381,10 +333,14 @@ def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
         native.address("out", out, header.dtype, header.count), header.count, torch.get_num_threads(),
     )  # fmt: skip
     if fault:
-        raise PacketError(FAULTS[fault])
+        raise PacketError("the blocks of this packet are not what an encoder writes.")
 
 
 def decode_by_definition(body: Bytes, header: Header, out: Tensor) -> None:
     """Write the elements of a packet into a CPU vector by the definition."""
-    coding = Coding(KINDS[header.dtype], header.alpha, header.parameter)
-    out.copy_(tensor_of(decode_blocks(body, header.count, coding), header.dtype))
+    coding = BlockCoding(KINDS[header.dtype], header.alpha, header.parameter)
+    try:
+        words = decode_blocks(body, header.count, coding)
+    except (ValueError, IndexError, struct.error):
+        raise PacketError("the blocks of this packet are not what an encoder writes.") from None
+    out.copy_(tensor_of(words, header.dtype))

@@ -6,14 +6,7 @@ Activations and gradients are decoded when the stage's own computation asks for 
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import json
-import re
 import time
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -22,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from ..attachment.refresh import Refresh
-from ..errors import InvalidType, InvalidValue, LogradError, PacketError, sentence
+from ..attachment.state import check_values
+from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files import check_object
-from ..treatments import Sentence, to_json
 from .channel import Channel, EdgeCount, Message, SideWay
 from .edge import (
     BACKWARD,
@@ -42,54 +35,10 @@ from .edge import (
 from .packets import largest
 from .pruned import Values
 
-VERSION = 1
-NAME = re.compile(r"(\d+->\d+)(?: \((\d{1,3})\))?", re.ASCII)
-"""An edge, and the place of a tensor among several that cross it."""
 MOST_TENSORS = 256
 """Tensors that may cross one edge; in practice it is one."""
-DIGEST = 32
-"""Bytes of a digest of SHA-256."""
 SMALL = 4096
 """Bytes by which the packet of a small tensor may be larger than a plain one: codes bring a description along."""
-FIRST_TAG = 2**30
-"""Tags of handshakes are this one and those after it; those of rests are below."""
-
-
-class LinkError(LogradError, RuntimeError):
-    """A peer is gone or silent; the message says which tensors were under way."""
-
-
-@final
-class Waiting:
-    """The tensors of one stage that are under way in this step."""
-
-    def __init__(self) -> None:
-        self._sent: tuple[str, int] | None = None
-        self._expected: dict[tuple[str, int], None] = {}
-
-    def sending(self, what: str, microbatch: int) -> None:
-        """Note that a tensor was handed to the schedule."""
-        self._sent = (what, microbatch)
-
-    def receiving(self, what: str, microbatch: int) -> None:
-        """Note that the receipt of a tensor was asked for."""
-        self._expected[what, microbatch] = None
-
-    def received(self, what: str, microbatch: int) -> None:
-        """Note that a tensor has arrived."""
-        self._expected.pop((what, microbatch), None)
-
-    def clear(self) -> None:
-        """Forget all, as a step begins."""
-        self._sent = None
-        self._expected.clear()
-
-    def words(self) -> str:
-        """Return what is under way, for a message."""
-        expected = [f"{what} of microbatch {microbatch}" for what, microbatch in self._expected]
-        parts = [f"waiting for {', '.join(expected)}"] if expected else []
-        parts += ["sending {} of microbatch {}".format(*self._sent)] if self._sent else []
-        return "; ".join(parts) or "neither sending nor waiting"
 
 
 @final
@@ -152,8 +101,6 @@ class CompressedStage(PipelineStage):
         self._arriving: dict[tuple[str, int], list[Tensor | None]] = {}
         """Messages whose receipt was asked for, by direction and microbatch."""
         self._side = SideWay(self.group)
-        self.waiting = Waiting()
-        """The tensors that the schedule was last told to send or to receive, for messages of errors."""
 
     # -- what leaves --
 
@@ -167,10 +114,7 @@ class CompressedStage(PipelineStage):
 
     def _send(self, way: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         name = self._leaving.get(way)
-        if not ops or name is None:
-            return ops
-        self.waiting.sending(f"{OPERAND[way]} {name}", microbatch)
-        if self._sentences[way][name] is None:
+        if not ops or name is None or self._sentences[way][name] is None:
             return ops
         more = []
         for place, op in enumerate(ops):
@@ -222,10 +166,7 @@ class CompressedStage(PipelineStage):
 
     def _receive(self, way: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         name = self._coming.get(way)
-        if not ops or name is None:
-            return ops
-        self.waiting.receiving(f"{OPERAND[way]} {name}", microbatch)
-        if self._sentences[way][name] is None:
+        if not ops or name is None or self._sentences[way][name] is None:
             return ops
         messages: list[Tensor | None] = []
         for place, op in enumerate(ops):
@@ -256,7 +197,6 @@ class CompressedStage(PipelineStage):
         for place, (first, info) in enumerate(zip(messages, expected, strict=True) if messages else ()):
             if first is not None:
                 info.buffer = self._unpacked(name, place, microbatch, first, info.buffer)
-        self.waiting.received(f"{OPERAND[way]} {name}", microbatch)
 
     @torch.no_grad()
     def _unpacked(self, name: str, place: int, microbatch: int, first: Tensor, buffer: Tensor) -> Tensor:
@@ -291,7 +231,6 @@ class CompressedStage(PipelineStage):
 
     def _settle(self) -> None:
         self._side.wait()
-        self.waiting.clear()
         self._arriving.clear()
         for channel in self._channels.values():
             channel.step()
@@ -303,28 +242,6 @@ class CompressedStage(PipelineStage):
         if self._is_alone:  # other stages of this rank may have to go on before a peer can read
             self._side.wait()
         super().perform_reduce_grad(grad_scale_factor)
-
-    def _prepare_forward_infra(self, *arguments: Any, **others: Any) -> Any:
-        self._check_neighbours()
-        return super()._prepare_forward_infra(*arguments, **others)
-
-    def _check_neighbours(self) -> None:
-        """Refuse to go on where two neighbouring stages have other plans, or states of other steps."""
-        for other in (self.stage_index + 1, self.stage_index - 1):
-            if self.stage_index_to_group_rank.get(other, self.group_rank) == self.group_rank:
-                continue
-            names = (edge_name(self.stage_index, other), edge_name(other, self.stage_index))
-            shared = {one: channel.state() for one, channel in self._channels.items() if one.startswith(names)}
-            own, peer = _fingerprint(self._sentences, shared), self._resolve_peer_global_rank(other)
-            if other > self.stage_index:
-                self._side.send(own, peer, FIRST_TAG + self.stage_index)
-            else:
-                _compare(own, self._side.receive(2 * DIGEST, peer, FIRST_TAG + other), (other, self.stage_index))
-
-    def forget(self) -> None:
-        """Drop the process group and all that is under way, after a failure; the stage is of no further use."""
-        self._arriving.clear()
-        del self._side, self.group
 
     # -- counts and state --
 
@@ -343,7 +260,6 @@ class CompressedStage(PipelineStage):
         """Return all that a resumed run needs of the edges, as tensors and plain values; call it between two steps."""
         self._settle()
         return {
-            "version": VERSION,
             "stage": [self.stage_index, self.num_stages],
             "edges": {name: edge.state() for name, edge in self._edges.items()},
             "channels": {name: channel.state() for name, channel in self._channels.items()},
@@ -351,27 +267,20 @@ class CompressedStage(PipelineStage):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of a stage with the same place in the pipeline and the same plans."""
-        check_object("a stage's state", state, ("version", "stage", "edges", "channels"))
-        if state["version"] != VERSION:
-            raise InvalidValue(f"this is not a stage's state of version {VERSION}; got version {state['version']!r}.")
-        if list(state["stage"]) != [self.stage_index, self.num_stages]:
-            raise InvalidValue(
-                f"this is the state of stage {state['stage'][0]} of {state['stage'][1]}, and this is stage "
-                f"{self.stage_index} of {self.num_stages}."
-            )
-        for part in ("edges", "channels"):
-            check_object(f"the {part} of a stage's state", state[part], (), None)
-        known = {*self._leaving.values(), *self._coming.values()}
-        for name in (*state["edges"], *state["channels"]):
-            found = NAME.fullmatch(str(name))
-            if found is None or found[1] not in known:
-                raise InvalidValue(f"stage {self.stage_index} of {self.num_stages} has no edge {str(name)[:60]!r}.")
+        own = self.state_dict()
+        check_object("a stage's state", state, tuple(own))
+        if list(state["stage"]) != own["stage"]:
+            saved, here = ("stage {} of {}".format(*place) for place in (state["stage"], own["stage"]))
+            raise InvalidValue(f"this is the state of {saved}, and this is {here}.")
         edges = {name: self._new_edge(name) for name in state["edges"]}
+        channels = {name: Channel(name) for name in state["channels"]}
+        check_values("the channels", state["channels"], {name: one.state() for name, one in channels.items()})
         for name, edge in edges.items():
             edge.check(f"the state of edge {name}", state["edges"][name])
-        channels = {name: Channel.of(name, saved) for name, saved in state["channels"].items()}
         for name, edge in edges.items():
             edge.load(state["edges"][name])
+        for name, channel in channels.items():
+            channel.load(state["channels"][name])
         self._edges, self._channels = edges, channels
 
     # -- names --
@@ -405,82 +314,3 @@ class CompressedStage(PipelineStage):
 
 def _placed(name: str, place: int) -> str:
     return name if place == 0 else f"{name} ({place})"
-
-
-# -- the handshake of two neighbouring stages: they go on only with the same plan, from the same step --
-
-
-def _fingerprint(
-    plan: Mapping[str, Mapping[str, Sentence | None]], channels: Mapping[str, Mapping[str, Any]]
-) -> Tensor:
-    """Return two digests: of the plan of all edges, and of the channels between two stages."""
-    sentences = {way: {name: one and to_json(one) for name, one in edges.items()} for way, edges in plan.items()}
-    parts = (json.dumps(one, sort_keys=True).encode() for one in (sentences, channels))
-    return torch.tensor([byte for part in parts for byte in hashlib.sha256(part).digest()], dtype=torch.uint8)
-
-
-def _compare(own: Tensor, other: Tensor, stages: tuple[int, int]) -> None:
-    """Raise InvalidValue where the fingerprints of two neighbouring stages differ."""
-    if not torch.equal(own[:DIGEST], other[:DIGEST]):
-        raise InvalidValue(
-            f"stages {stages[0]} and {stages[1]} were given different plans; `backward` and `forward` must be the same "
-            "for all stages."
-        )
-    if not torch.equal(own[DIGEST:], other[DIGEST:]):
-        raise InvalidValue(
-            f"stages {stages[0]} and {stages[1]} were loaded from different steps; load the states of one checkpoint "
-            "into all stages."
-        )
-
-
-# -- faults: a rank that fails and lives on leaves its peers waiting until the time-out of the process group.  One that
-#    leaves the group closes its connections, so that its neighbours fail at once, and theirs in turn.
-
-
-@contextmanager
-def fail_together(schedule: Any) -> Iterator[None]:
-    """Run steps of a schedule so that a failure of one rank becomes an error of all, at once.
-
-        with lograd.wire.fail_together(schedule):
-            schedule.step(x)
-
-    Whatever is raised inside makes this rank leave all process groups, which closes its connections; a new group is
-    needed to go on.  An error of the link becomes a `LinkError` that names edge and microbatch.
-
-    Args:
-        schedule: one of torch.distributed.pipelining, with stages that are `CompressedStage`.
-    """
-    stages = getattr(schedule, "_stages", None) or [schedule._stage]
-    try:
-        yield
-    except BaseException as error:
-        known = [one for one in stages if isinstance(one, CompressedStage)]
-        words = "; ".join(f"stage {one.stage_index} was {one.waiting.words()}" for one in known)
-        broken = isinstance(error, RuntimeError) and not isinstance(error, LogradError) and _is_of_link(error)
-        _leave(schedule, stages, error)
-        if broken:
-            raise LinkError(f"the link of this rank is broken ({words}): {error}") from error
-        raise
-
-
-def _is_of_link(error: RuntimeError) -> bool:
-    """Return True for errors of a process group; gloo has no type of its own for them."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error).lower()
-    return any(words in text for words in ("/gloo/", "connection closed", "connection reset", "timed out", "nccl"))
-
-
-def _leave(schedule: Any, stages: list[Any], error: BaseException) -> None:
-    """Destroy all groups, and drop what else keeps connections open: works in the frames of the error."""
-    traceback.clear_frames(error.__traceback__)
-    for name in ("fwd_recv_ops", "bwd_recv_ops"):
-        getattr(schedule, name, {}).clear()
-    for stage in stages:
-        if isinstance(stage, CompressedStage):
-            stage.forget()
-    if dist.is_initialized():
-        # Destroying a group of NCCL waits for what is under way in it.
-        abort = "nccl" in str(dist.get_backend_config(dist.group.WORLD))
-        (dist.distributed_c10d._abort_process_group if abort else dist.destroy_process_group)()
-    gc.collect()
