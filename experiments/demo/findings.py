@@ -9,11 +9,11 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lograd.formats import FloatFormat
 from lograd.laws import Exponential, HalfNormal, Law, LogNormal
 from lograd.measure import LayerProfile, Profile
-from lograd.measure.prediction import measured_prediction
 from lograd.plan import Plan
 from lograd.progress import Advance
 from lograd.treatments import Prediction, Prune, Quantize, Statistics, apply, numbers_of, predict
@@ -23,6 +23,8 @@ from .racing import DENSE, Run, race, scout
 from .tasks import Task
 
 BITS = 6
+DRAWS = 8
+"""Stochastic roundings of the sample that a measurement averages."""
 TARGET = 0.85
 PERCENT = f"{100 * TARGET:.0f} %"
 LOW_BITS, SPARSE = f"FP{BITS}", f"{PERCENT} zeros"
@@ -298,11 +300,25 @@ def _errors(treatment: Quantize, profile: LayerProfile) -> tuple[Prediction, Pre
     """Predicted from the histogram, and measured on the captured gradient."""
     statistics = _statistics(profile)
     numbers = numbers_of((treatment,), statistics)
-    measured = measured_prediction(treatment, numbers[0]["scale"], profile.sample)
+    measured = _measured(treatment, numbers[0]["scale"], profile.sample)
     predicted = predict((treatment,), statistics, numbers)
     assert predicted is not None
-    assert measured is not None
     return predicted, measured
+
+
+def _measured(treatment: Quantize, scale: float, sample: NDArray[np.float32]) -> Prediction:
+    """Measure sparsity, cosine and relative error by rounding a sample of the gradient."""
+    finite = sample[np.isfinite(sample)]
+    values = torch.from_numpy(finite)
+    draws = [apply((treatment,), values, seed, numbers=[{"scale": scale}]).result for seed in range(DRAWS)]
+    x, y = finite.astype(np.float64), torch.stack(draws).double().numpy()
+    nonzero = x != 0
+    length = np.linalg.norm(x) * np.linalg.norm(y, axis=1)
+    return Prediction(
+        sparsity=float(np.mean(y == 0)),
+        cosine=float(np.mean(np.divide(y @ x, length, out=np.zeros(DRAWS), where=length > 0))),
+        relative_error=float(np.mean(np.abs(y[:, nonzero] / x[nonzero] - 1))),
+    )
 
 
 def _statistics(profile: LayerProfile) -> Statistics:

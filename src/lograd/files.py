@@ -12,9 +12,11 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +125,60 @@ def read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
         raise InvalidValue(f"it is not a whole .npz file ({type(error).__name__}: {reason}).") from None
 
 
+# -- values of dataclasses as plain ones, and back --
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON holds it: an object for a dataclass, a list for an array; NaN is None.
+
+    >>> from dataclasses import make_dataclass
+    >>> to_plain(make_dataclass("Point", ["x", "y"])(1.5, math.nan))
+    {'x': 1.5, 'y': None}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value) if one.init}
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: to_plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def from_plain(kind: Any, data: Any, what: str = "it") -> Any:
+    """Return the value of a type that `to_plain` made data of; InvalidValue, beginning with `what`, for other data.
+
+    Args:
+        kind: a dataclass, or a type as its fields are annotated with.
+        what: the name of the value.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        required = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+        check_object(what, data, required, [one.name for one in fields(kind) if one.init])
+        return kind(**{name: from_plain(hints[name], one, f"{name} of {what}") for name, one in data.items()})
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if data is None else from_plain(arguments[0], data, what)
+    if origin in (dict, Mapping):
+        check_object(what, data, (), None)
+        return {name: from_plain(arguments[1], one, f"{name!r} of {what}") for name, one in data.items()}
+    if origin in (list, tuple):
+        if not isinstance(data, list):
+            raise InvalidValue(sentence(what, data, "a list"))
+        kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else [arguments[0]] * len(data)
+        if len(kinds) != len(data):
+            raise InvalidValue(sentence(what, data, f"a list of {len(kinds)}"))
+        found = [from_plain(one, each, what) for one, each in zip(kinds, data, strict=True)]
+        return tuple(found) if origin is tuple else found
+    if kind is float:
+        return math.nan if data is None else check_number(what, data)
+    if kind in _CHECKS:
+        return _CHECKS[kind](what, data)
+    return np.array(data, dtype=np.float64) if origin is np.ndarray else data
+
+
 # -- checks: each returns the value, or raises InvalidValue with what is expected; `what` names the value.
 #    A bool is no number, unlike in Python, and neither are NaN and infinity.
 
@@ -184,3 +240,10 @@ def check_one_of(what: str, value: Any, valid: Collection[str]) -> str:
         hint = nearest_name(value[:60], valid) if isinstance(value, str) else ""
         raise InvalidValue(sentence(what, value, "one of " + ", ".join(map(repr, valid))) + hint)
     return value
+
+
+_CHECKS: dict[Any, Callable[[str, Any], Any]] = {
+    str: check_text,
+    bool: check_flag,
+    int: lambda what, value: check_whole(what, value, -MANY),
+}

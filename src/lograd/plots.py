@@ -256,7 +256,6 @@ class Section:
         numbers: large numbers to begin with, by their label.
         figures: drawn side by side where the screen has room.
         tables: as `text_table` returns them.
-        folded: hidden below the heading until a reader opens it.
     """
 
     heading: str = ""
@@ -264,7 +263,6 @@ class Section:
     numbers: Mapping[str, str] = field(default_factory=dict)
     figures: Sequence[Figure] = ()
     tables: Sequence[TextTable] = ()
-    folded: bool = False
 
 
 def render(title: str, sections: Sequence[Section], footer: str = "") -> str:

@@ -28,8 +28,6 @@ GAP = 2
 WRAPPED = 24
 """The least characters to which a text is wrapped; before it gets narrower, a column is left out."""
 
-Notes = Sequence[tuple[Sequence[str], str]]
-
 
 @final
 @dataclass(frozen=True)
@@ -42,17 +40,11 @@ class TableParts:
     caption: str
     droppable: Sequence[str]
     header: bool
-    notes: Notes
 
     @property
     def names(self) -> list[str]:
         """The names of the columns as they are shown."""
         return [name.removeprefix("<") for name in self.columns]
-
-    @property
-    def below(self) -> list[str]:
-        """The caption and the notes, one a line."""
-        return [*self.caption.splitlines(), *(text for _, text in self.notes)]
 
     @property
     def width(self) -> int:
@@ -70,7 +62,7 @@ class TableParts:
         if self.title:
             yield _prose(f"{self.title}\n", "bold", console, readable)
         yield Padding(self._drawn(gone, room), (0, 0, 0, GAP), expand=False)
-        below = [self.caption, *(text for columns, text in self.notes if set(columns) & set(self.columns) - set(gone))]
+        below = [self.caption]
         if gone:
             below.append(f"Not shown, for want of room: {', '.join(name.removeprefix('<') for name in gone)}.")
         if any(below):
@@ -139,7 +131,7 @@ class TextTable(str):
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in parts.rows
         )
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        below = "".join(f"<p>{html.escape(line)}</p>" for line in parts.below)
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in parts.caption.splitlines())
         return f"<p><b>{html.escape(parts.title)}</b></p>{table}{below}"
 
 
@@ -151,7 +143,6 @@ def text_table(
     *,
     droppable: Sequence[str] = (),
     header: bool = True,
-    notes: Notes = (),
 ) -> TextTable:
     """Return a table.
 
@@ -160,7 +151,6 @@ def text_table(
             others hold numbers and are aligned right.
         droppable: names of columns to leave out where there is no room, the least important first.
         header: False leaves out the line of names.
-        notes: sentences on some columns, after the caption; one is shown only where one of its columns is.
 
     >>> table = text_table("Layers", ["layer", "zeros"], [["conv1", "12 %"], ["fc", "3 %"]])
     >>> print(table.splitlines()[2])
@@ -168,7 +158,7 @@ def text_table(
     """
     cells = [[_printable(cell) for cell in row] for row in rows]
     names = [_printable(name) for name in columns]
-    parts = TableParts(_printable(title), names, cells, _printable(caption), droppable, header, notes)
+    parts = TableParts(_printable(title), names, cells, _printable(caption), droppable, header)
     table = TextTable(parts.drawn(max(parts.width, READABLE)))
     table.parts = parts
     return table

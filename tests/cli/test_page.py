@@ -59,14 +59,15 @@ class _Tags(HTMLParser):
 def test_a_page_is_whole_and_has_all_its_parts(tmp_path: Path) -> None:
     table = text_table("Table of `x`", ["layer", "zeros", "<word"], [["a<b>", "12 %", "w"]], "A caption.")
     drawn = list(_figures().values())
-    sections = [Section("First", "One `code`.\n\nTwo.", {"rho": "0.1"}, drawn, [table]), Section("More", folded=True)]
+    sections = [Section("First", "One `code`.\n\nTwo.", {"rho": "0.1"}, drawn, [table]), Section("More")]
     path = write_page(tmp_path / "page.html", "A <title>", sections)
     text = path.read_text(encoding="utf-8")
     tags = _Tags()
     tags.feed(text)
     assert not tags.open
     assert tags.seen["svg"] == len(drawn)
-    assert tags.seen["details"] == tags.seen["table"] == 1
+    assert tags.seen["table"] == 1
+    assert tags.seen["h2"] == 2
     assert all(part in text for part in ("<code>code</code>", "a&lt;b&gt;", "A &lt;title&gt;"))
     assert "http" not in text.replace("http://www.w3.org/", "")  # the names of SVG's own schemas
 

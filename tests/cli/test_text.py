@@ -62,16 +62,6 @@ def test_a_narrow_screen_gets_whole_names_and_is_told_what_is_missing(width: int
     assert bool(gone) == (width <= 120)
 
 
-def test_a_note_is_shown_with_one_of_its_columns_only() -> None:
-    rows, notes = [["conv1", "12 %", "3"]], [(("zeros", "sum"), "Zeros are exact."), (("sum",), "A sum is whole.")]
-    table = text_table("Layers", ["layer", "zeros", "sum"], rows, "A caption.", droppable=["sum", "zeros"], notes=notes)
-    assert table.splitlines()[-3:] == ["A caption.", "Zeros are exact.", "A sum is whole."]
-    assert table._repr_html_().endswith("<p>A caption.</p><p>Zeros are exact.</p><p>A sum is whole.</p>")
-    narrow, narrowest = (" ".join(" ".join(_shown(table, width)).split()) for width in (15, 9))
-    assert narrow.endswith("A caption. Zeros are exact. Not shown, for want of room: sum.")
-    assert narrowest.endswith("A caption. Not shown, for want of room: sum, zeros.")
-
-
 def test_what_matters_least_goes_first() -> None:
     assert "Not shown, for want of room: elements." in "\n".join(_shown(_table(), 114))
     assert "Not shown, for want of room: sigma." in "\n".join(_shown(_table(("sigma",)), 118))
@@ -108,6 +98,7 @@ def test_names_may_hold_anything() -> None:
     assert "[red]a[/red]\ufffd[31m\ufffd<b>" in table
     assert "[red]a[/red]" in "\n".join(_shown(table, 80))
     assert "&lt;b&gt;" in table._repr_html_()
+    assert text_table("", ("x",), [], "A caption.")._repr_html_().endswith("<p>A caption.</p>")
 
 
 def test_a_table_without_rows_or_header_is_still_a_table() -> None:

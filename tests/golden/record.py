@@ -198,7 +198,9 @@ def profiles(folder: Path) -> dict[str, str]:
         records, counts = arrays["records"], arrays["counts"]
         of_rows = records[:, 1] == 2
         own = np.repeat(of_rows, records[:, 4])
-        rest = arrays["noise"], records[~of_rows], arrays["samples"]
+        factors = profile.noise.factors
+        noise = np.vstack([factors.own, factors.passed, factors.transfer])
+        rest = noise, records[~of_rows], arrays["samples"]
         found = {
             "profile": digest(counts[~own], arrays["masked"][~of_rows], *rest),
             "profile of rows": digest(counts[own], records[of_rows]),

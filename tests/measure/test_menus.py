@@ -51,16 +51,6 @@ EXPECTED = {
 """Recipe, backends that are not "auto", sparsity."""
 
 
-def test_seconds_of_a_choice_are_those_of_its_layers_and_the_rest():
-    assert MENUS.rest == pytest.approx(0.0025)
-    assert MENUS.seconds({}) == pytest.approx(MENUS.step)
-    assert MENUS.seconds({"0": "int8-full"}) == pytest.approx(0.006)
-    assert MENUS.seconds({"0": "int8-full", "2": "int8-full"}) == pytest.approx(0.007)
-    for choice in ({"5": "int8-full"}, {"0": "prune90"}):
-        with pytest.raises(InvalidValue, match="was not timed for"):
-            MENUS.seconds(choice)
-
-
 def test_a_profile_keeps_menus_in_its_file(profile, tmp_path):
     assert Profile.load(profile.save(tmp_path / "old.npz")).menus is None
     profile = replace(profile, menus=MENUS)
@@ -72,14 +62,7 @@ def test_the_table_marks_the_fastest_method_of_each_layer():
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()[:1] in (["0"], ["2"])}
     assert rows == {"0": ["3.00", "*1.50"], "2": ["*2.00", "3.00"]}
     assert "Times of 2 layers with 2 threads" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("step", -1), ("threads", 0), ("layers", {"0": []}), ("uniform", {"x": 1})]
-)
-def test_menus_that_cannot_be_are_refused(name, value):
-    with pytest.raises(InvalidValue):
-        Menus.from_dict(MENUS.to_dict() | {name: value})
+    assert MENUS.rest == pytest.approx(0.0025)
 
 
 @pytest.mark.parametrize("name", DEFAULT_METHODS)
@@ -111,7 +94,6 @@ def test_other_bits_and_sparsities_have_names_too():
         (["int9-full"], "'int9-full'.*Did you mean"),
         (["prune100"], "'prune100'"),
         (["prune\uff190"], "prune"),
-        (["prune90+" * 100], "prune90"),
     ],
 )
 def test_other_names_are_refused(given, words):

@@ -168,9 +168,7 @@ def test_table_and_page_have_the_variance(profile, tmp_path):
     text = words_of(profile)
     assert "The minibatch's own variance V of the gradient is" in text
     assert "V: the share of the layer's weight in the minibatch's own variance" in text
-    page = profile.to_html(tmp_path / "p.html").read_text()
-    assert "own variance" in page
-    assert VECTORS in page
+    assert "own variance" in profile.to_html(tmp_path / "p.html").read_text()
 
 
 def test_a_tensor_has_a_noise_scale_where_there_is_a_signal():
@@ -269,6 +267,3 @@ def test_words_on_noise():
     assert "less than 1 % of the samples" in Expected(6790.0, 1.0).words()
     unknown = Expected(None, 1.0, "rows decide")
     assert unknown.words() == "Noise in units of the minibatch's variance is not predicted: rows decide."
-    for wrong in ((None, 1.0, ""), (1.0, 1.0, "why"), (float("nan"), 1.0), (1.0, float("inf"))):
-        with pytest.raises(InvalidValue):
-            Expected(*wrong)

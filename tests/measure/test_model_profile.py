@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -29,6 +28,7 @@ def test_the_file_is_an_exact_inverse(small_profile, tmp_path):
     assert [row["name"] for row in small_profile.rows()] == list(small_profile.layers)
     loaded = lograd.Profile.load(path)
     assert loaded == small_profile
+    assert all(np.array_equal(loaded[name].sample, layer.sample) for name, layer in small_profile.layers.items())
     assert str(loaded) == str(small_profile)
     assert loaded["0"].records != loaded["3"].records
     with np.load(path, allow_pickle=False) as file:
@@ -52,36 +52,11 @@ def test_a_bad_file_is_refused_in_one_sentence(small_profile, tmp_path):
         lograd.Profile.load(tmp_path / "none.npz")
 
 
-def rewritten(content, **changes):
-    with np.load(io.BytesIO(content)) as file:
-        arrays = dict(file)
-    header = json.loads(arrays["header"].tobytes())
-    for name, change in changes.items():
-        if name == "version":
-            header["lograd_profile"] = change
-        else:
-            arrays[name] = change(arrays[name])
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-def test_another_version_or_a_changed_file_is_refused(small_profile, tmp_path):
-    path = tmp_path / "profile.npz"
-    content = small_profile.save(path).read_bytes()
-    path.write_bytes(rewritten(content, version=99))
-    with pytest.raises(InvalidValue, match="version"):
+def test_another_version_is_refused(small_profile, tmp_path, monkeypatch):
+    path = small_profile.save(tmp_path / "profile.npz")
+    monkeypatch.setattr("lograd.measure.model_profile.VERSION", 99)
+    with pytest.raises(InvalidValue, match="version 99"):
         lograd.Profile.load(path)
-    for changes in (
-        {"counts": lambda counts: counts[:-1]},
-        {"records": lambda records: records[:, :3]},
-        {"samples": lambda samples: samples[1:]},
-        {"records": lambda records: records + np.eye(1, 8, dtype=np.int64) * 50},
-    ):
-        path.write_bytes(rewritten(content, **changes))
-        with pytest.raises(InvalidValue, match="Cannot read the profile"):
-            lograd.Profile.load(path)
 
 
 def test_numbers_of_a_record_agree_with_the_data():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,7 +15,6 @@ from torch import nn
 import lograd
 from lograd import LayerPlan, Plan, ops
 from lograd.errors import InvalidType, InvalidValue
-from lograd.files import checksum_of_json
 from lograd.measure.values import TOTAL, VECTORS
 from lograd.measure.variances import SAVED, _exact, _forward_only, _one_at_a_time
 from lograd.treatments import Integers, StatQuant, apply, both, recipe
@@ -402,22 +400,10 @@ def test_without_contributions(tmp_path):
     assert found.contributions is None
 
 
-@pytest.mark.parametrize("name", ["total", "tensors", "sites", "repeats"])
-def test_a_file_without_a_field_is_refused(name, tmp_path):
-    data = measured("int5-bhq").to_dict()
-    del data[name]
-    (tmp_path / "v.json").write_text(json.dumps(data | {"checksum": checksum_of_json(data)}))
-    with pytest.raises(InvalidValue, match="Cannot read the variance"):
-        lograd.Variance.load(tmp_path / "v.json")
-
-
-def test_damage_and_other_files_are_told(found, tmp_path):
+def test_other_files_are_refused(found, tmp_path):
     path = found.save(tmp_path / "v.json")
     text = path.read_text()
-    path.write_text(text.replace('"repeats": 4', '"repeats": 5'))
-    with pytest.raises(InvalidValue, match="its checksum does not match"):
-        lograd.Variance.load(path)
-    for content in ("{}", "[]", text[:100], '{"lograd_plan": 2}'):
+    for content in ("{}", "[]", text[:100], '{"lograd_plan": 2}', text.replace('"repeats"', '"repeat"')):
         path.write_text(content)
         with pytest.raises(InvalidValue, match="Cannot read the variance"):
             lograd.Variance.load(path)
@@ -426,7 +412,7 @@ def test_damage_and_other_files_are_told(found, tmp_path):
 def test_the_page_and_the_figure(found, tmp_path):
     html = found.to_html(tmp_path / "v.html", "Mine & <yours>").read_text()
     assert "Mine &amp; &lt;yours&gt;" in html
-    assert html.count("<svg") >= 4
+    assert html.count("<svg") == 2
     for one in found.tensors:
         assert one.name in html
     assert found.plot().axes[0].patches

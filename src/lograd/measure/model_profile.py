@@ -2,13 +2,12 @@
 
 The file is one .npz of plain arrays, whose archive has a checksum of each:
 
-- header: JSON with version, steps, every, missed, a description of each layer, and what else was measured
+- header: JSON with the version, the sizes of samples, and all of the profile but what the other arrays hold
 - records: int64, a row for each record: layer, side (0 neural gradient, 1 weight gradient, 2 norms of rows), step,
   first bin, number of bins, zeros, NaN, infinities
 - masked: float64, a number for each record; NaN where there is no BatchNorm
 - counts: int64, the bins of all records one after another
 - samples: float32, the samples of all layers one after another
-- noise: float64, only where it was measured: `NoiseFactors.table`
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,29 +24,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidType, InvalidValue, LogradError, nearest_name, plural, sentence
-from ..files import check_folder, check_object, check_text, check_whole, read_arrays, read_file, read_json, replace_file
+from ..files import check_folder, from_plain, read_arrays, read_file, read_json, replace_file, to_plain
 from ..laws import Empirical, HalfNormal, LogNormal
-from ..plan import Expected, Plan, StepWork
+from ..plan import Expected, Plan
 from ..text import TextTable
 from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
 from . import pages
 from .planner import Allocation, Bits, Measurements, plan_by_amounts, plan_by_goal
 from .prediction import expected_of, planned_layers, pruning_outlook
-from .records import LayerProfile, NoisyGradient, NonFiniteLoss, Record
-from .timing import Menus
-from .values import LEAST_BATCHES, Minibatch, NoiseFactors
+from .records import LayerProfile, Record
+from .values import LEAST_BATCHES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 2
+VERSION = 3
 MOST_STEPS = 256
 """The most observed steps that an observer keeps; when there are more, every second one is dropped."""
-_ARRAYS = {"header": 1, "records": 2, "masked": 1, "counts": 1, "samples": 1}
-"""The number of dimensions of each array."""
 _SIDES = ("records", "weight_records", "row_records")
 """The lists of `LayerProfile` that the column "side" stands for."""
+_NOTHING: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(repr=False)
@@ -173,16 +170,8 @@ class Profile(Measurements):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all that is known of the model and of each layer as plain values, without the histograms."""
-        return {
-            "steps": self.steps,
-            "every": self.every,
-            "layers": self.rows(),
-            "missed": dict(self.missed),
-            "broken": self.broken,
-            "work": None if self.work is None else self.work.to_dict(),
-            "minibatch": None if self.minibatch is None else self.minibatch.to_dict(),
-            "menus": None if self.menus is None else self.menus.to_dict(),
-        }
+        names = ("steps", "every", "missed", "broken", "work", "minibatch", "menus")
+        return {"layers": self.rows(), **{name: to_plain(getattr(self, name)) for name in names}}
 
     def table(self) -> TextTable:
         """Return a table for the terminal with one row for each layer."""
@@ -223,27 +212,20 @@ class Profile(Measurements):
                     rows.append([index, side, record.step, first, *numbers])
                     masked.append(np.nan if record.masked is None else record.masked)
                     counts.append(bins)
-        header: dict[str, Any] = {
-            "lograd_profile": VERSION,
-            "steps": self.steps,
-            "every": self.every,
-            "missed": dict(self.missed),
-            "layers": [_described(layer) for layer in self.layers.values()],
-            "uncounted": self.uncounted,
-            "loss": None if self.loss is None else asdict(self.loss) | {"value": str(self.loss.value)},
+        samples = [layer.sample for layer in self.layers.values()]
+        bare = {
+            name: replace(one, sample=_NOTHING, records=[], weight_records=[], row_records=[])
+            for name, one in self.layers.items()
         }
-        for name in ("noise", "work", "minibatch", "menus"):
-            value = getattr(self, name)
-            header[name] = None if value is None else value.to_dict()
+        header = {"lograd_profile": VERSION, "sizes": [one.size for one in samples]}
         file = io.BytesIO()
         np.savez_compressed(
             file,
-            header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+            header=np.frombuffer(json.dumps(header | to_plain(replace(self, layers=bare))).encode(), dtype=np.uint8),
             records=np.array(rows, dtype=np.int64).reshape(-1, 8),
             masked=np.array(masked, dtype=np.float64),
             counts=np.concatenate(counts),
-            samples=np.concatenate([np.zeros(0, dtype=np.float32), *(layer.sample for layer in self.layers.values())]),
-            **({} if self.noise is None else {"noise": self.noise.table()}),  # type: ignore[arg-type]
+            samples=np.concatenate([_NOTHING, *samples]),
         )
         return replace_file(path, file.getvalue())
 
@@ -283,73 +265,25 @@ def _row(layer: LayerProfile) -> dict[str, Any]:
     }
 
 
-_PLAIN = ("name", "kind", "weight_shape", "flops_input", "flops_weight", "flops_forward", "groups", "transposed")
-"""The fields of a layer that stand in the header as they are."""
-
-
-def _described(layer: LayerProfile) -> dict[str, Any]:
-    return {
-        **{name: getattr(layer, name) for name in _PLAIN},
-        "sample": int(layer.sample.size),
-        "range": layer.range,
-        "noisy": [one.to_dict() for one in layer.noisy],
-    }
-
-
 def _loaded(arrays: Mapping[str, NDArray[Any]]) -> Profile:
-    """Return the profile in the arrays of a file, whose shape and header are checked first."""
-    for name, dimensions in _ARRAYS.items():
-        if name not in arrays or arrays[name].ndim != dimensions:
-            raise InvalidValue(f"it is not a profile that lograd saved: it has no array {name!r} as that has.")
-    header = read_json(arrays["header"].tobytes(), "its header")
-    if not isinstance(header, dict) or header.get("lograd_profile") != VERSION:
-        raise InvalidValue(
-            f"it is not a profile of version {VERSION}, which this lograd reads; make the profile again."
-        )
+    """Return the profile in the arrays of a file, whose version is checked first."""
+    header = read_json(arrays["header"].tobytes(), "its header") if "header" in arrays else None
+    if not isinstance(header, dict) or header.pop("lograd_profile", None) != VERSION:
+        raise InvalidValue(f"it is not a profile of version {VERSION}, which this lograd reads; profile again.")
     try:
-        return _built(header, arrays)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        sizes, rows, masked = (header.pop("sizes"), arrays["records"], arrays["masked"])
+        profile: Profile = from_plain(Profile, header, "the profile")
+        layers, ends = list(profile.layers.values()), np.cumsum(rows[:, 4])
+        counts = np.split(arrays["counts"], ends)
+        for row, bins, share in zip(rows.tolist(), counts[:-1], masked.tolist(), strict=True):
+            index, side, step, first, _, zeros, nan, infinities = row
+            law = Empirical(bins, first, zeros=zeros) if bins.size else None
+            record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
+            getattr(layers[index], _SIDES[side]).append(record)
+        for layer, sample in zip(layers, np.split(arrays["samples"], np.cumsum(sizes)[:-1]), strict=False):
+            layer.sample = sample
+    except LogradError:
+        raise
+    except (LookupError, TypeError, ValueError) as error:
         raise InvalidValue(f"it was changed after lograd saved it ({error}).") from None
-
-
-def _built(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Profile:
-    rows, masked, counts, samples = (arrays[name] for name in ("records", "masked", "counts", "samples"))
-    entries = [check_object("a layer", one, (*_PLAIN, "sample", "range", "noisy")) for one in header["layers"]]
-    sizes, ends = [entry["sample"] for entry in entries], np.cumsum(rows[:, 4])
-    if sum(sizes) != samples.size or ends[-1:].sum() != counts.size or len(masked) != len(rows):
-        raise InvalidValue("its arrays do not fit each other.")
-    layers = [_layer(one, own) for one, own in zip(entries, np.split(samples, np.cumsum(sizes)[:-1]), strict=False)]
-    for row, end, share in zip(rows.tolist(), ends.tolist(), masked.tolist(), strict=True):
-        index, side, step, first, bins, zeros, nan, infinities = row
-        law = Empirical(counts[end - bins : end], first, zeros=zeros) if bins else None
-        record = Record(step, law, zeros, nan, infinities, None if np.isnan(share) else share)
-        getattr(layers[index], _SIDES[side]).append(record)
-    if any(not layer.records for layer in layers):
-        raise InvalidValue("one of its layers has no record.")
-
-    def known(name: str, build: Any) -> Any:
-        return None if header[name] is None else build(header[name])
-
-    return Profile(
-        {layer.name: layer for layer in layers},
-        {name: check_text("a reason", reason) for name, reason in header["missed"].items()},
-        check_whole("steps", header["steps"]),
-        check_whole("every", header["every"], 1),
-        known("noise", lambda noise: NoiseFactors.from_dict(noise, arrays["noise"])),
-        known("work", StepWork.from_dict),
-        known("loss", lambda loss: NonFiniteLoss(loss["step"], float(loss["value"]), loss["steps"])),
-        check_text("why the step was not counted", header["uncounted"]),
-        known("minibatch", Minibatch.from_dict),
-        known("menus", Menus.from_dict),
-    )
-
-
-def _layer(entry: Mapping[str, Any], sample: NDArray[Any]) -> LayerProfile:
-    plain = {name: entry[name] for name in _PLAIN}
-    shape, ends = plain["weight_shape"], entry["range"]
-    return LayerProfile(
-        **plain | {"weight_shape": None if shape is None else tuple(shape)},
-        sample=sample,
-        range=None if ends is None else (float(ends[0]), float(ends[1])),
-        noisy=tuple(map(NoisyGradient.from_dict, entry["noisy"])),
-    )
+    return profile

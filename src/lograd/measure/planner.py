@@ -147,7 +147,7 @@ def _supported(profile: Measurements) -> dict[str, LayerProfile]:
 
 def _kept(profile: Measurements, layers: Mapping[str, LayerProfile], keep: str | Iterable[str]) -> dict[str, str]:
     """Return the layers that are left alone, with reasons; refuse gradients that are not finite in the others."""
-    broken = {one.layer for one in nonfinite_layers(layers)}
+    broken = nonfinite_layers(layers)
     zero = [name for name, layer in layers.items() if layer.law is None and name not in broken]
     kept = matching_layers(list(layers), keep_patterns(keep)) | dict.fromkeys(zero, ZERO_GRADIENT)
     refuse_nonfinite(layers, [name for name in layers if name not in kept], profile.loss)
@@ -336,7 +336,7 @@ def _allocated(
 def _format(data: Empirical, bits: Bits, law: PruningLaw) -> FloatFormat | None:
     """Return the best format for the histogram at its scale, or for a fitted lognormal law, as in the paper."""
     if isinstance(bits, str):
-        return recommended_format(data, "max", "stochastic")
+        return recommended_format(data)
     fitted = try_binned(LogNormal, data).law if law == "lognormal" else None
     return theory.best_format(data, bits, scale="max") if fitted is None else theory.best_format(fitted, bits)
 

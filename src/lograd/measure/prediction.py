@@ -1,4 +1,4 @@
-"""Predictions from a profile's histograms: the noise of a plan, zeros that save time, and the error of each format.
+"""Predictions from a profile's histograms: the noise of a plan, zeros that save time, and formats.
 
 The noise of a plan in units of the minibatch's variance is rho = W / V with
 
@@ -12,35 +12,31 @@ alone moved the gradient of all parameters (`noise`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
-import torch
 
 from .. import theory
 from ..engine.backends import LEAST_WORK
 from ..engine.backends.sparse import unserved
-from ..formats import FloatFormat, Format, IntFormat
+from ..formats import FloatFormat
 from ..laws import Empirical
 from ..plan import Expected, Forecast, LayerPlan, Plan, predicted
 from ..theory import Rise, risen
 from ..treatments import (
     BACKWARD,
     OPERANDS,
-    Prediction,
     Quantize,
     Sentence,
     Statistics,
-    apply,
     describe,
     numbers_of,
     predict,
 )
 from ..treatments.verdicts import FAIR_COSINE, GOOD_COSINE, noise_of
-from .records import LayerProfile, Sample, thinned
-from .values import Minibatch, NoiseFactors, Values
+from .records import LayerProfile, thinned
+from .values import Minibatch, NoiseFactors
 
 # -- noise-to-signal ratios --
 
@@ -258,8 +254,6 @@ def _kept_by_place(plan: Plan, layers: Mapping[str, LayerProfile]) -> list[str]:
 
 # -- zeros --
 
-SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-"""The sparsities at which pruning is predicted."""
 USUAL = 0.85
 """The sparsity at which layers are judged."""
 NO_TIME = "zeros save no time here"
@@ -295,25 +289,16 @@ def without_gain(layers: Mapping[str, LayerProfile], products: Iterable[str]) ->
 class PruningOutlook:
     """The predicted effect of pruning one layer, from its law at the last observed step."""
 
-    name: str
-    cosines: Values
-    """The cosine at each of `SPARSITIES`.  Existing zeros count, so a cosine may be 1."""
     good: float
     """The sparsity up to which the cosine is good."""
     fair: float
     """The sparsity up to which it is at least fair."""
-    arrives: float | None
-    """|error of dW|^2 / |dW|^2, summed over all layers, for noise as strong as this gradient; None if not measured."""
+    cosine: float
+    """The cosine at `USUAL`.  Existing zeros count, so it may be 1."""
+    noise: float | None
+    """|error of dW|^2 / |dW|^2, summed over all layers, if this layer alone is pruned so; None if not measured."""
     no_gain: str | None
     """The reason why zeros save no time; None where they may."""
-
-    def cosine(self, sparsity: float) -> float:
-        """Return the cosine at one of `SPARSITIES`."""
-        return float(self.cosines[SPARSITIES.index(sparsity)])
-
-    def noise(self, sparsity: float) -> float | None:
-        """Return the noise in the weight gradients if this layer alone is pruned; None if not measured."""
-        return None if self.arrives is None else noise_of(self.cosine(sparsity)) * self.arrives
 
 
 def pruning_outlook(layer: LayerProfile, noise: NoiseFactors | None = None) -> PruningOutlook | None:
@@ -325,128 +310,35 @@ def pruning_outlook(layer: LayerProfile, noise: NoiseFactors | None = None) -> P
     law = layer.law
     if law is None or layer.flops_weight is None:
         return None
-    thresholds = theory.thresholds_for([law] * len(SPARSITIES), SPARSITIES)
-    cosines = np.array([1.0 if t == 0 else float(theory.cosine(law, t)) for t in thresholds])
+    (threshold,) = theory.thresholds_for([law], (USUAL,))
+    cosine = 1.0 if threshold == 0 else float(theory.cosine(law, threshold))
     share = float(law.zero_share)
     limits = theory.sparsity(law, theory.threshold_for_cosine(law, np.array([GOOD_COSINE, FAIR_COSINE])))
     good, fair = (share + (1 - share) * float(limit) for limit in limits)
     arrives = None
     if noise is not None and layer.name in noise.layers:
         place = noise.layers.index(layer.name)
-        arrives = float(noise.factors.own[place] + noise.factors.passed[place])
-    return PruningOutlook(layer.name, cosines, good, fair, arrives, why_no_gain(layer))
-
-
-def pruning_outlooks(layers: Mapping[str, LayerProfile], noise: NoiseFactors | None) -> list[PruningOutlook]:
-    """Predict the effect of pruning for every layer that has a law, in their order."""
-    return [found for layer in layers.values() if (found := pruning_outlook(layer, noise)) is not None]
-
-
-@dataclass(frozen=True)
-class JointOutlook:
-    """The predicted effect of pruning all layers that gain time, to the same sparsity and in both products."""
-
-    noise: list[float]
-    """The noise in the weight gradients at each of `SPARSITIES`, |error of dW|^2 / |dW|^2, mean over the layers."""
-    growth: list[float]
-    """The factor by which the energy of a gradient grows, in the layer where it grows most."""
-
-
-def joint_outlook(found: Sequence[PruningOutlook], noise: NoiseFactors | None) -> JointOutlook | None:
-    """Predict the effect of pruning all layers that gain; None where noise was not measured, or no layer gains."""
-    gaining = {one.name: one for one in found if one.no_gain is None}
-    if noise is None or not set(gaining) & set(noise.layers):
-        return None
-    sums, growths = [], []
-    for sparsity in SPARSITIES:
-        ratios = [noise_of(gaining[name].cosine(sparsity)) if name in gaining else 0.0 for name in noise.layers]
-        sums.append(noise.factors.total(ratios, ratios) / len(noise.layers))
-        growths.append(float(noise.factors.growth(ratios).max()))
-    return JointOutlook(sums, growths)
+        arrives = noise_of(cosine) * float(noise.factors.own[place] + noise.factors.passed[place])
+    return PruningOutlook(good, fair, cosine, arrives, why_no_gain(layer))
 
 
 # -- few bits --
 
 WIDTHS = (4, 5, 6, 7, 8)
-SCALE = "max"
 NO_FORMAT = f"no float of at most {max(WIDTHS)} bits keeps a cosine of {GOOD_COSINE:g}"
-DRAWS = 8
-"""Stochastic roundings of the sample that a measurement averages."""
 
 
-@dataclass(frozen=True)
-class FormatTrial:
-    """One format tried on the gradient of one layer."""
-
-    name: str
-    """Kind and width, such as "FP6" or "INT4"."""
-    format: Format
-    predicted: Prediction
-    measured: Prediction | None
-    """The same numbers, measured on the sample; None where there is none."""
+def tried_formats(law: Empirical) -> Iterator[tuple[FloatFormat, float]]:
+    """Yield the best float of each width, from 4 to 8 bits, with the predicted cosine of stochastic rounding to it."""
+    for bits in WIDTHS:
+        format = theory.best_format(law, bits, scale="max")
+        predicted = predict((Quantize(format, "max", "stochastic"),), Statistics(law))
+        yield format, 0.0 if predicted is None else predicted.cosine
 
 
-def format_trials(layer: LayerProfile) -> list[FormatTrial]:
-    """Try FP4 to FP8, each in its best split for the layer, and INT4 to INT8; an empty list for a gradient of zeros."""
-    law = layer.law
-    if law is None:
-        return []
-    formats: list[tuple[str, Format]] = [(f"FP{bits}", _best(law, bits, SCALE)) for bits in WIDTHS]
-    formats += [(f"INT{bits}", IntFormat(bits)) for bits in WIDTHS]
-    statistics = Statistics(law)
-    return [_trial(name, format, statistics, layer.sample) for name, format in formats]
-
-
-def recommended(found: list[FormatTrial]) -> FormatTrial | None:
-    """Return the trial of the float with the fewest bits whose predicted cosine is good; None if none is.
+def recommended_format(law: Empirical) -> FloatFormat | None:
+    """Return the float with the fewest bits whose predicted cosine is good; None where 8 bits are too few.
 
     Integers are not recommended: at an equal cosine they round the smaller half of the gradient to zero.
     """
-    good = [trial for trial in found if trial.name.startswith("FP") and trial.predicted.cosine >= GOOD_COSINE]
-    return min(good, key=lambda trial: trial.format.bits, default=None)
-
-
-def recommended_format(law: Empirical, scale: str, rounding: Literal["stochastic", "nearest"]) -> FloatFormat | None:
-    """Return the float with the fewest bits whose predicted cosine is good; None where 8 bits are too few.
-
-    Args:
-        law: the histogram of the gradient.
-        scale: a rule of `theory.scale`.
-        rounding: how the gradient will be rounded.
-    """
-    for bits in WIDTHS:
-        format = _best(law, bits, scale)
-        predicted = predict((Quantize(format, scale, rounding),), Statistics(law))
-        if predicted is not None and predicted.cosine >= GOOD_COSINE:
-            return format
-    return None
-
-
-def _best(law: Empirical, bits: int, scale: str) -> FloatFormat:
-    """Return the split of `bits` bits with the least relative error at the scale of the rounding."""
-    return theory.best_format(law, bits, scale=scale)
-
-
-def _trial(name: str, format: Format, statistics: Statistics, sample: Sample) -> FormatTrial:
-    treatment = Quantize(format, SCALE)
-    numbers = numbers_of((treatment,), statistics)
-    predicted = predict((treatment,), statistics, numbers)
-    assert predicted is not None, "a rounding of single elements can be predicted"
-    return FormatTrial(name, format, predicted, measured_prediction(treatment, numbers[0]["scale"], sample))
-
-
-def measured_prediction(treatment: Quantize, scale: float, sample: Sample) -> Prediction | None:
-    """Measure sparsity, cosine and relative error by rounding a sample of the gradient; None for a sample of zeros."""
-    finite = sample[np.isfinite(sample)]
-    if not finite.any():
-        return None
-    values = torch.from_numpy(finite)
-    draws = [apply((treatment,), values, seed, numbers=[{"scale": scale}]).result for seed in range(DRAWS)]
-    x, y = finite.astype(np.float64), torch.stack(draws).double().numpy()
-    nonzero = x != 0
-    length = np.linalg.norm(x) * np.linalg.norm(y, axis=1)
-    return Prediction(
-        sparsity=float(np.mean(y == 0)),
-        cosine=float(np.mean(np.divide(y @ x, length, out=np.zeros(DRAWS), where=length > 0))),
-        relative_error=float(np.mean(np.abs(y[:, nonzero] / x[nonzero] - 1))),
-    )
+    return next((format for format, cosine in tried_formats(law) if cosine >= GOOD_COSINE), None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -31,7 +33,7 @@ from .passes import (
     loss_of,
     restored,
 )
-from .records import after_step, nonfinite_layers
+from .records import NonFiniteLoss, nonfinite_layers
 from .timing import check_device, check_methods, measure_menus
 from .values import LEAST_BATCHES
 from .work import WorkCounter
@@ -182,7 +184,9 @@ def _run(
         with nullcontext() if step else counter:  # the first step is counted
             loss = loss_of(model, batch, loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
-        result.loss = after_step(result.loss, step, float(loss.detach()))
+        if not math.isfinite(value := float(loss.detach())):
+            first = result.loss or NonFiniteLoss(step, "NaN" if math.isnan(value) else "infinite", 0)
+            result.loss = replace(first, steps=first.steps + 1)
         if minibatches is not None:
             minibatches.add([gradient_of(parameter) for parameter in learned])
     return batch

@@ -6,19 +6,18 @@ torch, so they can be read without the tensor, the process or the machine that t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidValue, plural
-from ..files import check_number
 from ..laws import Empirical, Fit, Law
 from ..laws.binned import rank_binned, try_binned
+from ..plan import listed
 from ..theory import rows_kept
 
 Sample = NDArray[np.float32]
@@ -122,20 +121,8 @@ class NoisyGradient:
         level = float(np.mean([one.level for one in several]))
         return cls(Empirical.merge([one.law for one in several]), level, (low, high))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, of which `from_dict` makes this gradient again."""
-        law = {"first": int(self.law.first), "counts": self.law.counts.tolist(), "zeros": int(self.law.zeros)}
-        return {"level": self.level, "range": list(self.range), **law}
 
-    @classmethod
-    def from_dict(cls, data: Any) -> NoisyGradient:
-        """Return the gradient that `to_dict` was given."""
-        law = Empirical(np.array(data["counts"], dtype=np.int64), data["first"], zeros=data["zeros"])
-        low, high = data["range"]
-        return cls(law, check_number("the level of a noisy gradient", data["level"], 0), (low, high))
-
-
-@dataclass(eq=False, repr=False)
+@dataclass(repr=False)
 class LayerProfile:
     """The observations of one layer; an observer adds to them while it runs."""
 
@@ -155,7 +142,7 @@ class LayerProfile:
     """The gradient of the weight at the same steps; empty where there is none."""
     row_records: list[Record] = field(default_factory=list)
     """Norms of the gradient's rows (tokens, pixels of 1x1 convolutions, samples of others) at the same steps."""
-    sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    sample: Sample = field(default_factory=lambda: np.zeros(0, dtype=np.float32), compare=False)
     """Elements of the neural gradient at the last observed step, spread evenly over the tensor."""
     flops_forward: int | None = None
     """Operations of the forward product, two for each multiply-add."""
@@ -237,20 +224,8 @@ class LayerProfile:
         if self.records[-1:] != last:  # drop NaN of a step whose counts are gone
             self.sample = self.sample[np.isfinite(self.sample)]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, LayerProfile):
-            return NotImplemented
-        names = (
-            "name", "kind", "weight_shape", "flops_forward", "flops_input", "flops_weight", "records",
-            "weight_records", "row_records", "groups", "transposed", "range", "noisy",
-        )  # fmt: skip
-        same = all(getattr(self, name) == getattr(other, name) for name in names)
-        return same and np.array_equal(self.sample, other.sample, equal_nan=True)
-
     def __repr__(self) -> str:
         return f"LayerProfile({self.name!r}, {self.kind}, {plural(len(self.records), 'observed step')})"
-
-    __hash__ = None  # type: ignore[assignment]  # it changes while it is observed
 
 
 # -- what is not finite --
@@ -262,75 +237,39 @@ MOST_NAMES = 3
 @final
 @dataclass(frozen=True)
 class NonFiniteLoss:
-    """The first step at which the loss was NaN or infinite, its value there, and how many such steps there were."""
+    """The first step at which the loss was "NaN" or "infinite", and how many such steps there were."""
 
     step: int
-    value: float
+    kind: str
     steps: int = 1
 
-    def words(self) -> str:
-        """Return a clause such as "the loss was NaN at step 3 and at 2 more"."""
+    def __str__(self) -> str:
         more = f" and at {self.steps - 1} more" if self.steps > 1 else ""
-        return f"the loss was {'NaN' if math.isnan(self.value) else 'infinite'} at step {self.step}{more}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NonFiniteLoss) and str(self) == str(other)  # so that NaN equals NaN
-
-    __hash__ = None  # type: ignore[assignment]
+        return f"the loss was {self.kind} at step {self.step}{more}"
 
 
-def after_step(loss: NonFiniteLoss | None, step: int, value: float) -> NonFiniteLoss | None:
-    """Return the record of non-finite losses after one more step.
-
-    Args:
-        loss: the record so far; None where all losses were finite.
-        value: the loss at this step.
-    """
-    if math.isfinite(value):
-        return loss
-    return NonFiniteLoss(step, value) if loss is None else NonFiniteLoss(loss.step, loss.value, loss.steps + 1)
-
-
-@final
-@dataclass(frozen=True)
-class NonFiniteLayer:
-    """The first observed step at which a layer's gradient, or that of its weight, was not finite."""
-
-    layer: str
-    record: Record
-    of_weight: bool
-    steps: int
-    """Observed steps at which it was not finite."""
-
-    def words(self) -> str:
-        """Return the layer's name, with how many elements were NaN or infinite at that step."""
-        counts = {"NaN": self.record.nan, "infinite": self.record.infinities}
-        found = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        what = "elements of its weight's gradient" if self.of_weight else "elements"
-        return f"{self.layer!r} ({found} of {self.record.elements:,} {what} at step {self.record.step})"
-
-
-def nonfinite_layers(layers: Mapping[str, LayerProfile]) -> list[NonFiniteLayer]:
-    """Return the layers with a NaN or infinite gradient, the earliest step first."""
+def nonfinite_layers(layers: Mapping[str, LayerProfile]) -> dict[str, str]:
+    """Return the layers with a NaN or infinite gradient, the earliest step first, and how much of it was not finite."""
     found = []
     for name, layer in layers.items():
-        for side, records in ((False, layer.records), (True, layer.weight_records)):
-            bad = [record for record in records if record.nan or record.infinities]
-            if bad:
-                found.append(NonFiniteLayer(name, bad[0], side, len(bad)))
+        for of_weight, records in ((False, layer.records), (True, layer.weight_records)):
+            bad = next((record for record in records if record.nan or record.infinities), None)
+            if bad is not None:
+                counts = {"NaN": bad.nan, "infinite": bad.infinities}
+                elements = " and ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+                what = "elements of its weight's gradient" if of_weight else "elements"
+                found.append((bad.step, name, f"{name!r} ({elements} of {bad.elements:,} {what} at step {bad.step})"))
                 break
-    return sorted(found, key=lambda one: one.record.step)
+    return {name: words for _, name, words in sorted(found, key=lambda one: one[0])}
 
 
 def nonfinite_words(layers: Mapping[str, LayerProfile], loss: NonFiniteLoss | None) -> str | None:
     """Return one sentence on all that was not finite; None where everything was finite."""
     found = nonfinite_layers(layers)
     if not found:
-        return (
-            None if loss is None else f"{loss.words()[0].upper()}{loss.words()[1:]}, though all gradients were finite."
-        )
+        return None if loss is None else f"T{str(loss)[1:]}, though all gradients were finite."
     text = f"NaN or infinite gradients in {len(found)} of {len(layers)} layers: {_named(found)}"
-    return f"{text}; {loss.words()}." if loss is not None else f"{text}."
+    return f"{text}; {loss}." if loss is not None else f"{text}."
 
 
 def refuse_nonfinite(layers: Mapping[str, LayerProfile], treated: Sequence[str], loss: NonFiniteLoss | None) -> None:
@@ -344,19 +283,17 @@ def refuse_nonfinite(layers: Mapping[str, LayerProfile], treated: Sequence[str],
     found = nonfinite_layers({name: layers[name] for name in treated})
     if not found:
         return
-    why = "" if loss is None else f" ({loss.words()})"
+    why = "" if loss is None else f" ({loss})"
     text = (
         f"no plan follows from NaN or infinite gradients, which the profile has in {len(found)} of the {len(treated)} "
         f"layers to treat: {_named(found)}; mend the loss or the data{why}, or lower the learning rate or the loss "
         "scale, and profile again"
     )
     if len(found) < len(treated):
-        names = [one.layer for one in found]
-        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-        text += f", or leave these layers alone as well (keep= or --keep: {shown})"
+        text += f", or leave these layers alone as well (keep= or --keep: {listed(list(found), MOST_NAMES)})"
     raise InvalidValue(f"{text}.")
 
 
-def _named(found: Sequence[NonFiniteLayer]) -> str:
+def _named(found: Mapping[str, str]) -> str:
     more = f", and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-    return ", ".join(one.words() for one in found[:MOST_NAMES]) + more
+    return ", ".join(list(found.values())[:MOST_NAMES]) + more

@@ -28,7 +28,6 @@ from ..engine.layers import candidates, reason_not_supported
 from ..engine.site import STRIDE, Site
 from ..engine.stopwatch import LayerSeconds, Stopwatch, seconds
 from ..errors import InvalidType, InvalidValue, sentence
-from ..files import check_number, check_whole
 from ..ops.sparse_products import release_workspace
 from ..plan import LayerPlan, Plan
 from ..progress import progress
@@ -47,8 +46,6 @@ DEFAULT_METHODS = (
     "int8wa+prune90",
 )  # fmt: skip
 """The methods that are timed by default: the layer as it is, and recipes."""
-LONGEST_NAME = 100
-"""Letters of a method's name."""
 
 
 class Method(NamedTuple):
@@ -71,8 +68,6 @@ def method(name: str) -> Method:
     >>> method("int8wa+prune90").bits, method("int8wa+prune90").sparsity
     (8, 0.9)
     """
-    if isinstance(name, str) and len(name) > LONGEST_NAME:
-        raise InvalidValue(f"a method has a name of at most {LONGEST_NAME} letters; got {name[:60]!r}...")
     plan = LayerPlan.of(with_backends(recipe("identity" if name == DENSE else name)))
     coders = (coder(plan.output.activations), coder(plan.output.weights))
     bits = min((one.level_bits for one in coders if one is not None), default=0)
@@ -145,37 +140,6 @@ class Menus:
     def rest(self) -> float:
         """Seconds of a plain step outside of these layers: normalization, attention, the loss, and so on."""
         return max(self.step - sum(menu[DENSE].seconds for menu in self.layers.values()), 0.0)
-
-    def seconds(self, choice: Mapping[str, str]) -> float:
-        """Return the predicted seconds of a step with a method for each layer; layers without one are dense."""
-        for name in choice:
-            if name not in self.layers or choice[name] not in self.layers[name]:
-                raise InvalidValue(f"method {choice[name]!r} was not timed for a layer {name!r}.")
-        return self.rest + sum(menu[choice.get(name, DENSE)].seconds for name, menu in self.layers.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, of which `from_dict` makes these menus again."""
-        layers = {name: [asdict(candidate) for candidate in menu.values()] for name, menu in self.layers.items()}
-        return {"step": self.step, "uniform": dict(self.uniform), "threads": self.threads, "layers": layers}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Menus:
-        """Return the menus that `to_dict` was given; InvalidValue for a method that does not exist."""
-        layers: dict[str, dict[str, Candidate]] = {}
-        for layer, entries in data["layers"].items():
-            menu = [Candidate(method(one.pop("method")).name, **one) for one in map(dict, entries)]
-            for one in menu:
-                for name in ("forward", "backward", "input_noise", "weight_noise", "penalty"):
-                    check_number(f"{name} of {layer!r}", getattr(one, name), 0)
-            layers[layer] = {one.method: one for one in menu}
-            if DENSE not in layers[layer]:
-                raise InvalidValue(f"the menu of layer {layer!r} must have {DENSE!r}.")
-        uniform = {method(name).name: check_number(name, value, 0) for name, value in data["uniform"].items()}
-        step, threads = (
-            check_number("the seconds of a step", data["step"], 0),
-            check_whole("threads", data["threads"], 1),
-        )
-        return cls(layers, step, uniform, threads)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each method in each layer: its times and its noise."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidValue, nearest_name
-from ..files import check_number, check_whole
 from ..theory import Propagation
 
 Values = NDArray[np.float64]
@@ -82,13 +81,6 @@ class GradientVariance:
         """V / signal, in batches; None where the batches show no signal."""
         return self.variance.mean / self.signal if self.signal > 0 else None
 
-    @classmethod
-    def of(cls, name: str, numbers: Sequence[Any]) -> GradientVariance:
-        """Return the value with these elements, V, error of V and signal; each is checked."""
-        elements, variance, error, signal = numbers
-        measured = Measured(check_number(f"V of {name!r}", variance, 0), check_number(f"error of {name!r}", error, 0))
-        return cls(name, check_whole(f"elements of {name!r}", elements, 1), measured, check_number("signal", signal))
-
 
 @final
 @dataclass(frozen=True)
@@ -140,20 +132,6 @@ class Minibatch:
             f"(+- {total.variance.error:.2g}, over {self.batches} batches); {told}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, of which `from_dict` makes this value again."""
-        rows = {
-            one.name: [one.elements, one.variance.mean, one.variance.error, one.signal]
-            for one in (*self.tensors, self.total)
-        }
-        return {"batches": self.batches, "tensors": rows}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Minibatch:
-        """Return the value that `to_dict` was given."""
-        *tensors, total = (GradientVariance.of(name, row) for name, row in data["tensors"].items())
-        return cls(tuple(tensors), total, check_whole("batches", data["batches"], LEAST_BATCHES))
-
 
 @final
 @dataclass(frozen=True)
@@ -180,24 +158,3 @@ class NoiseFactors:
     def among(self, names: Sequence[str]) -> Propagation:
         """Return the factors between some of the layers, without the noise of the others."""
         return self.factors.among(self.places(names))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the names and the energies; `table` has the factors."""
-        energies = self.energies
-        known = None if energies is None else {"own": energies.own.tolist(), "passed": energies.passed.tolist()}
-        return {"layers": list(self.layers), "energies": known}
-
-    def table(self) -> Values:
-        """Return the factors as one array: the rows own, passed and those of transfer."""
-        return np.vstack([self.factors.own, self.factors.passed, self.factors.transfer])
-
-    @classmethod
-    def from_dict(cls, data: Any, table: Values) -> NoiseFactors:
-        """Return the factors that `to_dict` and `table` were made of."""
-        own, passed, *transfer = table
-        square, energies = np.array(transfer), data["energies"]
-        return cls(
-            tuple(data["layers"]),
-            Propagation(own, passed, square),
-            None if energies is None else Propagation(energies["own"], energies["passed"], square),
-        )

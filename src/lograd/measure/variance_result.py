@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ..errors import InvalidValue, nearest_name, plural
-from ..files import check_folder, checksum_of_json, read_file, read_json, replace_file
+from ..files import check_folder, from_plain, read_file, read_json, replace_file, to_plain
 from ..plan import listed
 from ..plots import Section, bars, heat_map, write_page
 from ..text import TextTable, text_table
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VERSION = 1
-CHECKSUM = "checksum"
 MOST_NAMES = 4
 """The most tensors that a sentence names."""
 
@@ -98,7 +96,6 @@ class SiteVariance:
         energy: |G|^2 of the gradient that arrives, without noise.
         noise: E|Q(G) - G|^2 of the quantizer alone.
         predicted: the same by the law of |G|; None where the law does not tell.
-        bound: the paper's bound on it; None for treatments that the paper does not have.
     """
 
     layer: str
@@ -107,7 +104,6 @@ class SiteVariance:
     energy: float
     noise: Measured
     predicted: float | None = None
-    bound: float | None = None
 
 
 @final
@@ -127,15 +123,8 @@ class Contributions:
     noise: Values
     errors: Values
 
-    def __post_init__(self) -> None:
-        for name in ("noise", "errors"):
-            values = np.array(getattr(self, name), dtype=np.float64).reshape(len(self.layers), len(self.tensors))
-            object.__setattr__(self, name, values)
-        if not np.all(self.noise >= 0):
-            raise InvalidValue("contributions are squared norms, and none may be negative or NaN.")
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Contributions) and _plain(self) == _plain(other)
+        return isinstance(other, Contributions) and to_plain(self) == to_plain(other)
 
     def sum(self, tensor: str = TOTAL) -> Measured:
         """Return the noise of all layers in one tensor, or in the whole gradient, as if noises just added up."""
@@ -154,7 +143,7 @@ class Variance:
         plan: the plan in words.
         tensors: each weight tensor that learns; the last entry is all parameters with one dimension together.
         total: the whole gradient.
-        sites: the treated gradient of each layer and product, the noise of its quantizer alone, predictions and bounds.
+        sites: the treated gradient of each layer and product, the noise of its quantizer alone, and predictions.
         contributions: the noise that each layer's treatment alone brings to each weight tensor; None if not measured.
         batches: minibatches from which V was estimated.
         treated: those of them that were also run with the plan.
@@ -195,7 +184,7 @@ class Variance:
         return _tensor_table(self)
 
     def layers_table(self) -> TextTable:
-        """Return a table of the layers that add noise: their quantizers, bounds, predictions, and where it arrives."""
+        """Return a table of the layers that add noise: their quantizers, predictions, and where it arrives."""
         return _site_table(self)
 
     def plot(self) -> Figure:
@@ -206,7 +195,7 @@ class Variance:
         return bars(names, {"": values}, "Noise of the plan in each weight gradient", "rho = W / V", rule=rule)
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Variance of the gradients") -> Path:
-        """Write a self-contained HTML page: rho of each tensor, where noise comes from, bounds and predictions."""
+        """Write a self-contained HTML page: rho of each tensor, and where noise comes from."""
         check_folder(path)  # fails before the page is computed
         return write_page(path, title, _sections(self), "Made by lograd: Variance.to_html.")
 
@@ -223,107 +212,56 @@ class Variance:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as they stand in the file."""
-        matrix = None
-        if (found := self.contributions) is not None:
-            matrix = {name: _plain(value) for name, value in vars(found).items()}
-        values = {name: _plain(value) for name, value in vars(self).items() if name != "contributions"}
-        return {"lograd_variance": VERSION, **values, "contributions": matrix}
+        return {"lograd_variance": VERSION, **to_plain(self)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON with a checksum, of which `load` is the exact inverse; return its path."""
-        data = self.to_dict()
-        text = json.dumps(data | {CHECKSUM: checksum_of_json(data)}, indent=1, allow_nan=False)
-        return replace_file(path, f"{text}\n".encode())
+        """Write JSON, of which `load` is the exact inverse; return its path."""
+        return replace_file(path, f"{json.dumps(self.to_dict(), indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Variance:
         """Return the measurement in a file; what is wrong with the file is said in one sentence."""
         try:
-            return _loaded(read_json(read_file(path)))
+            data = read_json(read_file(path))
+            if not isinstance(data, dict) or data.pop("lograd_variance", None) != VERSION:
+                raise InvalidValue(f'it is no variance of version {VERSION}: a JSON object with "lograd_variance".')
+            found: Variance = from_plain(cls, data, "the variance")
         except InvalidValue as error:
             raise InvalidValue(f"Cannot read the variance {path}: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it: NaN is null, and what has fields is an object."""
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(one) for name, one in vars(value).items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _loaded(data: Any) -> Variance:
-    if not isinstance(data, dict) or data.get("lograd_variance") != VERSION:
-        raise InvalidValue(f'it is no variance of version {VERSION}: that is a JSON object with "lograd_variance".')
-    rest = {name: value for name, value in data.items() if name != CHECKSUM}
-    if data.get(CHECKSUM) != checksum_of_json(rest):
-        raise InvalidValue("its checksum does not match: it was changed or damaged after lograd saved it.")
-    try:
-        matrix = rest.pop("contributions")
-        del rest["lograd_variance"]
-        rest["tensors"] = tuple(map(_tensor, rest["tensors"]))
-        rest["total"] = _tensor(rest["total"])
-        rest["sites"] = tuple(SiteVariance(**one | {"noise": Measured(**one["noise"])}) for one in rest["sites"])
-        if matrix is not None:
-            matrix |= {name: tuple(matrix[name]) for name in ("layers", "tensors")}
-        return Variance(**rest, contributions=None if matrix is None else Contributions(**matrix))
-    except (LookupError, TypeError, ValueError) as error:
-        raise InvalidValue(f"its fields are not those of a variance ({error}).") from None
-
-
-def _tensor(data: dict[str, Any]) -> TensorVariance:
-    measured = {name: Measured(**data[name]) for name in ("minibatch", "noise", "bias")}
-    forward = None if data["forward"] is None else ForwardChange(**data["forward"])
-    return TensorVariance(**data | measured | {"forward": forward})
+        return found
 
 
 # -- tables --
 
 
-NOISE = ("rho = W/V",)
-COLUMNS = (
-    "weight tensor", "rho = W/V", "<bias", "noise W", "minibatch V", "signal |E g|²", "bias² / W", "band / W",
-    "elements",
-)  # fmt: skip
-FORWARD = ("cosine to float32", "norm to float32")
-SITE_COLUMNS = (
-    "layer", "<product", "<treatment", "|G|²", "noise / |G|²", "by the law", "bound", "noise / bound", "in V",
-)  # fmt: skip
-
-
 def _tensor_table(found: Variance) -> TextTable:
     """Return the table of weight tensors, with the whole gradient as the last row."""
-    rows = [*found.tensors, found.total]
-    forward = any(one.forward is not None for one in rows)
-    columns = (*COLUMNS[:3], *FORWARD, *COLUMNS[3:]) if forward else COLUMNS
-    notes: list[tuple[tuple[str, ...], str]] = []
-    if found.total.rho is not None:
-        notes.append((NOISE, _cost(found.total, found.total.rho)))
-    notes.append((("<bias",), _bias_words(found)))
-    if forward:
-        notes.append(
-            (FORWARD, "To float32: the change of the exact gradient by the quantized forward, a bias of its own kind.")
-        )
-    return text_table(
-        f"Variance of the gradients: {found.plan}",
-        columns,
-        [_tensor_row(one, forward) for one in rows],
-        _caption(found),
-        droppable=("elements", "signal |E g|²", "band / W", "bias² / W", *FORWARD[1:], "minibatch V", "noise W"),
-        notes=notes,
-    )
-
-
-def _caption(found: Variance) -> str:
-    """Return sentences on what was measured, and in which unit."""
-    return (
-        f"V from {found.batches:,} minibatches; W from {found.repeats} draws "
-        f"of random numbers on {found.treated} of them. Squared norms are in the unit of the squared gradient, ± one "
-        "standard error, which is that for these minibatches in W and bias²."
-    )
+    tensors = [*found.tensors, found.total]
+    forward = any(one.forward is not None for one in tensors)
+    rows = []
+    for one in tensors:
+        change = "–" if one.forward is None else f"{one.forward.cosine:.4f}"
+        verdict = "no noise" if one.noise.mean == 0 else "inside the band" if one.inside_band else "outside"
+        shares = [_ratio(value, one.noise.mean) for value in (one.bias.mean, one.band)]
+        means = [_measured(value) for value in (one.noise, one.minibatch)]
+        rho = _measured(one.rho)
+        signal = "–" if math.isnan(one.signal) else f"{one.signal:.3g}"
+        rows.append([one.name, rho, verdict, *([change] if forward else []), *means, signal, *shares])
+    columns = ["weight tensor", "rho = W/V", "<bias", *(["cosine to float32"] if forward else [])]
+    columns += ["noise W", "minibatch V", "signal |E g|²", "bias² / W", "band / W"]
+    notes = [
+        f"V from {found.batches:,} minibatches; W from {found.repeats} draws of random numbers on {found.treated} of "
+        "them. Squared norms are in the unit of the squared gradient, ± one standard error, which is that for these "
+        "minibatches in W and bias².",
+        _cost(found.total),
+        _bias_words(found),
+        "To float32: the change of the exact gradient by the quantized forward, a bias of its own kind."
+        if forward
+        else "",
+    ]
+    droppable = ("signal |E g|²", "band / W", "bias² / W", "minibatch V", "noise W")
+    title = f"Variance of the gradients: {found.plan}"
+    return text_table(title, columns, rows, "\n".join(filter(None, notes)), droppable=droppable)
 
 
 def _bias_words(found: Variance) -> str:
@@ -334,77 +272,35 @@ def _bias_words(found: Variance) -> str:
     return f"Bias: {tensors} outside the band of chance (4 sigma): {listed(found.biased, MOST_NAMES)}."
 
 
-def _cost(total: TensorVariance, rho: Measured) -> str:
+def _cost(total: TensorVariance) -> str:
+    """Return what a step is worth in a sentence."""
+    if total.rho is None:
+        return ""
     if not total.inside_band:
         return "W contains a bias, which no number of samples averages out, so rho does not say what it costs."
-    return f"A step costs as much as one with {1 / (1 + rho.mean):.1%} of the samples, 1 / (1 + rho)."
-
-
-def _tensor_row(one: TensorVariance, forward: bool) -> list[str]:
-    share = [_ratio(value, one.noise.mean) for value in (one.bias.mean, one.band)]
-    change = [] if not forward else ["–", "–"]
-    if one.forward is not None:
-        change = [f"{one.forward.cosine:.4f}", f"{one.forward.norm:.3f}"]
-    return [
-        one.name,
-        _measured(one.rho),
-        _verdict(one),
-        *change,
-        _measured(one.noise),
-        _measured(one.minibatch),
-        _number(one.signal),
-        *share,
-        f"{one.elements:,}",
-    ]
-
-
-def _verdict(one: TensorVariance) -> str:
-    """Return where the bias of a tensor lies."""
-    if one.noise.mean == 0:
-        return "no noise"
-    return "inside the band" if one.inside_band else "outside"
+    return f"A step costs as much as one with {1 / (1 + total.rho.mean):.1%} of the samples, 1 / (1 + rho)."
 
 
 def _site_table(found: Variance) -> TextTable:
-    """Return the table of treated gradients, with what each adds to the weight gradients."""
-    rows = [_site_row(found, one, first) for one, first in _with_first(found.sites)]
-    known = {one.layer for one in found.sites}
+    """Return the table of treated gradients, with what each layer adds to the weight gradients."""
+    rows = []
+    shown: set[str] = set()
+    for one in found.sites:
+        known = "–" if one.predicted is None else _ratio(one.predicted, one.energy)
+        arrival = "" if one.layer in shown else _arrival(found, one.layer)
+        name = "" if one.layer in shown else one.layer
+        rows.append([name, one.product, one.words, _ratio(one.noise.mean, one.energy), known, arrival])
+        shown.add(one.layer)
     others = () if found.contributions is None else found.contributions.layers
-    extra = [[name, *["–"] * 7, _arrival(found, name)] for name in others if name not in known]
-    notes = []
-    if found.contributions is not None:
-        notes = [(("in V",), _sum_words(found))]
-    return text_table(
-        "Noise by layer: the quantizers alone, and what each layer adds to all weight gradients",
-        SITE_COLUMNS,
-        [*rows, *extra],
+    rows += [[name, *["–"] * 4, _arrival(found, name)] for name in others if name not in shown]
+    caption = (
         "Noise / |G|²: E|Q(G) − G|² of the quantizer on the exact gradient of the first minibatch; by the law: "
-        "predicted from the histogram of |G|; bound: of the StatQuant paper. In V: the noise in the whole gradient "
-        "with this layer alone treated, over V.",
-        droppable=("<treatment", "|G|²", "by the law", "noise / bound", "bound"),
-        notes=notes,
+        "predicted from the histogram of |G|. In V: the noise in the whole gradient with this layer alone treated, "
+        f"over V.\n{_sum_words(found)}"
     )
-
-
-def _with_first(sites: tuple[SiteVariance, ...]) -> list[tuple[SiteVariance, bool]]:
-    """Return each site, and True for the first of its layer."""
-    names = [one.layer for one in sites]
-    return [(one, names.index(one.layer) == place) for place, one in enumerate(sites)]
-
-
-def _site_row(found: Variance, one: SiteVariance, first: bool) -> list[str]:
-    """Return the cells of a site; those of its layer stand in the row of its first site."""
-    return [
-        one.layer if first else "",
-        one.product,
-        one.words,
-        _number(one.energy),
-        _ratio(one.noise.mean, one.energy),
-        "–" if one.predicted is None else _ratio(one.predicted, one.energy),
-        "–" if one.bound is None else _ratio(one.bound, one.energy),
-        "–" if one.bound is None else _ratio(one.noise.mean, one.bound),
-        _arrival(found, one.layer) if first else "",
-    ]
+    columns = ("layer", "<product", "<treatment", "noise / |G|²", "by the law", "in V")
+    title = "Noise by layer: the quantizers alone, and what each layer adds to all weight gradients"
+    return text_table(title, columns, rows, caption, droppable=("<treatment", "by the law"))
 
 
 def _arrival(found: Variance, layer: str) -> str:
@@ -419,7 +315,8 @@ def _arrival(found: Variance, layer: str) -> str:
 
 def _sum_words(found: Variance) -> str:
     """Return whether the noises of single layers add up to that of the plan, in a sentence."""
-    assert found.contributions is not None
+    if found.contributions is None:
+        return ""
     whole, parts = found.total.noise, found.contributions.sum()
     deviating = [
         one.name
@@ -427,24 +324,15 @@ def _sum_words(found: Variance) -> str:
         if not found.contributions.sum(one.name).agrees(one.noise.mean, one.noise.error)
     ]
     ratio = f"{parts.mean / whole.mean:.3g} of" if whole.mean > 0 else "as much as"
-    where = (
-        f"; they differ by more than 4 sigma in {listed(deviating, MOST_NAMES)}"
-        if deviating
-        else ", equal within 4 sigma"
-    )
-    return f"Alone the layers add {ratio} the noise that they add together{where}."
-
-
-def _number(value: float) -> str:
-    """Return three significant digits; a dash for NaN."""
-    return "–" if np.isnan(value) else f"{value:.3g}"
+    rest = ", equal within 4 sigma"
+    if deviating:
+        rest = f"; they differ by more than 4 sigma in {listed(deviating, MOST_NAMES)}"
+    return f"Alone the layers add {ratio} the noise that they add together{rest}."
 
 
 def _measured(value: Measured | None) -> str:
     """Return a mean with its standard error; a dash where there is none."""
-    if value is None:
-        return "–"
-    return f"{value.mean:.3g} ± {value.error:.1g}"
+    return "–" if value is None else f"{value.mean:.3g} ± {value.error:.1g}"
 
 
 def _ratio(value: float, over: float) -> str:
@@ -473,67 +361,14 @@ def _row(one: TensorVariance) -> dict[str, Any]:
 
 
 def _sections(found: Variance) -> list[Section]:
-    total, rho = found.total, found.total.rho
-    numbers = {"tensors with a bias, outside the band of chance": f"{len(found.biased)} of {len(found.tensors)}"}
-    if rho is not None:
-        numbers["rho = W / V of the whole gradient"] = f"{rho.mean:.3g} ± {rho.error:.1g}"
-        if total.inside_band:
-            numbers["of the samples is what a step is worth, 1 / (1 + rho)"] = f"{1 / (1 + rho.mean):.1%}"
-        else:
-            numbers["bias² / W; no number of samples averages a bias out"] = _ratio(total.bias.mean, total.noise.mean)
-    if total.minibatch.mean > 0:
-        numbers["signal / V: |E g|² over the variance"] = f"{total.signal / total.minibatch.mean:.3g}"
     text = (
         f"Noise that the plan ({found.plan}) adds to each weight gradient, beside the variance that the gradient has "
-        "from minibatch to minibatch anyway. " + _bias_words(found)
+        f"from minibatch to minibatch anyway. {_cost(found.total)} {_bias_words(found)}"
     )
-    sections = [Section(text=text, numbers=numbers)]
-    sections.append(Section("Weight gradients", figures=[found.plot(), _bias_figure(found)], tables=[found.table()]))
-    if found.contributions is not None:
-        sections.append(_origins(found, found.contributions))
-    if found.sites:
-        text = (
-            "Noise that each treatment adds to its layer's gradient G, before any product: measured on the exact "
-            "gradient of the first minibatch, predicted by the law of |G|, and bounded by the StatQuant paper, where "
-            "they apply."
-        )
-        quantizers = Section("The quantizers themselves", text, figures=[_quantizers(found)])
-        sections += [quantizers, Section(tables=[found.layers_table()])]
-    return sections
-
-
-def _bias_figure(found: Variance) -> Figure:
-    known = [one for one in found.tensors if one.noise.mean > 0]
-    series = {
-        "estimate": [one.bias.mean / one.noise.mean for one in known],
-        "end of the band of chance": [one.band / one.noise.mean for one in known],
-    }
-    return bars([one.name for one in known], series, "Bias; above its band it is none of chance", "|bias|² / W")
-
-
-def _origins(found: Variance, matrix: Contributions) -> Section:
-    text = (
-        "Each row treats one layer alone; the columns show the noise that reaches each weight gradient, in units of "
-        f"that gradient's own V. {_sum_words(found)}"
-    )
-    units = np.array([one.minibatch.mean for one in found.tensors])
-    values = matrix.noise[:, :-1] / np.where(units > 0, units, np.inf)
-    names = [one.name for one in found.tensors]
-    drawn = heat_map(
-        values, matrix.layers, names, "Contributions", unit="W / V", x_label="weight gradient", y_label="treated layer"
-    )
-    return Section("Where the noise comes from", text, figures=[drawn])
-
-
-def _quantizers(found: Variance) -> Figure:
-    def over_energy(values: Sequence[float | None]) -> list[float]:
-        return [
-            math.nan if value is None else value / one.energy for value, one in zip(values, found.sites, strict=True)
-        ]
-
-    series = {"measured": over_energy([one.noise.mean for one in found.sites])}
-    series["predicted by the law"] = over_energy([one.predicted for one in found.sites])
-    series["the paper's bound"] = over_energy([one.bound for one in found.sites])
-    known = {label: values for label, values in series.items() if np.isfinite(values).any()}
-    names = [f"{one.layer} {one.product}" for one in found.sites]
-    return bars(names, known, "Noise of the quantizers", "E|Q(G) − G|² / |G|²", log=True)
+    drawn = [found.plot()]
+    if (matrix := found.contributions) is not None:
+        units = np.array([one.minibatch.mean for one in found.tensors])
+        values = matrix.noise[:, :-1] / np.where(units > 0, units, np.inf)
+        names, title = [one.name for one in found.tensors], "Contributions of single layers to weight gradients"
+        drawn.append(heat_map(values, matrix.layers, names, title, unit="W / V", y_label="treated layer"))
+    return [Section(text=text, figures=drawn, tables=[found.table(), found.layers_table()])]

@@ -33,7 +33,7 @@ from ..progress import progress_shown
 from ..treatments import BACKWARD, PRODUCTS, SYMBOLS, Statistics, describe, predict
 from ..treatments.products import ProductPlan
 from ..treatments.verdicts import noise_of
-from .estimates import LEAST_REPEATS, Draws, bias_of, bound_of, mean_noise
+from .estimates import LEAST_REPEATS, Draws, bias_of, mean_noise
 from .passes import (
     Arrived,
     LossFunction,
@@ -475,7 +475,6 @@ def _site_variance(
         sum(map(energy, gradients)),
         Measured(float(mean), float(error)),
         _sum([_predicted_noise(site, g, factors) for g in gradients]),
-        _sum([bound_of(site.treatments, g) for g in gradients]) if factors is None else None,
     )
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from ..errors import InvalidValue, sentence
-from ..files import check_number, check_object, check_text, check_whole
+from ..files import from_plain, to_plain
 from ..treatments import Statistics
 
 MOST_NAMES = 3
@@ -81,26 +80,6 @@ class StepWork:
         """Return so many operations as a share of the whole step."""
         return operations / self.total if self.total else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, of which `from_dict` makes these counts again."""
-        return asdict(self) | {"untreated": [asdict(part) for part in self.untreated]}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> StepWork:
-        """Return the counts that `to_dict` was given; the exact inverse."""
-        counts, texts = ("forward", "backward"), ("name", "kind", "reason")
-        check_object("the work of a step", data, (*counts, "recomputed", "untreated"))
-        forward, backward, recomputed = (
-            check_whole(f"{name} operations", data[name]) for name in (*counts, "recomputed")
-        )
-        parts = []
-        for part in data["untreated"]:
-            check_object("an untreated part of a step", part, (*texts, *counts))
-            name, kind, reason = (check_text(one, part[one]) for one in texts)
-            before, behind = (check_whole(one, part[one]) for one in counts)
-            parts.append(Untreated(name, kind, reason, before, behind))
-        return cls(forward, backward, recomputed, tuple(parts))
-
     def lines(self, layers: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return lines on how the whole step divides and on its untreated parts, those with the most work first.
 
@@ -155,18 +134,6 @@ class Expected:
     penalty: float | None = None
     seconds: float | None = None
     dense_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        check_text("why the noise of a plan is not known", self.unknown)
-        if check_number("unit of a plan's noise", self.unit, 0) == 0:
-            raise InvalidValue(sentence("unit of a plan's noise", self.unit, "above zero"))
-        for name in ("rho", "penalty", "seconds", "dense_seconds"):
-            if (value := getattr(self, name)) is not None:
-                check_number(f"{name} of a plan", value, 0)
-        if (self.rho is None) != bool(self.unknown):
-            raise InvalidValue("a plan has either rho, its noise, or the reason why that is not known.")
-        if (self.seconds is None) != (self.dense_seconds is None):
-            raise InvalidValue("a plan has either both seconds and dense_seconds, or none of them.")
 
     @property
     def total(self) -> float | None:
@@ -232,13 +199,6 @@ class Forecast:
     measured: bool
     handing_on: int
 
-    def __post_init__(self) -> None:
-        check_text("the layer of a plan's growth", self.layer)
-        check_number("the growth of a plan", self.factor, 1)
-        check_whole("layers that hand noise on", self.handing_on, 1)
-        if type(self.measured) is not bool:
-            raise InvalidValue(sentence("measured of a plan's growth", self.measured, "true or false"))
-
     @property
     def explodes(self) -> bool:
         """True if the growth is worth a warning."""
@@ -295,43 +255,14 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without what is not known, of which `from_dict` makes this evidence again."""
-        found: dict[str, Any] = {
-            "work": {name: list(counts) for name, counts in self.work.items()},
-            "step": None if self.step is None else self.step.to_dict(),
-            "growth": None if self.growth is None else asdict(self.growth),
-            "unpruned": dict(self.unpruned),
-            "expected": None if self.expected is None else _known(asdict(self.expected)),
-        }
-        return _known(found)
+        known: dict[str, Any] = to_plain(replace(self, statistics={}))
+        return {name: value for name, value in known.items() if value not in (None, {})}
 
     @classmethod
     def from_dict(cls, data: Any) -> Evidence:
         """Return the evidence that `to_dict` was given; the exact inverse."""
-        check_object("the evidence of a plan", data, (), ("work", "step", "growth", "unpruned", "expected"))
-        work, unpruned = (check_object(name, data.get(name, {}), (), None) for name in ("work", "unpruned"))
-        for name, counts in work.items():
-            if not isinstance(counts, list) or len(counts) != 2:
-                raise InvalidValue(
-                    sentence(f"work of layer {name!r}", counts, "two counts of operations, for dX and dW")
-                )
-        growth, expected = data.get("growth"), data.get("expected")
-        names = tuple(one.name for one in fields(Forecast))
-        return cls(
-            {name: (check_whole(name, counts[0]), check_whole(name, counts[1])) for name, counts in work.items()},
-            StepWork.from_dict(data["step"]) if "step" in data else None,
-            None if growth is None else Forecast(**check_object("growth of a plan", growth, names)),
-            {name: check_text(f"why layer {name!r} is not pruned", reason) for name, reason in unpruned.items()},
-            None if expected is None else _expected(expected),
-        )
-
-
-def _expected(data: Any) -> Expected:
-    check_object("expected of a plan", data, ("unit",), tuple(one.name for one in fields(Expected)))
-    return Expected(**{"rho": None} | data)
-
-
-def _known(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value not in (None, "", {})}
+        found: Evidence = from_plain(cls, data, "the evidence of a plan")
+        return found
 
 
 def percent(share: float) -> str:
