@@ -420,7 +420,6 @@ def plan_command(
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Prune all layers, also those whose zeros save no time.")
     ] = False,
-    diff: Annotated[Path | None, typer.Option(help="Show what changes from this plan to the new one.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The plan; plan.json beside the profile by default.")
     ] = None,
@@ -431,7 +430,7 @@ def plan_command(
 
     --noise and --objective are goals, and need a profile of lograd profile --noise 2 --times.
     """
-    from . import Plan, Profile
+    from . import Profile
 
     if sparsity is None and (allocation is not None or everywhere):
         asked = "--everywhere" if allocation is None else "--allocation"
@@ -453,17 +452,13 @@ def plan_command(
     }
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with warnings_as_sentences():
-        other = None if diff is None else Plan.load(diff)  # first: it may be the file that is replaced
         made = Profile.load(source).plan(**choices)
     check_same(target, made, overwrite=overwrite)
     made.save(target)
-    changes = None if other is None else other.diff(made).splitlines()
     if as_json:
-        print_json({"path": str(target), "hash": made.hash(), "plan": made.to_dict(), "diff": changes})
+        print_json({"path": str(target), "hash": made.hash(), "plan": made.to_dict()})
         return
     show(made.table())
-    if changes is not None:
-        out.print("\n".join([f"\nFrom {diff} to this plan:", *(changes or ["nothing changes"])]))
     out.print(f"\nThe plan: {target}")
 
 

@@ -11,7 +11,7 @@ from lograd.plan import Evidence, Expected, Forecast, StepWork, Untreated
 
 WHOLE = Expected(0.1, 2.0, penalty=0.1, seconds=0.05, dense_seconds=0.1)
 STEP = StepWork(100, 200, 10, (Untreated("lstm", "LSTM", "recurrent layers are not treated", 10, 20),))
-EVIDENCE = Evidence({"conv": (3, 4)}, STEP, Forecast("conv", 2.5, True, 3), {"fc": "it is small"}, WHOLE)
+EVIDENCE = Evidence({"conv": (3, 4)}, STEP, Forecast("conv", 2.5, 3), {"fc": "it is small"}, WHOLE)
 
 
 def test_speed_noise_and_progress_follow():
@@ -47,7 +47,7 @@ def test_plain_values_have_an_exact_inverse(evidence):
     [
         ("expected", {"seconds": "fast"}, "seconds of expected of the evidence of a plan must be a finite number"),
         ("expected", {"pace": 1.0}, "no field 'pace'"),
-        ("growth", {"measured": 1}, "measured of growth of the evidence of a plan must be true or false"),
+        ("growth", {"handing_on": 1.5}, "handing_on of growth of the evidence of a plan must be a whole number"),
         ("step", {"forward": 1.5}, "forward of step"),
         ("step", {"untreated": [{"name": "lstm"}]}, "untreated of step of the evidence of a plan needs its field"),
         ("work", {"conv": [1]}, "'conv' of work of the evidence of a plan must be a list of 2"),

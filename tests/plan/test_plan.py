@@ -308,25 +308,6 @@ def test_the_file_is_an_exact_inverse_and_short(profile, tmp_path):
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_diff_names_what_changed(profile):
-    plan = profile.plan(sparsity=0.85)
-    assert plan.diff(plan) == ""
-    changed = plan.override("0", sparsity=0.9).override("3", treat=False).override("7", format="1-4-1")
-    lines = plan.diff(changed).splitlines()
-    assert lines[0] == "~ 0: gradient prune sparsity 0.85 -> 0.9"
-    assert lines[1].startswith("~ 0: predicted sparsity 0.85 -> 0.9")
-    assert "~ 3: prune 0.85 -> kept (left alone by override('3'))" in lines
-    assert "~ 7: kept (the last layer) -> 1-4-1 scale max" in lines
-    one_side = plan.diff(plan.override("0", sparsity=0.9, products="weight_gradient")).splitlines()
-    assert one_side[0] == "~ 0: dW gradient prune sparsity 0.85 -> 0.9"
-    both = plan.diff(plan.override("0", format="1-4-1")).splitlines()
-    assert both[0] == "~ 0: gradient prune 0.85 -> prune 0.85, then 1-4-1 scale max"
-    few = Plan({"3": plan.layers["3"]})
-    assert few.diff(plan).splitlines() == ["+ 0: prune 0.85", "+ 7: kept (the last layer)"]
-    assert plan.diff(few).splitlines() == ["- 0: prune 0.85", "- 7: kept (the last layer)"]
-    assert Plan.uniform("fp6").diff(Plan.uniform("fp5")) == "~ (every other): gradient quantize format 1-4-1 -> 1-4-0"
-
-
 def test_the_table_shows_products_predictions_and_reasons(profile):
     text = str(profile.plan(sparsity=0.85).override("0", sparsity=0.5, products="input_gradient"))
     rows = [line.split() for line in text.splitlines()]

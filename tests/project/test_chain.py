@@ -50,7 +50,6 @@ def same(first, second):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages themselves
-@pytest.mark.filterwarnings("ignore:noise of this plan may multiply")  # deep ones, and all of their layers are pruned
 @pytest.mark.parametrize("name", daily(ZOO, ("mobilenet_v2", "bert")))
 def test_models_are_profiled_trained_with_the_plan_and_given_back(name, tmp_path):
     model, inputs = build(name)

@@ -130,6 +130,14 @@ def _described(batch: Any) -> str:
     return f"a {type(batch).__name__}"
 
 
+def length_of(batches: Iterable[Any], most: int) -> int:
+    """Return the number of batches, at most so many; where it is not known it counts as the most."""
+    try:
+        return min(most, len(batches))  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
+        return most
+
+
 # -- state --
 
 

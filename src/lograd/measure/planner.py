@@ -520,7 +520,7 @@ def _growth(task: GoalProblem, choice: Choice) -> Forecast | None:
         return None
     growth = 1 + task.problem.levels(choice.places)
     worst = int(np.argmax(growth))
-    return Forecast(task.names[worst], six_digits(max(float(growth[worst]), 1.0)), True, handing_on)
+    return Forecast(task.names[worst], six_digits(max(float(growth[worst]), 1.0)), handing_on)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -120,34 +120,23 @@ def rise_of(treatments: Sentence, layer: LayerProfile | None, noise: float) -> R
 # -- growth and noise of a whole plan --
 
 
-def noise_by_layer(layers: Mapping[str, LayerPlan]) -> dict[str, float]:
-    """Return the noise-to-signal ratio that each layer of a plan adds to dX, where theory predicts it."""
-    return {
+def forecast(layers: Mapping[str, LayerPlan], noise: NoiseFactors | None) -> Forecast | None:
+    """Predict the growth of the gradient that grows most under a plan; None without measured noise, or without noise.
+
+    Args:
+        layers: the layers of a plan.  Noise also reaches those that it leaves alone, so all measured layers take part.
+        noise: how noise travels, where that was measured.
+    """
+    handed = {
         name: min(noise_of(layer.predicted_input_gradient.cosine), MOST_NOISE)
         for name, layer in layers.items()
         if layer.input_gradient.gradient and layer.predicted_input_gradient is not None
     }
-
-
-def forecast(layers: Mapping[str, LayerPlan], noise: NoiseFactors | None) -> Forecast | None:
-    """Predict the growth of the gradient that grows most under a plan; None where no layer adds noise to dX.
-
-    Args:
-        layers: the layers of a plan in the order in which they run.
-        noise: how noise travels, where that was measured; without it, all noise is assumed to reach the first layer.
-    """
-    handed = noise_by_layer(layers)
-    if not handed:
+    if noise is None or not handed or not set(layers) <= set(noise.layers):
         return None
-    if noise is None or not set(layers) <= set(noise.layers):
-        # The first layer's own noise goes no further, so only that of the layers behind it counts.
-        first, *behind = layers
-        factor = float(np.prod([1 + handed.get(name, 0.0) for name in behind]))
-        return Forecast(first, six_digits(max(factor, 1.0)), False, len(handed))
-    # Noise also reaches layers that the plan leaves alone, so all measured layers take part.
     growth = noise.factors.growth([handed.get(name, 0.0) for name in noise.layers])
     worst = int(np.argmax(growth))
-    return Forecast(noise.layers[worst], six_digits(max(float(growth[worst]), 1.0)), True, len(handed))
+    return Forecast(noise.layers[worst], six_digits(max(float(growth[worst]), 1.0)), len(handed))
 
 
 def six_digits(value: float) -> float:

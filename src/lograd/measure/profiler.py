@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from .passes import (
     check_plain,
     gradient_of,
     learned_parameters,
+    length_of,
     loss_of,
     restored,
 )
@@ -96,7 +97,8 @@ def profile(
     observer = Observer(model, every, filter_fn, weight_gradients, sample, counter)
     with progress_shown(progress), restored(model), torch.enable_grad(), observer as result:
         minibatches = Minibatches(ParameterGroups(learned_parameters(model))) if noise else None
-        batch = _run(model, _taken(batches, steps), loss_fn, counter, result, minibatches)
+        taken = tracked(islice(batches, steps), length_of(batches, steps), "observing gradients")
+        batch = _run(model, taken, loss_fn, counter, result, minibatches)
     _check_observed(batch, result)
     problems = []
     if minibatches is not None:
@@ -117,15 +119,6 @@ def _check_observed(batch: object, result: Profile) -> None:
     if not result.steps:
         name, reason = next(iter(result.missed.items()))
         raise InvalidValue(f"a gradient must reach at least one layer; none did (layer {name!r}: {reason}).")
-
-
-def _taken(batches: Iterable[Any], steps: int) -> Iterator[Any]:
-    """Return the first `steps` batches, or as many as there are, and show progress."""
-    try:
-        total = min(steps, len(batches))  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
-        total = steps
-    return tracked(islice(batches, steps), total, "observing gradients")
 
 
 def _measure_noise(passes: Passes, batch: Any, result: Profile, repeats: int, minibatches: Minibatches) -> str:

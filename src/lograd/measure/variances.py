@@ -45,6 +45,7 @@ from .passes import (
     check_kinds,
     check_plain,
     energy,
+    length_of,
     restored,
     settling,
 )
@@ -113,7 +114,7 @@ def variance(
     eager = partial(torch.compiler.set_stance, "force_eager")  # compiled code would not call the hooks
     with progress_shown(progress), restored(model), torch.enable_grad(), eager():
         found = _Measurement(_Bench(model, plan, loss_fn, seed), treated, repeats, contributions)
-        found.run(islice(batches, steps), _length(batches, steps))
+        found.run(islice(batches, steps), length_of(batches, steps))
         if found.minibatches.count < LEAST_BATCHES:
             raise InvalidValue(
                 f"batches must hold at least {LEAST_BATCHES} batches for their variance; got {found.minibatches.count}."
@@ -132,13 +133,6 @@ def _check(model: object, plan: object, steps: int, treated: int, repeats: int, 
     check_width("steps", steps, LEAST_BATCHES, 2**31)
     check_width("treated", treated, 1, steps)
     check_width("repeats", repeats, LEAST_REPEATS, 2**16)
-
-
-def _length(batches: Iterable[Any], steps: int) -> int:
-    try:
-        return min(steps, len(batches))  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # also a loader with a __len__ over a dataset that has none
-        return steps
 
 
 # -- the plans that are compared --

@@ -21,8 +21,6 @@ LIMIT = 10.0
 A MobileNetV3-small that had learned for a hundred steps went on learning under a predicted growth of 6, lost what it
 had learned slowly under 21, and at once under 2600, in one run each.  A ResNet-20 of that age stays below 10, also at
 90 %."""
-BOUND_LIMIT = 1e7
-"""The limit of a growth that is a bound.  Where layers stand in parallel less arrives: most bounds are far too high."""
 
 
 @final
@@ -189,30 +187,22 @@ class Forecast:
     Args:
         layer: its name.
         factor: of the energy E[g^2], against that of a backward without the plan.
-        measured: True if it follows from measured noise (`lograd.profile(noise=2)`).  Else it is what arrives if all
-            layers stand in one row and noise travels as the gradient itself does: the product of 1 / cosine^2.
         handing_on: layers that are treated in the product for dX, and so hand noise on.
     """
 
     layer: str
     factor: float
-    measured: bool
     handing_on: int
 
     @property
     def explodes(self) -> bool:
         """True if the growth is worth a warning."""
-        return self.factor > (LIMIT if self.measured else BOUND_LIMIT)
+        return self.factor > LIMIT
 
     def words(self) -> str:
         """Return a sentence for the table of a plan."""
-        most = f"the energy of a gradient by up to {_times(self.factor)}, in {self.layer!r}"
-        if self.measured:
-            return f"Noise is predicted to multiply {most}, by noise that was measured in the profile."
-        return (
-            f"Noise may multiply {most}: a bound, if layers stand in one row and noise travels as the gradient does; "
-            "profile(noise=2) measures it."
-        )
+        grown = f"by up to {_times(self.factor)}, in {self.layer!r}"
+        return f"Noise is predicted to multiply the energy of a gradient {grown}."
 
     def warning(self) -> str:
         """Return the text of a warning, with advice."""
@@ -223,12 +213,7 @@ class Forecast:
             "or split it by measured noise; a network at its beginning grows noise most, so train it for a hundred "
             "steps first, and profile it again then"
         )
-        if self.measured:
-            return f"noise of this plan is predicted to multiply {grown}: it explodes; {advice}."
-        return (
-            f"noise of this plan may multiply {grown}; that is a bound, and a profile with noise=2 tells; "
-            f"if it holds, {advice}."
-        )
+        return f"noise of this plan is predicted to multiply {grown}: it explodes; {advice}."
 
 
 @final

@@ -327,42 +327,5 @@ class Change:
         return parse_format(self.format) if isinstance(self.format, str) else self.format
 
 
-def changes(before: LayerPlan, after: LayerPlan) -> list[str]:
-    """Return a line for each value that differs; one for both, where the products for dX and dW change alike."""
-    found = {
-        name: _differences(before.product_to_dict(name), after.product_to_dict(name)) for name in (*BACKWARD, "output")
-    }
-    if found[BACKWARD[0]] == found[BACKWARD[1]]:
-        lines = found.pop(BACKWARD[0])
-        del found[BACKWARD[1]]
-    else:
-        lines = []
-    return lines + [f"{SYMBOLS[name]} {line}" for name, several in found.items() for line in several]
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Return a line for each value that differs between plain values, named by its path."""
-    if before == after:
-        return []
-    pairs: Any
-    if isinstance(before, dict) and isinstance(after, dict):
-        pairs = ((name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after]))
-    elif _kinds(before) is not None and _kinds(before) == _kinds(after):
-        pairs = zip(_kinds(before) or (), before, after, strict=True)
-    else:
-        return [f"{path} {_shown(before)} -> {_shown(after)}"]
-    return [line for name, one, other in pairs for line in _differences(one, other, f"{path} {name}".strip())]
-
-
-def _kinds(sentence: Any) -> list[str] | None:
-    return [one["kind"] for one in sentence] if isinstance(sentence, list) else None
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return describe(from_json(value))
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

@@ -25,7 +25,7 @@ from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from .evidence import Evidence, listed, percent
-from .layer import Change, LayerPlan, changes
+from .layer import Change, LayerPlan
 
 VERSION = 2
 SWITCHES = ("normalization", "channels_last")
@@ -128,7 +128,7 @@ class Plan:
     def _saved(self) -> float:
         return sum(layer.skipped(self.evidence.work.get(name, (0, 0))) for name, layer in self.layers.items())
 
-    # -- changing and comparing --
+    # -- changing --
 
     def override(
         self,
@@ -200,23 +200,6 @@ class Plan:
                 f"{pattern!r} matches no layer of the plan; it has {shown}.{nearest_name(pattern, names)}"
             )
         return found
-
-    def diff(self, other: Plan) -> str:
-        """Return the changes from this plan to the other, one line for each: + added, - removed, ~ changed."""
-        if not isinstance(other, Plan):
-            raise InvalidType(sentence("what a plan is compared with", other, "a Plan"))
-        lines = []
-        mine, theirs = (_entries(plan) for plan in (self, other))
-        for name in dict.fromkeys([*mine, *theirs]):
-            before, after = mine.get(name), theirs.get(name)
-            if before is None or after is None:
-                sign, entry = ("+", after) if before is None else ("-", before)
-                lines.append(f"{sign} {name}: {_in_words(entry)}")
-            elif isinstance(before, LayerPlan) and isinstance(after, LayerPlan):
-                lines += [f"~ {name}: {line}" for line in changes(before, after)]
-            elif before != after:
-                lines.append(f"~ {name}: {_in_words(before)} -> {_in_words(after)}")
-        return "\n".join(lines)
 
     # -- reading --
 
@@ -376,15 +359,6 @@ class Plan:
         """Return hexadecimal digits that change with anything that changes the training; the evidence does not."""
         content = {name: value for name, value in self.to_dict().items() if name != "evidence"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _entries(plan: Plan) -> dict[str, LayerPlan | str]:
-    every: dict[str, LayerPlan | str] = {} if plan.every is None else {EVERY: plan.every}
-    return {**plan.layers, **every, **plan.kept}
-
-
-def _in_words(entry: LayerPlan | str | None) -> str:
-    return entry.words() if isinstance(entry, LayerPlan) else f"kept ({entry})"
 
 
 def _rows(name: str, layer: LayerPlan, work: tuple[float, float]) -> list[dict[str, Any]]:
