@@ -12,13 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from experiments.simulate import Estimate
 from lograd import InvalidType, InvalidValue, Plan, Profile
 from lograd.errors import LogradWarning
 from lograd.measure.values import VECTORS, GradientVariance, Measured, Minibatch
-from lograd.plan import Expected, LayerPlan
-from lograd.theory import noise_to_signal, threshold
-from lograd.treatments import Prune, gradients
+from lograd.plan import Expected
 
 
 @pytest.fixture(scope="module")
@@ -80,33 +77,6 @@ def test_two_batches_are_too_few_and_the_profile_says_so():
     plain = lograd.profile(conv_net(), image_batches(3), cross_entropy)
     assert plain.minibatch is None
     assert "variance" not in words_of(plain)
-
-
-@pytest.mark.slow  # a hundred seeds; test_noise.py has the like for weights
-def test_energies_predict_the_noise_of_all_parameters_that_attach_brings():
-    """All layers pruned together on one batch; weights, biases and the parameters of norms count."""
-    (batch,) = image_batches(1, size=32)
-    profile = lograd.profile(conv_net(), [batch], cross_entropy, noise=48)
-    names = list(profile.layers)
-    plan = Plan({name: LayerPlan.of(gradients((Prune(0.5),), (Prune(0.5),))) for name in names})
-    model = conv_net()
-    clean = all_gradients(model, batch)
-    totals = []
-    for seed in range(100):
-        with lograd.attach(model, plan, seed=seed) as handle:
-            all_gradients(model, batch)  # takes the statistics
-            handle.step()
-            noisy = all_gradients(model, batch)
-        totals.append(sum(float((noisy[name] - one).square().sum()) for name, one in clean.items()))
-    ratios = [_ratio(profile[name]) for name in names]
-    predicted = profile.noise.energies.total(ratios, ratios)
-    # The factors are measured, and thresholds of layers behind others are those of noisy gradients: 5 % for both.
-    assert Estimate.of(totals).agrees(predicted, slack=0.05 * predicted)
-
-
-def _ratio(layer):
-    share = (0.5 - layer.law.zero_share) / (1 - layer.law.zero_share)
-    return float(noise_to_signal(layer.law, threshold(layer.law, share)))
 
 
 def test_energies_are_those_of_a_usual_batch():
@@ -247,18 +217,6 @@ def test_where_theory_does_not_tell_the_reason_is_given(profile, name, words):
     found = profile.expected(Plan.uniform(name))
     assert found.rho is None
     assert words in found.words()
-
-
-def test_noise_is_saved_with_a_plan_and_changes_no_hash(profile, tmp_path):
-    plan = profile.plan(sparsity=0.5)
-    loaded = Plan.load(plan.save(tmp_path / "plan.json"))
-    assert loaded == plan
-    assert loaded.evidence.expected == plan.evidence.expected
-    data = plan.to_dict()
-    without = Plan.from_dict({name: value for name, value in data.items() if name != "evidence"})
-    assert without.evidence.expected is None
-    assert without.hash() == plan.hash()
-    assert plan.override("3", sparsity=0.6).evidence.expected is None
 
 
 def test_words_on_noise():

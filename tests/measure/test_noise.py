@@ -152,8 +152,3 @@ def test_measured_noise_is_the_same_each_time_and_survives_the_file(tmp_path):
     assert loaded == profile
     assert loaded.noise == profile.noise
     assert lograd.profile(conv_net(), image_batches(1), cross_entropy).noise is None
-
-
-@pytest.fixture(scope="module")
-def profile():
-    return lograd.profile(conv_net(), image_batches(2), cross_entropy, noise=4)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from called import called
 from networks import mlp, vector_batches
 from torch import nn
 
@@ -200,46 +199,6 @@ def test_errors_of_the_users_own_code_stay_what_they_are(name):
 def test_a_loss_function_that_is_none_of_them():
     with pytest.raises(InvalidType, match=r"loss_fn must be a function, .* or None; got 'mse'"):
         lograd.profile(mlp(), vector_batches(1), "mse")
-
-
-# -- the command line --
-
-
-MODULE = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x, labels=None):
-        return {"loss": nn.functional.cross_entropy(self.layer(x), labels)}
-
-def batches():
-    return [{"x": torch.randn(4, 6), "labels": torch.randint(0, 3, (4,))}]
-
-def two():
-    return Model(), batches()
-
-def three():
-    return Model(), batches(), None
-
-def wrong():
-    return Model(), batches(), nn.functional.cross_entropy
-"""
-
-
-@pytest.mark.parametrize(("function", "code"), [("two", 0), ("three", 0), ("wrong", 2)])
-def test_the_command_takes_a_model_with_its_own_loss(function, code, tmp_path):
-    (tmp_path / "own_loss.py").write_text(MODULE)
-    done = called("profile", f"own_loss:{function}", cwd=tmp_path)
-    assert done.returncode == code
-    assert (tmp_path / "run" / "profile.npz").exists() == (code == 0)
-    if code:
-        assert done.stderr.startswith("lograd: loss_fn does not fit a batch that is a dict (TypeError: ")
-        assert "Traceback" not in done.stderr
 
 
 # -- gradients --

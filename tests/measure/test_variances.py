@@ -13,11 +13,10 @@ from networks import conv_net, image_batches, mlp, vector_batches
 from torch import nn
 
 import lograd
-from lograd import LayerPlan, Plan, ops
+from lograd import ops
 from lograd.errors import InvalidType, InvalidValue
 from lograd.measure.values import TOTAL, VECTORS
-from lograd.measure.variances import SAVED, _exact, _forward_only, _one_at_a_time
-from lograd.treatments import Integers, StatQuant, apply, both, recipe
+from lograd.treatments import Integers, StatQuant, apply, both
 from lograd.treatments.products import ProductPlan, Treated
 
 PTQ = StatQuant(3, "ptq")
@@ -130,17 +129,6 @@ def test_minibatch_variance_and_signal_against_numpy():
         assert one.elements == rows.shape[1]
         assert one.energy == pytest.approx((rows[0] ** 2).sum(), rel=1e-5)
         assert one.rho.mean == pytest.approx(one.noise.mean / variance, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_standard_error_of_the_minibatch_variance_is_that_of_batches_that_share_nothing():
-    batches, options = vector_batches(240), {"steps": 6, "treated": 1, "repeats": 4, "contributions": False}
-    found = [
-        lograd.variance(mlp(), batches[start::40], lograd.Plan.uniform("int8-ptq"), F.cross_entropy, **options)
-        for start in range(40)
-    ]
-    means, errors = np.array([(one.total.minibatch.mean, one.total.minibatch.error) for one in found]).T
-    assert np.sqrt(np.mean(errors**2)) == pytest.approx(means.std(ddof=1), rel=0.35)  # of 40: 11 % in each of the two
 
 
 def test_the_exact_gradient_is_that_of_the_quantized_forward():
@@ -322,51 +310,6 @@ def test_a_gradient_that_the_plan_makes_infinite_is_told_with_its_batch_and_tens
     plan = lograd.Plan.uniform("mxfp4-rht")
     with pytest.raises(InvalidValue, match=r"^batch 1 has NaN or infinite gradients in 0.weight under the plan, so"):
         lograd.variance(chain(1), batches, plan, weighted, steps=3, treated=2, repeats=4)
-
-
-def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):
-    monkeypatch.setattr("lograd.progress.INTERVAL", 0.0)
-    arguments = mlp(), vector_batches(3), lograd.Plan.uniform("int8-ptq"), F.cross_entropy
-    lograd.variance(*arguments, **FEW, progress=True)
-    assert "lograd: measuring variance: 16 of 16 measurements" in capsys.readouterr().err
-    lograd.variance(*arguments, **FEW)
-    assert capsys.readouterr().err == ""
-
-
-# -- variants --
-
-
-BACKWARD_ONLY = ["int5-bhq", "prune85", "saw80", "hfp8", "mxfp4-rht"]
-
-
-@pytest.mark.parametrize("name", BACKWARD_ONLY)
-def test_the_exact_backward_of_a_plain_forward_treats_nothing(name):
-    layer = LayerPlan.of(recipe(name))
-    assert not _exact(layer).treats
-    assert not layer.output.treats
-
-
-def test_the_exact_backward_takes_what_the_output_takes():
-    layer = LayerPlan.of(recipe("int6-full"))
-    found = _exact(layer)
-    assert found.output == layer.output
-    assert found.input_gradient.weights == layer.output.weights
-    assert found.weight_gradient.activations == layer.output.activations
-    assert found.input_gradient.gradient == found.weight_gradient.gradient == ()
-    assert _exact(found) == found
-    assert layer.output.treats
-
-
-def test_one_layer_at_a_time():
-    layers = {"0": LayerPlan.of(recipe("int6-full")), "2": _exact(LayerPlan.of(recipe("int6-full")))}
-    plan = replace(Plan(layers), attention=8, saved=6)
-    found = _one_at_a_time(plan, layers)
-    assert list(found) == ["0", SAVED], "layer 2 adds nothing"
-    assert found["0"].layers["0"] == layers["0"]
-    assert found["0"].saved is None
-    assert found[SAVED].saved == 6
-    assert found[SAVED].layers == _forward_only(plan, layers).layers
-    assert all(one.attention == 8 for one in found.values())
 
 
 # -- variance file --

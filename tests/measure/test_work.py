@@ -310,12 +310,6 @@ def test_without_a_profile_kinds_are_listed_and_no_shares():
     assert "cell" in str(text)
 
 
-def test_the_page_shows_the_work_of_a_step(profile, tmp_path):
-    text = profile.to_html(tmp_path / "page.html").read_text()
-    assert "recurrent layers are not treated" in text
-    assert "58.7%" in text
-
-
 # -- single operators --
 
 

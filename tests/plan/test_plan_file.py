@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from refusals import REFUSED, attempt, flipped, flips
 
 from lograd import LayerPlan, Plan
 from lograd.errors import LogradWarning
 from lograd.treatments import recipe
 
 PLAN = Plan(layers={"0": LayerPlan.of(recipe("prune80")), "fc.1": LayerPlan.of(recipe("fp6"))})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("plans")
-
-
-@given(st.data())
-@settings(max_examples=150)
-def test_a_flipped_byte_is_refused_or_warned_of(folder: Path, data: st.DataObject) -> None:
-    path = folder / "plan.json"
-    content = PLAN.save(path).read_bytes()
-    path.write_bytes(flipped(content, data.draw(flips(len(content)))))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loaded = attempt(lambda: Plan.load(path))
-    if loaded is not REFUSED and loaded != PLAN:
-        assert any(isinstance(one.message, LogradWarning) for one in caught)
 
 
 def test_a_plan_may_be_edited_and_saved_again(tmp_path: Path) -> None:
