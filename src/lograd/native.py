@@ -147,6 +147,15 @@ def address(what: str, x: Any, dtype: object, count: int) -> int:
     raise InvalidValue(_refusal(what, x, dtype, count))
 
 
+def place(what: str, x: Any) -> int:
+    """Where the elements of a CPU tensor begin whose type and size the contract of an operator has checked."""
+    if x.is_cpu and x.is_contiguous() and not x.is_neg():
+        where: int = x.data_ptr()
+        if where:
+            return where
+    return address(what, x, x.dtype, x.numel())
+
+
 def own_address(x: Any) -> int:
     """Where the elements of a tensor begin that the caller has just made for a kernel: it needs no check."""
     where: int = x.data_ptr()
@@ -264,7 +273,7 @@ def log_histogram(x: Any) -> NDArray[np.int64] | None:
             return None
         where, count = address("x", x, x.dtype, x.numel()), x.numel()
     counts = np.zeros(histogram_layout(name)[1] + len(EXTRA_SLOTS), dtype=np.int64)
-    _extension.log_histogram(TYPES[name], where, count, 1, 1, counts.ctypes.data)
+    _extension.log_histogram(TYPES[name], where, count, 1, counts.ctypes.data, 1)
     return counts
 
 

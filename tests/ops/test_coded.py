@@ -100,11 +100,6 @@ def test_a_row_of_nibbles_may_end_within_a_byte(width: int) -> None:
     assert_same_bits(packed.decode(), coded.decode())
 
 
-def test_codes_of_more_than_four_bits_are_not_packed_in_nibbles() -> None:
-    with pytest.raises(InvalidValue, match="at most 4 bits of one; these have 8"):
-        ops.pack_codes(X, parse_format("1-4-3")).in_nibbles()
-
-
 def test_a_table_gives_each_code_its_value() -> None:
     values = torch.arange(256.0).flip(0)
     codes = torch.tensor([[0, 255], [7, 1]], dtype=torch.uint8)

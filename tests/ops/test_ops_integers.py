@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import ops
-from lograd.errors import InvalidType, InvalidValue
 from lograd.ops.coded import CodedTensor, Folded
 
 SETS = [("generic", 1), ("avx2", 1), ("avx2", 3), ("avx512", 1), ("avx512", 2), ("avx512", 3)]
@@ -336,35 +335,6 @@ def test_variance_is_that_of_the_steps() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("error", "words", "options"),
-    [
-        (InvalidValue, "bits must be", {"bits": 9}),
-        (InvalidValue, "per must be 'tensor' or 'channel'", {"per": "row"}),
-        (InvalidValue, "rounding must be", {"rounding": "up"}),
-        (InvalidType, "fold must be float32", {"fold": torch.ones(4, dtype=torch.float64)}),
-        (InvalidValue, "one factor for each of 4 channels", {"fold": torch.ones(3)}),
-        (InvalidValue, "fold_dim must be a dimension of x", {"fold": torch.ones(4), "fold_dim": 2}),
-        (InvalidValue, "range must be a pair", {"range": torch.ones(3)}),
-        (InvalidValue, r"range must be of shape \(2, 3\)", {"range": torch.ones(2), "per": "channel"}),
-        (InvalidType, "range must be two numbers", {"range": 3.0}),
-        (InvalidType, "range must be a float tensor", {"range": torch.tensor([0, 1])}),
-        (InvalidValue, "low and high, in this order", {"range": (1.0, -1.0)}),
-    ],
-)
-def test_refusals_say_what_is_valid(error: type[Exception], words: str, options: dict[str, Any]) -> None:
-    arguments = {"bits": 4, **options}
-    with pytest.raises(error, match=words):
-        ops.pack_integers(torch.ones(3, 4), **arguments)
-
-
-def test_a_number_has_no_channels() -> None:
-    with pytest.raises(InvalidValue, match="needs a tensor with channels"):
-        ops.pack_integers(torch.tensor(1.0), 4, per="channel")
-    with pytest.raises(InvalidType, match="float32, bfloat16 or float16"):
-        ops.pack_integers(torch.ones(3, dtype=torch.float64), 4)
 
 
 def test_compiled_is_eager() -> None:

@@ -49,14 +49,6 @@ class TestEdges:
         nearest = ops.quantize_per_tensor(x, bits, "nearest")
         assert (nearest - x).abs().max() <= 0.50001 / packed.scale.item()
 
-    def test_large_and_small_numbers(self):
-        for size in (1e37, 1e-30, 1e-38, 1e-42):
-            x = contents("normal", (5, 40), torch.float32, 1) * size
-            for quantize, _ in METHODS.values():
-                result = quantize(x, 4, seed=2)
-                assert result.isfinite().all()
-                assert (result - x).abs().max() <= 2 * x.abs().max() + 4e-8
-
     def test_interval_gives_what_its_update_needs(self):
         x = contents("normal", (50, 60), torch.float32, 1)
         x[0, 0] = math.nan

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lograd import theory
-from lograd.errors import InvalidValue
 from lograd.laws import Empirical
-from lograd.ops.row_pruning import check_noise, expected_rows, keep_rows, nonzero_rows, row_norms, row_threshold
+from lograd.ops.row_pruning import expected_rows, keep_rows, nonzero_rows, row_norms, row_threshold
 
 SPREAD = torch.distributions.LogNormal(0.0, 2.0)
 
@@ -97,9 +96,3 @@ def test_nothing_to_keep() -> None:
         assert keep_rows(empty, a, torch.tensor([0, 0])).places.numel() == 0
     one = torch.tensor([3.0], dtype=torch.float64)
     assert keep_rows(one, row_threshold(one, noise=0.0), torch.tensor([0, 0])).places.tolist() == [0]
-
-
-@pytest.mark.parametrize("noise", [-0.1, 1.0, math.nan, math.inf])
-def test_noise_outside_of_its_range_is_refused(noise: float) -> None:
-    with pytest.raises(InvalidValue, match="noise"):
-        check_noise(noise)

@@ -321,7 +321,7 @@ def test_plain_pytorch_agrees(name: str) -> None:
     arguments = (
         [] if layer.geometry is None else [list(part) if isinstance(part, tuple) else part for part in layer.geometry]
     )
-    plain = sparse_products._plain_linear if layer.geometry is None else sparse_products._plain_convolution
+    plain = sparse_products._plain
     threshold = torch.tensor(3.0)
     found = plain(g, x, weight, threshold, KEY, *arguments, *ALL)
     compiled = layer.sparse(g, x, weight, threshold)

@@ -11,8 +11,7 @@ from bits import assert_same_bits
 from torch import Tensor
 
 from lograd import ops
-from lograd.errors import InvalidValue
-from lograd.treatments import Integers, ProductPlan, Treatment, memories, recipe, stages
+from lograd.treatments import Integers, ProductPlan, Treatment, recipe, stages
 from lograd.treatments.treatment import Setting
 
 
@@ -126,40 +125,6 @@ def test_plain_tensors_are_those_of_the_coded_tensor(one: Integers) -> None:
             strict=True,
         ):
             assert torch.equal(a, b)
-
-
-def test_json_and_words() -> None:
-    for one, words in (
-        (HINDSIGHT, "int4 levels, in hindsight"),
-        (Integers(6, "channel", symmetric=True), "int6 levels, per channel, symmetric"),
-        (Integers(8, rounding="stochastic"), "int8 levels, stochastic"),
-        (Integers(8, power_of_two=True), "int8 levels, steps of powers of two"),
-    ):
-        assert Treatment.from_json(one.to_json()) == one
-        assert str(one) == words
-    assert "power_of_two" not in Integers(8).to_json(), "older plans read the same"
-    assert Integers(5).element_bits == 5
-    assert Integers(5, rounding="stochastic").unbiased
-    assert not Integers(5, rounding="stochastic", ranges="hindsight").unbiased  # what is outside is cut off
-    assert len(memories((Integers(4), HINDSIGHT), torch.zeros(3))[1]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"bits": 1}, "bits must be"),
-        ({"bits": 4, "per": "token"}, "per must be one of"),
-        ({"bits": 4, "ranges": "foresight"}, "ranges must be one of"),
-        ({"bits": 4, "power_of_two": 2}, "power_of_two"),
-        ({"bits": 4, "rounding": "up"}, "rounding must be"),
-        ({"bits": 4, "per": "channel", "ranges": "hindsight"}, "remembers one range"),
-        ({"bits": 4, "per": "row", "ranges": "hindsight"}, "remembers one range"),
-        ({"bits": 4, "per": "row", "power_of_two": True}, "takes symmetric=True"),
-    ],
-)
-def test_refusals(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidValue, match=words):
-        Integers(**arguments)
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])

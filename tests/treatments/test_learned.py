@@ -21,8 +21,6 @@ from lograd.treatments import (
     Sawb,
     Setting,
     Treated,
-    Treatment,
-    recipe,
 )
 
 KEY = torch.zeros(2, dtype=torch.int64)
@@ -123,22 +121,6 @@ def test_sawb_keeps_the_largest_magnitude_where_its_formula_fails() -> None:
     x = torch.tensor([1.0, -1.0, 1.0])  # E|x| = sqrt(E x^2)
     assert Sawb(4).range(x) == (-1.0, 1.0)
     assert Sawb(4).range(torch.zeros(3)) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("one", [Learned(4), Learned(8, "lsq"), Sawb(2)])
-def test_json(one: Treatment) -> None:
-    assert Treatment.from_json(one.to_json()) == one
-    assert str(one).startswith("int")
-
-
-def test_refusals() -> None:
-    with pytest.raises(InvalidValue, match="2, 4 or 5"):
-        Sawb(3)
-    with pytest.raises(InvalidValue, match="'clip', 'lsq'"):
-        Learned(4, "pact")  # type: ignore[arg-type]
-    plan = lograd.Plan(every=lograd.LayerPlan.of(recipe("int4wa-clips+int4wa-lsq")))
-    with pytest.raises(InvalidValue, match="one treatment of a sentence may learn"):
-        lograd.attach(nn.Linear(8, 8), plan)
 
 
 def test_equal_elements_have_a_range() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 
 import lograd
 from lograd import ops
-from lograd.errors import InvalidValue
 from lograd.laws import Empirical
 from lograd.ops.codes import coding_of
 from lograd.ops.elementwise import round_to_grid
 from lograd.ops.logarithmic import SAMPLES, format_of_mean
-from lograd.treatments import Luq, Sawb, Statistics, Treatment, apply, predict, recipe
+from lograd.treatments import Luq, Sawb, Statistics, apply, predict, recipe
 from lograd.treatments.treatment import Setting
 
 
@@ -156,35 +154,6 @@ def test_the_maximum_follows_the_loss_scale() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- plain values
-
-
-def test_json_and_words() -> None:
-    assert Luq(4).to_json() == {"kind": "luq", "bits": 4, "rounding": "stochastic"}, "older plans read the same"
-    for one, words in (
-        (Luq(4, samples=2), "fp4 LUQ, mean of 2"),
-        (HINDSIGHT, "fp4 LUQ, in hindsight"),
-        (Luq(3, samples=4, ranges="hindsight"), "fp3 LUQ, mean of 4, in hindsight"),
-    ):
-        assert Treatment.from_json(one.to_json()) == one
-        assert str(one) == words
-    assert Luq(4, samples=2).unbiased
-    assert not HINDSIGHT.unbiased
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"samples": 3}, "samples of LUQ with 4 bits must be a power of two up to 16"),
-        ({"samples": 0}, "a power of two"),
-        ({"samples": True}, "a power of two"),
-        ({"bits": 8, "samples": 2}, "samples of LUQ with 8 bits must be 1"),
-        ({"samples": 2, "rounding": "nearest"}, "all draws are the same"),
-        ({"ranges": "foresight"}, "ranges must be one of"),
-    ],
-)
-def test_refusals(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidValue, match=words):
-        Luq(**arguments)
 
 
 def test_recipes_say_where_the_mean_goes() -> None:

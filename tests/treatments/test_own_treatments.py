@@ -5,7 +5,7 @@ Annotations are types here and not texts: this module has no `from __future__ im
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, NewType, Optional, Union
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,8 +16,6 @@ import lograd
 from lograd import FloatFormat, InvalidType, InvalidValue, Plan, ops, parse_format
 from lograd.plan import LayerPlan
 from lograd.treatments import Luq, ProductPlan, Setting, Treatment, apply, from_json, to_json
-
-Width = NewType("Width", int)
 
 
 class Colour(Enum):
@@ -65,48 +63,21 @@ def trained(one, steps=3):
     return model[0].weight.grad, handle
 
 
-FITTING = [
-    (int, 4), (int, -4), (float, 0.5), (float, 2), (bool, True), (str, "a"), (Literal["a", "b"], "b"),
-    (Literal[2, 4], 4), (Optional[int], None), (Optional[int], 4),  # noqa: UP045  another type than int | None
-    (Union[int, str], "a"), (int | None, None), (float | None, 0.5),  # noqa: UP007
-    (Literal["a"] | None, None), (Annotated[int, "bits"], 4), (Width, 4), (Any, 4), (Any, "a"), (Treatment, Luq(3)),
-    (Treatment | None, None), ("int", 4), ("float", 0.5), ("bool", False), ("str", "a"), ("int | None", None),
-    ("Optional[int]", 4), ("Literal['a', 'b']", "a"), ("Treatment", Luq(3)), ("Width", 4), (int, np.int64(4)),
-    (float, np.float32(0.5)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("annotation", "value"), FITTING, ids=repr)
-def test_a_field_of_any_plain_annotation_comes_back_from_a_plan(annotation, value):
-    one = annotated(annotation)(value)
+@pytest.mark.parametrize("value", [4, -4, 0.5, True, "a", None, Luq(3), np.int64(4), np.float32(0.5)], ids=repr)
+def test_a_plain_field_comes_back_from_a_plan(value):
+    one = annotated(Any)(value)
     assert from_json(to_json((one,))) == (one,)
     gradient, handle = trained(one)
     assert gradient is not None
     assert handle.counters().total.treated == 3
 
 
-MISFITS = [
-    (int, 4.5, "value of treatment 'test-mine' must be of type int; got 4.5."),
-    (int, True, "int"),
-    (str, 4, "str"),
-    (bool, 1, "bool"),
-    (float, float("nan"), "nan"),
-    (Literal[2, 4], 3, "Literal[2, 4]"),
-    (Literal["near", "far"], "neer", "'near', 'far'"),
-    (int | None, "a", "int | None"),
-    (tuple[int, ...], (1, 2), "value of treatment 'test-mine' is of type tuple, which a plan cannot hold"),
-    (list, [1], "is of type list, which a plan cannot hold"),
-    (torch.Tensor, torch.zeros(2), "is of type Tensor, which a plan cannot hold"),
-    (Colour, Colour.RED, "is of type Colour, which a plan cannot hold"),
-    (FloatFormat, FloatFormat(4, 1), "is of type FloatFormat, which a plan cannot hold"),
-]
-
-
-@pytest.mark.parametrize(("annotation", "value", "words"), MISFITS, ids=repr)
-def test_a_field_that_a_plan_cannot_hold_is_refused_when_it_is_attached(annotation, value, words):
-    with pytest.raises((InvalidType, InvalidValue)) as refused:
-        trained(annotated(annotation)(value), steps=0)
-    assert words in str(refused.value)
+@pytest.mark.parametrize(
+    "value", [float("nan"), (1, 2), [1], torch.zeros(2), Colour.RED, FloatFormat(4, 1)], ids=lambda one: str(one)[:9]
+)
+def test_a_field_that_a_plan_cannot_hold_is_refused_when_it_is_attached(value):
+    with pytest.raises(InvalidType, match=r"a plan cannot hold .*let __post_init__ read the text"):
+        trained(annotated(Any)(value), steps=0)
 
 
 def test_a_field_of_another_class_is_read_by_the_treatment_itself():
@@ -143,9 +114,7 @@ def test_a_class_that_is_no_treatment_is_refused_in_a_sentence():
         def __init__(self, bits):
             pass
 
-    with pytest.raises(
-        InvalidType, match=r"'test-constructed' cannot be made of its fields .*dataclass\(frozen=True\)"
-    ):
+    with pytest.raises(InvalidType, match=r"a plan cannot hold .*dataclass\(frozen=True\)"):
         trained(Constructed(4), steps=0)
     first = annotated(int)(4)
     annotated(int)

@@ -7,6 +7,7 @@ gradients themselves.
 Scalars may be numbers, or one-element tensors, which change from call to call without a recompilation.
 """
 
+from . import integer_kernels as _integer_kernels  # noqa: F401  it registers its operators
 from .affine import (
     Clipped,
     Ranged,

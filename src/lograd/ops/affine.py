@@ -41,15 +41,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
-from .arguments import Counted, Rounding, Seed, check_floats, check_tensor, describe, key_of
+from .arguments import Counted, Rounding, Seed, check_floats, describe, key_of
 from .coded import CodedTensor, Encoded, Folded, Layout, Transform
 from .contracts import COUNTS, FLOAT_TYPES, Takes, type_name
 from .layouts import dense, empty_for, flat, in_layout_of, in_type, narrowed
 from .random import rounded_up_or_down
-from .registry import Kernel, call, register, when_native
+from .registry import Kernel, call, register, run, when_native
 
 Per = Literal["tensor", "channel"]
 
@@ -65,6 +64,17 @@ _SHARES = 4096
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 RowResults = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Levelling(NamedTuple):
+    """How elements become levels: the last arguments of the operator `integer_codes`; see `pack_integers`."""
+
+    bits: int
+    per_channel: bool
+    symmetric: bool
+    stochastic: bool
+    key: Tensor
+    power_of_two: bool = False
 
 
 class Ranged(NamedTuple):
@@ -140,30 +150,14 @@ def pack_integers(
     ([0, 1, 3], 2.0, 0.0)
     """
     check_floats(x)
-    check_width("bits", bits, 2, 8)
     check_rounding(rounding, ("nearest", "stochastic"))
     if per not in ("tensor", "channel"):
         raise InvalidValue(sentence("per", per, "'tensor' or 'channel'"))
-    if fold is not None:
-        check_tensor("fold", fold)
-        if fold.dtype != torch.float32:
-            raise InvalidType(f"fold must be float32; got {describe(fold)}.")
-    limits, key, by_channel = _limits(range, x), key_of(seed, offset, x), per == "channel"
-    arguments = (
-        limits,
-        fold,
-        fold_dim,
-        bits,
-        by_channel,
-        bool(symmetric),
-        rounding == "stochastic",
-        key,
-        bool(power_of_two),
-    )
-    _check_integers(x, *arguments)
-    codes, parameters, found, counts = call("integer_codes", x, *arguments)
+    stochastic, key = rounding == "stochastic", key_of(seed, offset, x)
+    how = Levelling(bits, per == "channel", bool(symmetric), stochastic, key, bool(power_of_two))
+    codes, parameters, found, counts = call("integer_codes", x, _limits(range, x), fold, fold_dim, *how)
     coded = coded_levels(x, codes, parameters, bits, symmetric, fold, fold_dim)
-    return Ranged(coded, counts, found if by_channel else found[:, 0]) if counted else coded
+    return Ranged(coded, counts, found if how.per_channel else found[:, 0]) if counted else coded
 
 
 def coded_levels(
@@ -245,7 +239,6 @@ def quantize_per_sample(
     Summed over a matrix of D columns the variance is at most D / (4 B^2) sum_i r_i^2, r_i the ranges:
     `lograd.theory.per_sample_variance_bound`.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
     """
-    check_samples(x)
     return quantize_values("quantize_per_sample", x, bits, rounding, seed, offset, counted)
 
 
@@ -253,7 +246,6 @@ def pack_per_sample(
     x: Tensor, bits: int, rounding: Rounding = "stochastic", seed: Seed = 0, offset: Seed = 0, *, counted: bool = False
 ) -> Any:
     """A `CodedTensor` whose decode() is `quantize_per_sample`, row by row as in `pack_per_tensor`."""
-    check_samples(x)
     arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, counts = call("quantize_per_sample", x, *arguments)
     return encoded(coded_rows(x, codes, parameters, f"uint{bits}"), counts, counted)
@@ -305,9 +297,8 @@ def quantize_values(name: str, x: Tensor, bits: int, rounding: str, seed: Seed, 
 
 def quantizer_arguments(x: Tensor, bits: int, rounding: str, packed: bool, seed: Seed, offset: Seed) -> tuple[Any, ...]:
     """Return the arguments that the operators of all quantizers of rows have behind x."""
-    check_width("bits", bits, 2, 8)
-    check_rounding(rounding, ("nearest", "stochastic"))
     check_floats(x)
+    check_rounding(rounding, ("nearest", "stochastic"))
     return bits, rounding == "stochastic", packed, key_of(seed, offset, x)
 
 
@@ -334,10 +325,6 @@ def encoded(coded: CodedTensor, counts: Tensor, counted: bool, zero: Tensor | No
 def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
     check_floats(x)
     if isinstance(gamma, Tensor):
-        if gamma.numel() != 1 or not gamma.is_floating_point():
-            raise InvalidValue(
-                f"gamma must be a number or a float tensor of one element; got shape {tuple(gamma.shape)}."
-            )
         return gamma
     if isinstance(gamma, bool) or not isinstance(gamma, numbers.Real):
         raise InvalidType(sentence("gamma", gamma, "a number, positive and at most 1"))
@@ -351,7 +338,6 @@ def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
 
 def check_samples(x: Tensor, *rest: object) -> None:
     """Refuse a tensor without rows."""
-    check_tensor("x", x)
     if x.dim() < 2:
         raise InvalidValue(
             f"x must have at least 2 dimensions, samples first; got {tuple(x.shape)}; x[None] is one sample."
@@ -369,16 +355,7 @@ def check_parameters(codes: Tensor, parameters: Tensor, *rest: object) -> None:
 
 
 def _check_integers(
-    x: Tensor,
-    limits: Tensor | None,
-    fold: Tensor | None,
-    fold_dim: int,
-    bits: int,
-    per_channel: bool,
-    symmetric: bool,
-    stochastic: bool,
-    key: Tensor,
-    power_of_two: bool = False,
+    x: Tensor, limits: Tensor | None, fold: Tensor | None, fold_dim: int, bits: int, per_channel: bool, *rest: object
 ) -> None:
     """Refuses lists that do not fit the tensor."""
     if per_channel and not x.dim():
@@ -537,30 +514,20 @@ def affine_values(codes: Tensor, scale: Tensor, low: Tensor | float, zero: Tenso
     return (codes.float() - zero) / scale + low
 
 
-def integer_codes(
-    x: Tensor,
-    limits: Tensor | None,
-    fold: Tensor | None,
-    fold_dim: int,
-    bits: int,
-    per_channel: bool,
-    symmetric: bool,
-    stochastic: bool,
-    key: Tensor,
-    power_of_two: bool = False,
-) -> Results:
+def integer_codes(x: Tensor, limits: Tensor | None, fold: Tensor | None, fold_dim: int, *levelling: Any) -> Results:
     """Return codes, scale and zero (2, rows), the range found (2, rows) and counts; see `pack_integers`."""
+    how = Levelling(*levelling)
     x = dense(x)
     z = _in_memory_order(x, x if fold is None else x.float() * _along(x, fold, fold_dim))
-    rows, last = _row_count(x, per_channel), largest_code(bits, symmetric)
+    rows, last = _row_count(x, how.per_channel), largest_code(how.bits, how.symmetric)
     size = x.numel() // max(rows, 1)
     per_row = z.as_strided(x.shape, x.stride()).reshape(rows, size)
     found, finite = row_ranges(per_row)[:2], per_row.isfinite().all(1)
     low, high = found if limits is None else limits.reshape(2, rows)
-    scale, zero, smallest, largest = level_parameters(low, high, bits, symmetric, power_of_two)
+    scale, zero, smallest, largest = level_parameters(low, high, how.bits, how.symmetric, how.power_of_two)
 
     scales, zeros = (_in_memory_order(x, _along(x, each, 0)) if rows > 1 else each for each in (scale, zero))
-    level = affine_codes(z, scales, 0.0, zeros, last, stochastic, key)
+    level = affine_codes(z, scales, 0.0, zeros, last, how.stochastic, how.key)
     codes = _empty_codes(x).copy_(level.to(torch.uint8).as_strided(x.shape, x.stride()))
 
     # A row without a range has no levels but zero: its step is 0, so that it is no part of any product.
@@ -730,42 +697,27 @@ class _Planes(NamedTuple):
 
 
 def _integer_codes_native(
-    x: Tensor,
-    limits: Tensor | None,
-    fold: Tensor | None,
-    fold_dim: int,
-    bits: int,
-    per_channel: bool,
-    symmetric: bool,
-    stochastic: bool,
-    key: Tensor,
-    power_of_two: bool = False,
+    x: Tensor, limits: Tensor | None, fold: Tensor | None, fold_dim: int, *levelling: Any
 ) -> Results:
     """The kernel of the CPU; layouts that are neither rows nor images go to the reference."""
+    how = Levelling(*levelling)
     x = dense(x)
-    planes = _planes(x, per_channel)
-    if planes is None and not stochastic:  # without random numbers the order does not matter
+    planes = _planes(x, how.per_channel)
+    if planes is None and not how.stochastic:  # without random numbers the order does not matter
         x = x.contiguous()
-        planes = _planes(x, per_channel)
+        planes = _planes(x, how.per_channel)
     if planes is None:
-        return integer_codes(x, limits, fold, fold_dim, bits, per_channel, symmetric, stochastic, key, power_of_two)
-    rows, address = _row_count(x, per_channel), native.address
+        return integer_codes(x, limits, fold, fold_dim, *levelling)
+    rows, factors = _row_count(x, how.per_channel), 0 if fold is None else len(fold)
     codes, counts = _empty_codes(x), x.new_empty(COUNTS + 1, dtype=torch.int64)
     parameters, found = (x.new_empty((2, rows), dtype=torch.float32) for _ in range(2))
-    limits = None if limits is None else limits.contiguous()
-    factors = 0 if fold is None else len(fold)
-    fold = fold.contiguous() if fold is not None and factors else None
-    native.kernel("integer_codes")(
-        type=FLOAT_TYPES[x.dtype], x=address("x", x, x.dtype, x.numel()),
-        codes=native.own_address(codes),
-        batch=planes.batch, channels=planes.channels, inner=planes.inner, transposed=planes.transposed,
-        per_row=per_channel, limits=0 if limits is None else address("limits", limits, torch.float32, 2 * rows),
-        fold=0 if fold is None else address("fold", fold, torch.float32, factors),
-        fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1,
-        bits=bits, symmetric=symmetric, power_of_two=power_of_two, stochastic=stochastic,
-        key=address("key", key, torch.int64, 2),
-        parameters=native.own_address(parameters), found=native.own_address(found), counts=native.own_address(counts),
-        threads=torch.get_num_threads(),
+    run(
+        "integer_codes", type=FLOAT_TYPES[x.dtype], x=x, codes=codes, batch=planes.batch, channels=planes.channels,
+        inner=planes.inner, transposed=planes.transposed, per_channel=how.per_channel,
+        limits=None if limits is None else limits.contiguous(), fold=None if fold is None else fold.contiguous(),
+        fold_channels=factors, fold_inner=x.stride(fold_dim) if factors > 1 else 1, bits=how.bits,
+        symmetric=how.symmetric, power_of_two=how.power_of_two, stochastic=how.stochastic, key=how.key,
+        parameters=parameters, found=found, counts=counts,
     )  # fmt: skip
     return codes, parameters, found, counts
 
@@ -793,32 +745,21 @@ def quantize_rows_native(
     out = torch.empty_like(x, dtype=torch.uint8 if packed else x.dtype) if out is None else out
     found = x.new_empty(2, dtype=torch.float64) if gamma is not None else x.new_empty((3, len(x)), dtype=torch.float32)
     parameters, counts = x.new_empty((5, len(x)), dtype=torch.float32), x.new_zeros(COUNTS, dtype=torch.int64)
-    address = native.address
-    what = (last,) if gamma is None else (address("gamma", gamma, torch.float64, 1), last // 2)
-    native.kernel(f"quantize_{kind}")(
-        *_matrix_address(x), address("out", out, out.dtype, x.numel()),
-        address("found", found, found.dtype, found.numel()),
-        address("parameters", parameters, torch.float32, 5 * len(x)), *what, stochastic, packed,
-        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
-    )  # fmt: skip
+    width = (last,) if gamma is None else (gamma, last // 2)
+    run(f"quantize_{kind}", *_matrix(x), out, found, parameters, *width, stochastic, packed, key, counts)
     return out, found, parameters, counts
 
 
 def row_ranges_native(x: Tensor) -> Tensor:
     """Return what `row_ranges` returns."""
     out = x.new_empty((3, len(x)), dtype=torch.float32)
-    where = native.address("out", out, torch.float32, 3 * len(x))
-    native.kernel("row_ranges")(*_matrix_address(x), where, torch.get_num_threads())
+    run("row_ranges", *_matrix(x), out)
     return out
 
 
 def _largest_and_scale_native(x: Tensor, top: float) -> Tensor:
     x, out = dense(x), x.new_empty(2, dtype=torch.float32)
-    size, address = x.numel(), native.address
-    native.kernel("largest_and_scale")(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, size), 1, size, top, address("out", out, torch.float32, 2),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    run("largest_and_scale", FLOAT_TYPES[x.dtype], x, 1, x.numel(), top, out)
     return out
 
 
@@ -826,10 +767,7 @@ def _row_limits_native(x: Tensor, bits: int) -> Tensor:
     if x.dtype != torch.float32 or not x.numel():
         return row_limits(x, bits)
     x, out = x.contiguous(), x.new_empty((2, x.shape[0]))
-    native.kernel("row_limits")(
-        native.address("x", x, torch.float32, x.numel()), *x.shape, bits, native.own_address(out),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    run("row_limits", x, *x.shape, bits, out)
     return out
 
 
@@ -842,12 +780,8 @@ def _column_largest_native(x: Tensor, rows: Tensor | None) -> Tensor:
         x = x.contiguous()
     count, channels = x.numel(), x.shape[1]
     batch, inner = (count // channels, 1) if last else (x.shape[0], count // channels // x.shape[0])
-    rows, out = None if rows is None else rows.contiguous(), x.new_empty(channels)
-    native.kernel("column_largest")(
-        native.address("x", x, torch.float32, count), batch, channels, inner,
-        0 if rows is None else native.address("rows", rows, torch.float32, batch),
-        native.address("out", out, torch.float32, channels), torch.get_num_threads(),
-    )  # fmt: skip
+    out = x.new_empty(channels)
+    run("column_largest", x, batch, channels, inner, None if rows is None else rows.contiguous(), out)
     return out
 
 
@@ -868,16 +802,12 @@ def _check_columns(x: Tensor, rows: Tensor | None) -> None:
 def dequantize_matrix_native(codes: Tensor, parameters: Tensor, last: int, dtype: torch.dtype) -> Tensor:
     """Return what `dequantize_matrix` returns."""
     out = torch.empty_like(codes, dtype=dtype)
-    native.kernel("dequantize_rows")(
-        FLOAT_TYPES[dtype], native.address("codes", codes, torch.uint8, codes.numel()), *codes.shape,
-        native.address("out", out, dtype, codes.numel()),
-        native.address("parameters", parameters, torch.float32, 3 * len(codes)), last, torch.get_num_threads(),
-    )  # fmt: skip
+    run("dequantize_rows", FLOAT_TYPES[dtype], codes, *codes.shape, out, parameters, last)
     return out
 
 
-def _matrix_address(x: Tensor) -> tuple[int, ...]:
-    return FLOAT_TYPES[x.dtype], native.address("x", x, x.dtype, x.numel()), *x.shape
+def _matrix(x: Tensor) -> tuple[Any, ...]:
+    return FLOAT_TYPES[x.dtype], x, *x.shape
 
 
 def _dequantize_levels_native(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
@@ -946,12 +876,7 @@ def range_gradients(g: Tensor, x: Tensor, factor: float, low: int, high: int) ->
 def _range_gradients_native(g: Tensor, x: Tensor, factor: float, low: int, high: int) -> tuple[Tensor, Tensor]:
     g, x = _alike_in_memory(g, x)
     d_x, total = torch.empty_like(g), g.new_empty(1, dtype=torch.float64)
-    address, n = native.address, g.numel()
-    native.kernel("range_gradients")(
-        FLOAT_TYPES[g.dtype], address("g", g, g.dtype, n), address("x", x, g.dtype, n),
-        address("d_x", d_x, g.dtype, n), n, factor, low, high, address("total", total, torch.float64, 1),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    run("range_gradients", FLOAT_TYPES[g.dtype], g, x, d_x, g.numel(), factor, low, high, total)
     return d_x, total
 
 

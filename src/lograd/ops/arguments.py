@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from .contracts import FLOAT_TYPES, type_name
+from .contracts import FLOAT_TYPES, check_tensor, type_name
 from .registry import watched
 
 Rounding = Literal["nearest", "stochastic"]
@@ -34,24 +34,11 @@ def describe(x: Tensor) -> str:
     return f"{type_name(x.dtype)} {tuple(x.shape)} with strides {tuple(x.stride())}"
 
 
-def check_tensor(what: str, x: object) -> None:
-    """Refuse what is not a tensor; `what` is its name in the message."""
-    if not isinstance(x, Tensor):
-        raise InvalidType(sentence(what, f"an object of type {type(x).__name__}", "a tensor"))
-
-
 def check_floats(x: object) -> None:
     """Refuse an x that is not a tensor of a type that the operators take."""
     check_tensor("x", x)
     if isinstance(x, Tensor) and x.dtype not in FLOAT_TYPES:
         raise InvalidType(f"x must be float32, bfloat16 or float16; got {type_name(x.dtype)}.")
-
-
-def check_codes(what: str, codes: object) -> None:
-    """Refuse codes that are not a uint8 tensor; `what` is their name in the message."""
-    check_tensor(what, codes)
-    if isinstance(codes, Tensor) and codes.dtype != torch.uint8:
-        raise InvalidType(f"{what} must be uint8; got {type_name(codes.dtype)}.")
 
 
 def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:

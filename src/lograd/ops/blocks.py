@@ -25,13 +25,13 @@ from .. import native
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats import BlockFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout, ThreeQuarters
-from .codes import Coding, check_dtype, text_of
-from .contracts import COUNTS, FLOAT_TYPES
+from .codes import Coding, text_of
+from .contracts import COUNTS, FLOAT_TYPES, check_tensor
 from .elementwise import Grid, grid_of, round_to_grid
 from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 Variant = Literal["standard", "unbiased"]
 
@@ -114,12 +114,9 @@ def dequantize_block_codes(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The values of codes and block scales as `quantize_block_codes` makes them, for the same other arguments."""
-    check_codes("codes", codes)
-    check_codes("scales", scales)
-    check_dtype(dtype)
+    check_tensor("codes", codes)
     check_block_format(format)
     _check_variant(variant)
-    _check_scales(codes, scales, format.size)
     result: Tensor = call(
         "dequantize_block_codes",
         codes, scales, scalar("tensor_scale", tensor_scale, codes, math.ulp(0.0)), text_of(format),
@@ -396,16 +393,10 @@ def _quantize(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
     stochastic: bool, unbiased: bool, key: Tensor
 ) -> Tensor:  # fmt: skip
-    source, counts = x.contiguous(), x.new_zeros(COUNTS, dtype=torch.int64)
-    address, (rows, columns) = native.address, rows_and_columns(x)
-    n, blocks = rows * columns, rows * block_coding_of(format, unbiased).per_row(columns)
-    native.kernel("quantize_blocks")(
-        compiled_block_coding_of(format, unbiased), FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n),
-        0 if y is None else address("out", y, x.dtype, n),
-        0 if codes is None else address("codes", codes, torch.uint8, n),
-        0 if scales is None else address("scales", scales, torch.uint8, blocks), rows, columns,
-        address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(x.dtype).max, stochastic, unbiased,
-        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
+    counts, coding = x.new_zeros(COUNTS, dtype=torch.int64), compiled_block_coding_of(format, unbiased)
+    run(
+        "quantize_blocks", coding, FLOAT_TYPES[x.dtype], x.contiguous(), y, codes, scales, *rows_and_columns(x),
+        tensor_scale, torch.finfo(x.dtype).max, stochastic, unbiased, key, counts,
     )  # fmt: skip
     return counts
 
@@ -426,15 +417,10 @@ def _codes_native(x: Tensor, tensor_scale: Tensor, format: str, *rest: Any) -> t
 def _decoded_native(
     codes: Tensor, scales: Tensor, tensor_scale: Tensor, format: str, unbiased: bool, dtype: torch.dtype
 ) -> Tensor:
-    source, per_block = codes.contiguous(), scales.contiguous()
     y = codes.new_empty(codes.shape, dtype=dtype)
-    address, (rows, columns) = native.address, rows_and_columns(codes)
-    n, blocks = rows * columns, rows * block_coding_of(format, unbiased).per_row(columns)
-    native.kernel("dequantize_blocks")(
-        compiled_block_coding_of(format, unbiased), address("codes", source, torch.uint8, n),
-        address("scales", per_block, torch.uint8, blocks), FLOAT_TYPES[dtype], address("out", y, dtype, n), rows,
-        columns, address("tensor_scale", tensor_scale, torch.float32, 1), torch.finfo(dtype).max, unbiased,
-        torch.get_num_threads(),
+    run(
+        "dequantize_blocks", compiled_block_coding_of(format, unbiased), codes.contiguous(), scales.contiguous(),
+        FLOAT_TYPES[dtype], y, *rows_and_columns(codes), tensor_scale, torch.finfo(dtype).max, unbiased,
     )  # fmt: skip
     return in_layout_of(codes, y)
 

@@ -18,12 +18,12 @@ from .. import native
 from ..errors import InvalidType, InvalidValue
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat, parse_format
 from ..formats.values import check_rounding
-from .arguments import Counted, Rounding, Scalar, Seed, check_codes, check_floats, key_of, scalar
+from .arguments import Counted, Rounding, Scalar, Seed, check_floats, key_of, scalar
 from .coded import CodedTensor, Encoded, Layout
-from .contracts import COUNTS, FLOAT_TYPES, type_name
+from .contracts import COUNTS, FLOAT_TYPES, check_tensor
 from .elementwise import Grid, constant, grid_of, round_to_grid
 from .layouts import dense, empty_for, flat, is_dense, narrowed, rows_and_columns
-from .registry import call, operators, register, when_native
+from .registry import call, operators, register, run, when_native
 
 
 def quantize_codes(
@@ -115,8 +115,7 @@ def _has_nan(format: Format) -> bool:
 
 def dequantize_codes(codes: Tensor, format: Format, scale: Scalar = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """format.decode(code) / scale for each byte, as float32, bfloat16 or float16; a byte that is no code gives NaN."""
-    check_codes("codes", codes)
-    check_dtype(dtype)
+    check_tensor("codes", codes)
     check_element_format("dequantize_codes", format)
     factor = scalar("scale", scale, codes, math.ulp(0.0))
     result: Tensor = call("dequantize_codes", codes, factor, text_of(format), dtype)
@@ -131,26 +130,16 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     >>> pack_nibbles(torch.tensor([1, 2, 15], dtype=torch.uint8))
     tensor([33, 15], dtype=torch.uint8)
     """
-    check_codes("codes", codes)
-    _check_packable(codes)
     result: Tensor = call("pack_nibbles", codes)
     return result
 
 
 def unpack_nibbles(packed: Tensor, length: int | None = None) -> Tensor:
     """The inverse of `pack_nibbles`; `length` of the last dimension of the codes, twice the bytes if not given."""
-    check_codes("packed", packed)
+    check_tensor("packed", packed)
     length = (2 * packed.shape[-1] if packed.dim() else 0) if length is None else length
-    _check_length(packed, length)
     result: Tensor = call("unpack_nibbles", packed, length)
     return result
-
-
-def check_dtype(dtype: torch.dtype) -> None:
-    """Refuses a type that no code is decoded to."""
-    if not isinstance(dtype, torch.dtype) or dtype not in FLOAT_TYPES:
-        name = type_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
-        raise InvalidType(f"dtype must be float32, bfloat16 or float16; got {name}.")
 
 
 # -------------------------------------------------------------------------------------------------- codes of a format
@@ -434,35 +423,22 @@ def _codes_native(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: 
 def _write_codes(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> Tensor:
     """Write codes that lie as x does, and return their counts."""
     counts = x.new_zeros(COUNTS, dtype=torch.int64)
-    address, n = native.address, x.numel()
-    native.kernel("quantize_codes")(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), address("out", out, torch.uint8, n), n,
-        address("scale", scale, torch.float32, 1), compiled_coding_of(format), stochastic,
-        address("key", key, torch.int64, 2), torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS),
-    )  # fmt: skip
+    coding = compiled_coding_of(format)
+    run("quantize_codes", FLOAT_TYPES[x.dtype], x, out, x.numel(), scale, coding, stochastic, key, counts)
     return counts
 
 
 def _values_native(codes: Tensor, scale: Tensor, format: str, dtype: torch.dtype) -> Tensor:
-    coding = compiled_coding_of(format)
     codes = dense(codes)
     out = torch.empty_like(codes, dtype=dtype)
-    address, n = native.address, codes.numel()
-    native.kernel("dequantize_codes")(
-        address("codes", codes, torch.uint8, n), FLOAT_TYPES[dtype], address("out", out, dtype, n), n,
-        address("scale", scale, torch.float32, 1), coding, torch.get_num_threads(),
-    )  # fmt: skip
+    run("dequantize_codes", codes, FLOAT_TYPES[dtype], out, codes.numel(), scale, compiled_coding_of(format))
     return out
 
 
 def _pack_native(codes: Tensor) -> Tensor:
     codes = codes.contiguous()
     out = _room_for_packed(codes)
-    rows, columns = rows_and_columns(codes)
-    if not native.kernel("pack_nibbles")(
-        native.address("codes", codes, torch.uint8, rows * columns),
-        native.address("packed", out, torch.uint8, rows * ((columns + 1) // 2)), rows, columns, torch.get_num_threads(),
-    ):  # fmt: skip
+    if not run("pack_nibbles", codes, out, *rows_and_columns(codes)):
         raise _too_wide()
     return out
 
@@ -470,22 +446,14 @@ def _pack_native(codes: Tensor) -> Tensor:
 def _unpack_native(packed: Tensor, length: int) -> Tensor:
     packed = packed.contiguous()
     out = packed.new_empty((*packed.shape[:-1], length))
-    rows, columns = rows_and_columns(out)
-    native.kernel("unpack_nibbles")(
-        native.address("packed", packed, torch.uint8, rows * ((columns + 1) // 2)),
-        native.address("codes", out, torch.uint8, rows * columns), rows, columns, torch.get_num_threads(),
-    )  # fmt: skip
+    run("unpack_nibbles", packed, out, *rows_and_columns(out))
     return out
 
 
 def _levels_native(codes: Tensor, format: str) -> Tensor:
     codes = dense(codes)
-    out, count, address = torch.empty_like(codes), codes.numel(), native.address
-    table = levels_of(format).tensor(codes.device)
-    native.kernel("look_up")(
-        address("codes", codes, torch.uint8, count), address("out", out, torch.uint8, count), count,
-        address("table", table, torch.uint8, 256), torch.get_num_threads(),
-    )  # fmt: skip
+    out = torch.empty_like(codes)
+    run("look_up", codes, out, codes.numel(), levels_of(format).tensor(codes.device))
     return out
 
 

@@ -83,10 +83,12 @@ class Contract:
 
     def __init__(self, name: str, schema: Any, takes: Mapping[str, Takes], more: Callable[..., None] | None) -> None:
         self._name, self._more = name, more
-        names = [argument.name for argument in schema.arguments]
         known = {**TENSORS, **takes}
-        self._tensors = [(place, name, known[name]) for place, name in enumerate(names) if name in known]
-        self._numbers = [(place, name, NUMBERS[name]) for place, name in enumerate(names) if name in NUMBERS]
+        names = [argument.name for argument in schema.arguments]
+        tensors = {argument.name for argument in schema.arguments if "Tensor" in str(argument.type)}
+        self.first = names[0]
+        self._tensors = [(i, name, known[name]) for i, name in enumerate(names) if name in known and name in tensors]
+        self._numbers = [(i, name, NUMBERS[name]) for i, name in enumerate(names) if name in NUMBERS]
 
     @property
     def covered(self) -> set[str]:
@@ -94,42 +96,62 @@ class Contract:
         return {name for _, name, _ in (*self._tensors, *self._numbers)}
 
     def check(self, *arguments: Any) -> None:
-        """Refuses an argument that is not what its name says."""
+        """Refuse an argument that is not what its name says, and arguments that do not fit together."""
+        self._check_each(arguments)
+        if self._more is not None:
+            self._more(*arguments)
+
+    def _check_each(self, arguments: tuple[Any, ...]) -> None:
+        for place, name, (dtypes, elements, _) in self._tensors:
+            value = arguments[place]
+            if not isinstance(value, Tensor):
+                if value is not None and not isinstance(value, list):  # an optional argument, and a list of tensors
+                    check_tensor(name, value)
+                continue
+            if dtypes and value.dtype not in dtypes:
+                raise InvalidType(self._sentence(place, name, value))
+            if elements is not None and value.numel() != elements:
+                raise InvalidValue(self._sentence(place, name, value))
+        for place, name, valid in self._numbers:
+            if arguments[place] not in valid:
+                expected = f"from {valid[0]} to {valid[-1]}" if isinstance(valid, range) else _list(valid)
+                raise InvalidValue(sentence(f"{name} of lograd::{self._name}", _shown(arguments[place]), expected))
+
+    def _check_devices(self, arguments: tuple[Any, ...]) -> None:
         first = arguments[0].device
         for place, name, takes in self._tensors:
             value = arguments[place]
-            if not isinstance(value, Tensor):  # one that may be None, and is
+            if not isinstance(value, Tensor):
                 continue
-            if takes.dtypes and value.dtype not in takes.dtypes:
-                raise InvalidType(self._sentence(name, takes, value))
-            if takes.elements is not None and value.numel() != takes.elements:
-                raise InvalidValue(self._sentence(name, takes, value))
             # On the meta device nothing is read, so that small tensors may stay where they are.
             if value.device != first and not takes.anywhere and first.type != "meta":
                 raise InvalidValue(
                     f"the tensors of lograd::{self._name} must lie on one device; {name} is on {value.device}, and "
                     f"the first on {first}."
                 )
-        for place, name, valid in self._numbers:
-            if arguments[place] not in valid:
-                expected = f"from {valid[0]} to {valid[-1]}" if isinstance(valid, range) else _list(valid)
-                raise InvalidValue(sentence(f"{name} of lograd::{self._name}", _shown(arguments[place]), expected))
 
-    def _sentence(self, name: str, takes: Takes, value: Tensor) -> str:
+    def _sentence(self, place: int, name: str, value: Tensor) -> str:
+        takes = next(takes for at, _, takes in self._tensors if at == place)
         got = f"{type_name(value.dtype)} of shape {tuple(value.shape)}"
         return f"{name} of lograd::{self._name} must be {takes}; got {got}."
 
     def guarded(self, kernel: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
-        """The kernel behind the rules of each argument, and of several together unless `alone`."""
-        more = None if alone else self._more
+        """Return the kernel behind the rules of each argument, and of several together unless `alone`."""
 
         def run(*arguments: Any) -> Any:
-            self.check(*arguments)
-            if more is not None:
-                more(*arguments)
+            self._check_each(arguments)
+            self._check_devices(arguments)
+            if self._more is not None and not alone:
+                self._more(*arguments)
             return kernel(*arguments)
 
         return run
+
+
+def check_tensor(what: str, x: object) -> None:
+    """Refuse what is not a tensor; `what` is its name in the message."""
+    if not isinstance(x, Tensor):
+        raise InvalidType(sentence(what, f"an object of type {type(x).__name__}", "a tensor"))
 
 
 def type_name(dtype: torch.dtype) -> str:

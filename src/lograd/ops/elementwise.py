@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import native
 from ..errors import InvalidType, InvalidValue, shown
 from ..formats import BlockFormat, FloatFormat, Format, IntFormat
 from ..formats.values import check_rounding
 from .arguments import Counted, Rounding, Scalar, Seed, check_floats, in_type_of, key_of, scalar
-from .contracts import COUNTS, FLOAT_TYPES, TENSORS
+from .contracts import COUNTS, FLOAT_TYPES
 from .layouts import dense, empty_for, flat, in_type
 from .random import lower32, rounded_up_or_down, upper16
-from .registry import Kernel, call, register, when_native
+from .registry import Kernel, call, register, run, when_native
 
 Result = tuple[Tensor, Tensor | int]
 
@@ -233,9 +232,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Result]]] = {
     ),
 }
 """Arguments beside x, and the definition.  The native kernel of the same name takes (type, x, y, elements, *arguments,
-threads, counts) with addresses in place of tensors."""
-
-_NO_COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")
+counts, threads)."""
 
 
 def _room_for_counts(x: Tensor, counted: bool) -> Tensor:
@@ -258,25 +255,12 @@ def _reference(definition: Callable[..., Result]) -> Kernel:
     return kernel
 
 
-def _native(name: str, arguments: str) -> Kernel:
-    native_kernel, address = native.kernel(name), native.address
-    tensors = [
-        (place, argument, TENSORS[argument].dtypes[0], TENSORS[argument].elements or 0)
-        for place, (kind, argument) in enumerate(pair.split() for pair in arguments.split(", "))
-        if kind == "Tensor"
-    ]
-
+def _native(name: str) -> Kernel:
     def kernel(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         *values, counted = rest
         x = dense(x)
-        out, counts = torch.empty_like(x), _room_for_counts(x, True) if counted else _NO_COUNTS
-        for place, argument, dtype, elements in tensors:
-            values[place] = address(argument, values[place], dtype, elements)
-        n = x.numel()
-        native_kernel(
-            FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), address("out", out, x.dtype, n), n, *values,
-            torch.get_num_threads(), address("counts", counts, torch.int64, COUNTS + 1) if counted else 0,
-        )  # fmt: skip
+        out, counts = torch.empty_like(x), _room_for_counts(x, counted)
+        run(name, FLOAT_TYPES[x.dtype], x, out, x.numel(), *values, counts if counted else None)
         return out, counts
 
     return kernel
@@ -286,6 +270,6 @@ for _name, (_arguments, _definition) in OPERATORS.items():
     register(
         f"{_name}(Tensor x, {_arguments}, bool counted) -> (Tensor, Tensor)",
         _reference(_definition),
-        when_native(_native(_name, _arguments)),
+        when_native(_native(_name)),
         lambda x, *rest: (empty_for(x), _room_for_counts(x, rest[-1])),
     )

@@ -11,13 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from .. import native
-from ..errors import InvalidValue, sentence
+from ..errors import InvalidValue
 from .arguments import check_floats, key_of
-from .contracts import BLOCKS, FLOAT_TYPES
+from .contracts import FLOAT_TYPES
 from .layouts import empty_for, in_layout_of, narrowed, rows_and_columns
 from .random import philox
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 _SIGN_STREAM = 2  # rounding draws from streams 0 and 1, so one seed may serve both
 
@@ -58,9 +57,6 @@ def hadamard_inverse(y: Tensor, block: int = 64, seed: int | Tensor | None = 0) 
 
 def _run(x: Tensor, block: int, seed: int | Tensor | None, inverse: bool) -> Tensor:
     check_floats(x)
-    if block not in BLOCKS:
-        raise InvalidValue(sentence("block", block, "one of 16, 32, 64, 128"))
-    _check_columns(x, block)
     key = None if seed is None else key_of(seed, 0, x)
     result: Tensor = call("hadamard", x, block, key, inverse)
     return result
@@ -108,11 +104,8 @@ def _reference(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tens
 
 def _native(x: Tensor, block: int, key: Tensor | None, inverse: bool) -> Tensor:
     source = x.contiguous()
-    out, n, address = torch.empty_like(source), x.numel(), native.address
-    native.kernel("hadamard")(
-        FLOAT_TYPES[x.dtype], address("x", source, x.dtype, n), address("out", out, x.dtype, n), *rows_and_columns(x),
-        block, 0 if key is None else address("key", key, torch.int64, 2), inverse, torch.get_num_threads(),
-    )  # fmt: skip
+    out = torch.empty_like(source)
+    run("hadamard", FLOAT_TYPES[x.dtype], source, out, *rows_and_columns(x), block, key, inverse)
     return in_layout_of(x, out)
 
 

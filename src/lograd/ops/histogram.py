@@ -18,7 +18,7 @@ from ..laws import Empirical
 from .arguments import check_floats
 from .contracts import FLOAT_TYPES
 from .layouts import dense, flat
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 LOWEST, BINS = native.histogram_layout("float32")
 SLOTS = BINS + len(native.EXTRA_SLOTS)
@@ -74,21 +74,6 @@ class LogHistogram:
             raise InvalidValue(f"a law needs at least one nonzero element; all {zeros} are exactly zero.")
         return Empirical(table[:BINS], LOWEST * native.BINS_PER_OCTAVE, zeros=zeros)
 
-    @property
-    def log_mean(self) -> float:
-        """The mean of ln|x| over the nonzero elements that were counted.
-
-        **Error.** An element stands for the centre of its bin, so it moves by at most ln(33/32) < 0.0308, and hence so
-        do the mean and the standard deviation.  That is the worst case, reached by data on bin edges; a smooth density
-        cancels the error to second order, 2e-4.
-        """
-        return float(self.law().log_mean)
-
-    @property
-    def log_std(self) -> float:
-        """The standard deviation of ln|x| over the nonzero elements, with the error bound of `log_mean`."""
-        return float(self.law().log_std)
-
     def __add__(self, other: LogHistogram) -> LogHistogram:
         if not isinstance(other, LogHistogram):
             raise InvalidType(sentence("what is added to a LogHistogram", other, "a LogHistogram"))
@@ -139,8 +124,6 @@ def kth_magnitude(x: Tensor, k: int | None = None, *, sparsity: float | None = N
             return x.new_zeros((), dtype=torch.float32)
     elif isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise InvalidType(sentence("k", k, "a whole number"))
-    else:
-        _check_place(x, k)
     result: Tensor = call("kth_magnitude", x, k)
     return result
 
@@ -183,22 +166,14 @@ def _magnitude_reference(x: Tensor, k: int) -> Tensor:
 def _histogram_native(x: Tensor, stride: int) -> Tensor:
     x = dense(x)
     table = x.new_zeros(SLOTS, dtype=torch.int64)
-    address, n = native.address, x.numel()
-    native.kernel("log_histogram")(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, stride, torch.get_num_threads(),
-        address("table", table, torch.int64, SLOTS),
-    )  # fmt: skip
+    run("log_histogram", FLOAT_TYPES[x.dtype], x, x.numel(), stride, table)
     return table
 
 
 def _magnitude_native(x: Tensor, k: int) -> Tensor:
     x = dense(x)
     out = x.new_empty((), dtype=torch.float32)
-    address, n = native.address, x.numel()
-    native.kernel("kth_magnitude")(
-        FLOAT_TYPES[x.dtype], address("x", x, x.dtype, n), n, k, torch.get_num_threads(),
-        address("out", out, torch.float32, 1),
-    )  # fmt: skip
+    run("kth_magnitude", FLOAT_TYPES[x.dtype], x, x.numel(), k, out)
     return out
 
 

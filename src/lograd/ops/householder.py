@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import native
 from ..errors import InvalidValue
 from .affine import (
     QUANTIZER,
@@ -37,7 +36,7 @@ from .arguments import Rounding, Seed
 from .coded import Householder
 from .contracts import COUNTS, FLOAT_TYPES, type_name
 from .layouts import empty_for, in_layout_of, in_type
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 
 def quantize_block_householder(
@@ -56,7 +55,6 @@ def quantize_block_householder(
     Sums are in float64 and the transform is rounded once to float32, so a small row comes back to 2^-23 of what its
     group's largest row leaves in it.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
     """
-    check_samples(x)
     return quantize_values("quantize_block_householder", x, bits, rounding, seed, offset, counted)
 
 
@@ -67,7 +65,6 @@ def pack_block_householder(
 
     With `counted` the result is an `Encoded`.
     """
-    check_samples(x)
     arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, groups, stretch, counts = call("quantize_block_householder", x, *arguments)
     coded = coded_rows(x, codes, parameters, f"uint{bits}", (Householder(groups, stretch),))
@@ -263,15 +260,8 @@ def _reflect_native(
 ) -> Tensor:
     """Write H diag(stretch) clamp(x, bounds), or diag(1 / stretch) H x, into `out`; return the counts."""
     counts = x.new_zeros(COUNTS, dtype=torch.int64)
-    address, rows, n = native.address, len(x), x.numel()
-    native.kernel("reflect_rows")(
-        inverse, FLOAT_TYPES[dtype], address("x", x, torch.float32 if inverse else dtype, n),
-        address("out", out, dtype if inverse else torch.float32, n), *x.shape,
-        address("order", groups.order, torch.int64, rows), address("first", groups.first, torch.int64, rows),
-        address("stretch", groups.stretch, torch.float32, rows), address("share", groups.share, torch.float64, rows),
-        0 if bounds is None else address("bounds", bounds, torch.float32, 2 * rows), torch.get_num_threads(),
-        address("counts", counts, torch.int64, COUNTS),
-    )  # fmt: skip
+    order, first, stretch, share = groups
+    run("reflect_rows", inverse, FLOAT_TYPES[dtype], x, out, *x.shape, order, first, stretch, share, bounds, counts)
     return counts
 
 

@@ -9,7 +9,7 @@ Convolutions give channels-last memory, whatever that of their operands: the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from .. import native
 from ..errors import InvalidValue
 from .contracts import Takes
 from .geometry import check_geometry, output_size
-from .registry import register, when_native
+from .registry import register, run, when_native
 
-_BYTE, _FLOAT = torch.uint8, torch.float32
 _LONGEST_BLOCK = 2**14
 """Sums of products of bytes over so many stay within 32 bits."""
 
@@ -34,34 +33,32 @@ def integer_matmul(
 
 
 def integer_convolution(
-    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None,
-    stride: list[int], padding: list[int], dilation: list[int], groups: int,
-) -> Tensor:  # fmt: skip
-    """The convolution of x - x_zero, padded with zeros, with weight - weight_zero."""
-    sums = torch.ops.aten.convolution.default(
-        _whole(x, x_zero), _whole(weight, weight_zero), None, stride, padding, dilation, False, [0] * len(stride),
-        groups,
-    )  # fmt: skip
+    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None, *where: Any
+) -> Tensor:
+    """The convolution of x - x_zero, padded with zeros, with weight - weight_zero; `where` is its geometry."""
+    *steps, groups = where
+    whole = _whole(x, x_zero), _whole(weight, weight_zero)
+    sums = torch.ops.aten.convolution.default(*whole, None, *steps, False, [0] * len(steps[0]), groups)
     return _channels_last(scaled(sums, 1, columns, None, bias))
 
 
 def integer_convolution_input_gradient(
-    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, stride: list[int],
-    padding: list[int], dilation: list[int], groups: int, input_size: list[int],
-) -> Tensor:  # fmt: skip
-    """The gradient of a convolution with respect to its input, whose height and width are `input_size`."""
-    x = g.new_zeros((g.shape[0], groups * weight.shape[1], *input_size), dtype=torch.float64)
-    sums = _backward(_whole(g, g_zero), x, _whole(weight, weight_zero), stride, padding, dilation, groups, 0)
+    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, *where: Any
+) -> Tensor:
+    """The gradient of a convolution with respect to its input, whose height and width are the last of `where`."""
+    *geometry, input_size = where
+    x = g.new_zeros((g.shape[0], geometry[-1] * weight.shape[1], *input_size), dtype=torch.float64)
+    sums = _backward(_whole(g, g_zero), x, _whole(weight, weight_zero), *geometry, 0)
     return _channels_last(scaled(sums, 1, columns, None, None))
 
 
 def integer_convolution_weight_gradient(
-    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, kernel_size: list[int],
-) -> Tensor:  # fmt: skip
-    """The gradient of a convolution with respect to its weight, whose height and width are `kernel_size`."""
-    weight = g.new_zeros((g.shape[1], x.shape[1] // groups, *kernel_size), dtype=torch.float64)
-    sums = _backward(_whole(g, g_zero), _whole(x, x_zero), weight, stride, padding, dilation, groups, 1)
+    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, *where: Any
+) -> Tensor:
+    """The gradient of a convolution with respect to its weight, whose height and width are the last of `where`."""
+    *geometry, kernel_size = where
+    weight = g.new_zeros((g.shape[1], x.shape[1] // geometry[-1], *kernel_size), dtype=torch.float64)
+    sums = _backward(_whole(g, g_zero), _whole(x, x_zero), weight, *geometry, 1)
     return _channels_last(scaled(sums, 0, rows, None, None))
 
 
@@ -112,7 +109,7 @@ def _backward(g: Tensor, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
 def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Room for float32 results of shape (batch, channels, ...) in channels-last memory."""
     if len(shape) == 4:
-        return torch.empty(shape, dtype=_FLOAT, device=like.device, memory_format=torch.channels_last)
+        return torch.empty(shape, dtype=torch.float32, device=like.device, memory_format=torch.channels_last)
     batch, channels, *sizes = shape
     out = like.new_empty((batch, *sizes, channels), dtype=torch.float32)
     return out.permute(0, out.dim() - 1, *range(1, out.dim() - 1))
@@ -125,7 +122,7 @@ def _channels_last(x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_matmul(
+def _check_matmul(
     a: Tensor, b: Tensor, a_zero: int = 0, b_zero: int = 0, rows: Tensor | None = None, columns: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> None:  # fmt: skip
@@ -135,12 +132,12 @@ def check_matmul(
             "a product of matrices takes (m, k) and (k, n), or batches of them; got "
             f"{tuple(a.shape)} and {tuple(b.shape)}."
         )
-    check_numbers("rows", rows, 1, a.shape[-2])
-    check_numbers("columns", columns, 1, b.shape[-1])
-    check_numbers("bias", bias, b.shape[-1])
+    _check_numbers("rows", rows, 1, a.shape[-2])
+    _check_numbers("columns", columns, 1, b.shape[-1])
+    _check_numbers("bias", bias, b.shape[-1])
 
 
-def check_block_matmul(
+def _check_block_matmul(
     a: Tensor, b: Tensor, a_zero: int, b_zero: int, a_scales: Tensor, b_scales: Tensor, scale: Tensor,
     bias: Tensor | None, size: int,
 ) -> None:  # fmt: skip
@@ -157,10 +154,10 @@ def check_block_matmul(
                 f"{what} must have the shape {(codes.shape[0], codes.shape[1] // size)}, one scale for each block; got "
                 f"{tuple(scales.shape)}."
             )
-    check_numbers("bias", bias, b.shape[0])
+    _check_numbers("bias", bias, b.shape[0])
 
 
-def check_numbers(what: str, given: Tensor | None, *counts: int) -> None:
+def _check_numbers(what: str, given: Tensor | None, *counts: int) -> None:
     """Refuse scales or a bias that are not as many as the product takes."""
     if given is not None and given.numel() not in counts:
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
@@ -172,34 +169,31 @@ def _check_gradient(g: Tensor, shape: tuple[int, ...]) -> None:
         raise InvalidValue(f"g must have the shape of the layer's result, {shape}; got {tuple(g.shape)}.")
 
 
-def check_convolution(
-    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None,
-    stride: list[int], padding: list[int], dilation: list[int], groups: int,
-) -> None:  # fmt: skip
+def _check_convolution(
+    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None, *where: Any
+) -> None:
     """Refuse what does not make a convolution."""
-    check_geometry(x.shape, weight.shape, stride, padding, dilation, groups)
-    check_numbers("columns", columns, 1, weight.shape[0])
-    check_numbers("bias", bias, weight.shape[0])
+    check_geometry(x.shape, weight.shape, *where)
+    _check_numbers("columns", columns, 1, weight.shape[0])
+    _check_numbers("bias", bias, weight.shape[0])
 
 
-def check_input_gradient(
-    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, stride: list[int],
-    padding: list[int], dilation: list[int], groups: int, input_size: list[int],
-) -> None:  # fmt: skip
+def _check_input_gradient(
+    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, *where: Any
+) -> None:
     """Refuse what does not make dX of a convolution."""
-    x = (*g.shape[:1], *(groups * count for count in weight.shape[1:2]), *input_size)
-    _check_gradient(g, check_geometry(x, weight.shape, stride, padding, dilation, groups))
-    check_numbers("columns", columns, 1)
+    *geometry, input_size = where
+    x = (*g.shape[:1], *(geometry[-1] * count for count in weight.shape[1:2]), *input_size)
+    _check_gradient(g, check_geometry(x, weight.shape, *geometry))
+    _check_numbers("columns", columns, 1)
 
 
-def check_weight_gradient(
-    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, kernel_size: list[int],
-) -> None:  # fmt: skip
+def _check_weight_gradient(g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, *where: Any) -> None:
     """Refuse what does not make dW of a convolution."""
-    weight = (*g.shape[1:2], *(count // max(groups, 1) for count in x.shape[1:2]), *kernel_size)
-    _check_gradient(g, check_geometry(x.shape, weight, stride, padding, dilation, groups))
-    check_numbers("rows", rows, 1, g.shape[1])
+    *geometry, kernel_size = where
+    weight = (*g.shape[1:2], *(count // max(geometry[-1], 1) for count in x.shape[1:2]), *kernel_size)
+    _check_gradient(g, check_geometry(x.shape, weight, *geometry))
+    _check_numbers("rows", rows, 1, g.shape[1])
 
 
 # --------------------------------------------------------------------------------------------------------------- native
@@ -214,97 +208,59 @@ def _matmul_native(
     if 0 in (batch, m, n, k):
         return integer_matmul(a, b, a_zero, b_zero, rows, columns, bias)
     a, b = _readable(a), _readable(b)
-    out = a.new_empty((*a.shape[:-1], n), dtype=_FLOAT)
-    native.kernel("integer_matmul")(
-        batch=batch,
-        m=m,
-        n=n,
-        k=k,
-        a=native.view_address("a", a, _BYTE),
-        a_strides=_strides(a),
-        a_zero=a_zero,
-        b=native.view_address("b", b, _BYTE),
-        b_strides=_strides(b),
-        b_zero=b_zero,
-        rows=_floats("rows", rows),
-        rows_count=0 if rows is None else rows.numel(),
-        columns=_floats("columns", columns),
-        columns_count=0 if columns is None else columns.numel(),
-        bias=_floats("bias", bias),
-        out=native.own_address(out),
-        threads=torch.get_num_threads(),
-    )
+    out = a.new_empty((*a.shape[:-1], n), dtype=torch.float32)
+    run(
+        "integer_matmul", batch=batch, m=m, n=n, k=k,
+        a=native.view_address("a", a, torch.uint8), a_strides=_strides(a), a_zero=a_zero,
+        b=native.view_address("b", b, torch.uint8), b_strides=_strides(b), b_zero=b_zero,
+        rows=rows, rows_count=_count(rows), columns=columns, columns_count=_count(columns), bias=bias, out=out,
+    )  # fmt: skip
     return out
 
 
 def _convolution_native(
-    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None,
-    stride: list[int], padding: list[int], dilation: list[int], groups: int,
-) -> Tensor:  # fmt: skip
-    geometry = (stride, padding, dilation)
-    sizes = output_size(x.shape[2:], weight.shape[2:], *geometry)
-    out = empty_images(x, (x.shape[0], weight.shape[0], *sizes))
+    x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None, *where: Any
+) -> Tensor:
     if 0 in (x.numel(), weight.numel()):
-        return integer_convolution(x, weight, x_zero, weight_zero, columns, bias, *geometry, groups)
-    image, kernel = _images(x), _images(weight)
-    native.kernel("integer_convolution")(
-        **_layer(x.shape, weight.shape, sizes, geometry, groups),
-        input=native.address("x", image, _BYTE, x.numel()),
-        input_zero=x_zero,
-        weight=native.address("weight", kernel, _BYTE, weight.numel()),
-        weight_zero=weight_zero,
-        columns=_floats("columns", columns),
-        columns_count=0 if columns is None else columns.numel(),
-        bias=_floats("bias", bias),
-        out=native.own_address(out),
-        threads=torch.get_num_threads(),
-    )
+        return integer_convolution(x, weight, x_zero, weight_zero, columns, bias, *where)
+    sizes = output_size(x.shape[2:], weight.shape[2:], *where[:3])
+    out = empty_images(x, (x.shape[0], weight.shape[0], *sizes))
+    run(
+        "integer_convolution", **_layer(x.shape, weight.shape, sizes, *where), input=_images(x),
+        input_zero=x_zero, weight=_images(weight), weight_zero=weight_zero, columns=columns,
+        columns_count=_count(columns), bias=bias, out=out,
+    )  # fmt: skip
     return out
 
 
 def _convolution_input_gradient_native(
-    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, stride: list[int],
-    padding: list[int], dilation: list[int], groups: int, input_size: list[int],
-) -> Tensor:  # fmt: skip
-    geometry, shape = (stride, padding, dilation), (g.shape[0], groups * weight.shape[1], *input_size)
+    g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, *where: Any
+) -> Tensor:
     if 0 in (g.numel(), weight.numel()):
-        return integer_convolution_input_gradient(
-            g, weight, g_zero, weight_zero, columns, *geometry, groups, input_size
-        )
-    out, gradient, kernel = empty_images(g, shape), _images(g), _images(weight)
-    native.kernel("integer_convolution_input_gradient")(
-        **_layer(shape, weight.shape, g.shape[2:], geometry, groups),
-        g=native.address("g", gradient, _BYTE, g.numel()),
-        g_zero=g_zero,
-        weight=native.address("weight", kernel, _BYTE, weight.numel()),
-        weight_zero=weight_zero,
-        columns=_floats("columns", columns),
-        columns_count=0 if columns is None else columns.numel(),
-        out=native.own_address(out),
-        threads=torch.get_num_threads(),
-    )
+        return integer_convolution_input_gradient(g, weight, g_zero, weight_zero, columns, *where)
+    *geometry, input_size = where
+    shape = (g.shape[0], geometry[-1] * weight.shape[1], *input_size)
+    out = empty_images(g, shape)
+    run(
+        "integer_convolution_input_gradient", **_layer(shape, weight.shape, g.shape[2:], *geometry),
+        g=_images(g), g_zero=g_zero, weight=_images(weight), weight_zero=weight_zero, columns=columns,
+        columns_count=_count(columns), out=out,
+    )  # fmt: skip
     return out
 
 
 def _convolution_weight_gradient_native(
-    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, kernel_size: list[int],
-) -> Tensor:  # fmt: skip
-    geometry, shape = (stride, padding, dilation), (g.shape[1], x.shape[1] // groups, *kernel_size)
+    g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, *where: Any
+) -> Tensor:
     if 0 in (g.numel(), x.numel()):
-        return integer_convolution_weight_gradient(g, x, g_zero, x_zero, rows, *geometry, groups, kernel_size)
-    out, gradient, image = empty_images(g, shape), _images(g), _images(x)
-    native.kernel("integer_convolution_weight_gradient")(
-        **_layer(x.shape, shape, g.shape[2:], geometry, groups),
-        g=native.address("g", gradient, _BYTE, g.numel()),
-        g_zero=g_zero,
-        input=native.address("x", image, _BYTE, x.numel()),
-        input_zero=x_zero,
-        rows=_floats("rows", rows),
-        rows_count=0 if rows is None else rows.numel(),
-        out=native.own_address(out),
-        threads=torch.get_num_threads(),
-    )
+        return integer_convolution_weight_gradient(g, x, g_zero, x_zero, rows, *where)
+    *geometry, kernel_size = where
+    shape = (g.shape[1], x.shape[1] // geometry[-1], *kernel_size)
+    out = empty_images(g, shape)
+    run(
+        "integer_convolution_weight_gradient", **_layer(x.shape, shape, g.shape[2:], *geometry), g=_images(g),
+        g_zero=g_zero, input=_images(x), input_zero=x_zero, rows=rows, rows_count=_count(rows), out=out,
+    )  # fmt: skip
     return out
 
 
@@ -315,24 +271,12 @@ def _block_matmul_native(
     (m, k), n = a.shape, b.shape[0]
     if 0 in (m, n, k) or size % 4 or size > _LONGEST_BLOCK:
         return integer_block_matmul(a, b, a_zero, b_zero, a_scales, b_scales, scale, bias, size)
-    a, b, a_scales, b_scales = a.contiguous(), b.contiguous(), a_scales.contiguous(), b_scales.contiguous()
-    out = a.new_empty((m, n), dtype=_FLOAT)
-    native.kernel("integer_block_matmul")(
-        m=m,
-        n=n,
-        k=k,
-        block=size,
-        a=native.address("a", a, _BYTE, m * k),
-        a_zero=a_zero,
-        a_scales=native.address("a_scales", a_scales, _FLOAT, m * (k // size)),
-        b=native.address("b", b, _BYTE, n * k),
-        b_zero=b_zero,
-        b_scales=native.address("b_scales", b_scales, _FLOAT, n * (k // size)),
-        scale=float(scale),
-        bias=_floats("bias", bias),
-        out=native.own_address(out),
-        threads=torch.get_num_threads(),
-    )
+    out = a.new_empty((m, n), dtype=torch.float32)
+    run(
+        "integer_block_matmul", m=m, n=n, k=k, block=size, a=a.contiguous(), a_zero=a_zero,
+        a_scales=a_scales.contiguous(), b=b.contiguous(), b_zero=b_zero, b_scales=b_scales.contiguous(),
+        scale=float(scale), bias=bias, out=out,
+    )  # fmt: skip
     return out
 
 
@@ -353,37 +297,26 @@ def _images(x: Tensor) -> Tensor:
     return (x.unsqueeze(2) if x.dim() == 3 else x).contiguous(memory_format=torch.channels_last)
 
 
-def _layer(
-    x: Sequence[int], weight: Sequence[int], output: Sequence[int], geometry: Sequence[Sequence[int]], groups: int
-) -> dict[str, Any]:
+def _layer(x: Sequence[int], weight: Sequence[int], output: Sequence[int], *geometry: Any) -> dict[str, Any]:
     """The shapes and the geometry of a convolution for the native kernels; one dimension is an image of height one."""
-    axes = list(zip(x[2:], output, weight[2:], *geometry, strict=True))
+    *steps, groups = geometry
+    axes = list(zip(x[2:], output, weight[2:], *steps, strict=True))
     if len(axes) == 1:
         axes.insert(0, (1, 1, 1, 1, 0, 1))
     return {"batch": x[0], "channels": x[1], "outputs": weight[0], "groups": groups, "y": axes[0], "x": axes[1]}
 
 
-def _floats(what: str, values: Tensor | None) -> int:
-    return 0 if values is None else native.address(what, values, _FLOAT, values.numel())
+def _count(scales: Tensor | None) -> int:
+    return 0 if scales is None else scales.numel()
 
 
 # --------------------------------------------------------------------------------------------------------- registration
 
-CODES = Takes((torch.uint8,))
-SCALES = Takes((torch.float32,))
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups"
-
-
-def _define(
-    signature: str,
-    reference: Callable[..., Tensor],
-    kernel: Callable[..., Tensor],
-    fake: Callable[..., Tensor],
-    check: Any,
-) -> None:
-    codes = dict.fromkeys(("a", "b", "x", "g", "weight"), CODES)
-    scales = dict.fromkeys(("rows", "columns", "bias", "a_scales", "b_scales"), SCALES)
-    register(f"{signature} -> Tensor", reference, when_native(kernel), fake, check, codes | scales)
+_TAKES = {
+    **dict.fromkeys(("a", "b", "x", "g", "weight"), Takes((torch.uint8,))),
+    **dict.fromkeys(("rows", "columns", "bias", "a_scales", "b_scales"), Takes((torch.float32,))),
+}
 
 
 def _fake_matmul(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
@@ -403,42 +336,33 @@ def _fake_weight_gradient(g: Tensor, x: Tensor, *rest: Any) -> Tensor:
     return empty_images(g, (g.shape[1], x.shape[1] // rest[6], *rest[7]))
 
 
-_define(
-    "integer_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor? rows, Tensor? columns, Tensor? bias)",
-    integer_matmul,
-    _matmul_native,
-    _fake_matmul,
-    check_matmul,
-)
-_define(
-    "integer_convolution(Tensor x, Tensor weight, int x_zero, int weight_zero, Tensor? columns, Tensor? bias, "
-    f"{_GEOMETRY})",
-    integer_convolution,
-    _convolution_native,
-    _fake_convolution,
-    check_convolution,
-)
-_define(
-    "integer_convolution_input_gradient(Tensor g, Tensor weight, int g_zero, int weight_zero, Tensor? columns, "
-    f"{_GEOMETRY}, SymInt[] input_size)",
-    integer_convolution_input_gradient,
-    _convolution_input_gradient_native,
-    _fake_input_gradient,
-    check_input_gradient,
-)
-_define(
-    "integer_convolution_weight_gradient(Tensor g, Tensor x, int g_zero, int x_zero, Tensor? rows, "
-    f"{_GEOMETRY}, SymInt[] kernel_size)",
-    integer_convolution_weight_gradient,
-    _convolution_weight_gradient_native,
-    _fake_weight_gradient,
-    check_weight_gradient,
-)
-_define(
-    "integer_block_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor a_scales, Tensor b_scales, Tensor scale, "
-    "Tensor? bias, int size)",
-    integer_block_matmul,
-    _block_matmul_native,
-    lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32),
-    check_block_matmul,
-)
+for _signature, _reference, _kernel, _fake, _check in (
+    (
+        "integer_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor? rows, Tensor? columns, Tensor? bias)",
+        integer_matmul, _matmul_native, _fake_matmul, _check_matmul,
+    ),
+    (
+        "integer_convolution(Tensor x, Tensor weight, int x_zero, int weight_zero, Tensor? columns, Tensor? bias, "
+        f"{_GEOMETRY})",
+        integer_convolution, _convolution_native, _fake_convolution, _check_convolution,
+    ),
+    (
+        "integer_convolution_input_gradient(Tensor g, Tensor weight, int g_zero, int weight_zero, Tensor? columns, "
+        f"{_GEOMETRY}, SymInt[] input_size)",
+        integer_convolution_input_gradient, _convolution_input_gradient_native, _fake_input_gradient,
+        _check_input_gradient,
+    ),
+    (
+        "integer_convolution_weight_gradient(Tensor g, Tensor x, int g_zero, int x_zero, Tensor? rows, "
+        f"{_GEOMETRY}, SymInt[] kernel_size)",
+        integer_convolution_weight_gradient, _convolution_weight_gradient_native, _fake_weight_gradient,
+        _check_weight_gradient,
+    ),
+    (
+        "integer_block_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor a_scales, Tensor b_scales, Tensor "
+        "scale, Tensor? bias, int size)",
+        integer_block_matmul, _block_matmul_native,
+        lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32), _check_block_matmul,
+    ),
+):  # fmt: skip
+    register(f"{_signature} -> Tensor", _reference, when_native(_kernel), _fake, _check, _TAKES)

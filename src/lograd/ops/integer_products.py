@@ -25,7 +25,6 @@ from .blocks import block_coding_of
 from .coded import CodedTensor, Folded, ThreeQuarters
 from .codes import levels_of
 from .geometry import Geometry, check_geometry
-from .integer_kernels import check_matmul, check_numbers
 from .registry import call
 from .scaled_products import Steps
 
@@ -50,7 +49,6 @@ def integer_linear(x: CodedTensor, weight: CodedTensor, bias: Tensor | None = No
     """
     _check_coded(x=x, weight=weight)
     shape = _linear_shape(x, weight)
-    check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight)
     return _rows_times_rows(a, b, _float(bias)).view(shape)
 
@@ -102,8 +100,6 @@ def integer_convolution(
     """
     _check_coded(x=x, weight=weight)
     geometry = _geometry(geometry, x)
-    check_geometry(x.layout.shape, weight.layout.shape, *geometry)
-    check_numbers("bias", bias, weight.layout.shape[0])
     a, b = _operands("output", x, weight, convolution=True)
     columns = Steps((b.step.reshape(-1), a.step.reshape(-1)))
     return scaled_products.convolution(a.codes, b.codes, a.zero, b.zero, columns, _float(bias), geometry)
@@ -166,7 +162,6 @@ def integer_matmul(a: CodedTensor, b: CodedTensor, *, transpose_a: bool = False,
     if len(batch) != 1:  # the operator knows one dimension of batches, or none
         one, other = (each.reshape(batch.numel(), *each.shape[-2:]) for each in (one, other))
     one, other = one.mT if transpose_a else one, other.mT if transpose_b else other
-    check_matmul(one, other)
     steps = Steps((first.step,)), Steps((second.step,))
     result = scaled_products.matmul(one, other, first.zero, second.zero, *steps, None)
     return result.view(*batch, *result.shape[-2:])

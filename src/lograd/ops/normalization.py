@@ -19,15 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import native
-from ..errors import InvalidType, InvalidValue
-from .arguments import check_tensor, describe
+from ..errors import InvalidValue
 from .contracts import Takes
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 PIECE, LANES = 1024, 4
 MASK_TAIL = 3
 """Bytes behind the bits of a mask: kernels read words."""
+Optional = Tensor | None
 Statistics = tuple[Tensor, Tensor, Tensor]
 Normalized = tuple[Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -67,8 +66,6 @@ def batch_statistics(x: Tensor, epsilon: float = 1e-5) -> BatchStatistics:
     >>> batch_statistics(torch.tensor([[1.0], [3.0]]), 0.0).mean.item()
     2.0
     """
-    _check_floats(x=x)
-    _check_images(x)
     return BatchStatistics(*call("batch_statistics", x, float(epsilon)))
 
 
@@ -91,8 +88,6 @@ def batch_normalize(
         residual: added before the ReLU; of the shape of x.
         relu: rectify the result, and give the mask that the backward needs.
     """
-    _check_floats(x=x, mean=mean, inverse=inverse, weight=weight, bias=bias, residual=residual)
-    _check_normalize(x, mean, inverse, weight, bias, residual, relu)
     return BatchNormalized(*call("batch_normalize", x, mean, inverse, weight, bias, residual, bool(relu)))
 
 
@@ -114,18 +109,8 @@ def batch_normalize_backward(
         mask: of the ReLU, where there was one.
         residual: whether the gradient of the residual is wanted; without a mask it is g, and not given again.
     """
-    _check_floats(g=g, x=x, mean=mean, inverse=inverse, weight=weight)
-    _check_backward(g, x, mean, inverse, weight, mask, residual)
     found = call("batch_normalize_backward", g, x, mean, inverse, weight, mask, bool(residual))
     return BatchNormGradients(*found)
-
-
-def _check_floats(**tensors: Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            check_tensor(name, tensor)
-            if tensor.dtype != torch.float32:
-                raise InvalidType(f"{name} must be float32; got {describe(tensor)}.")
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -147,13 +132,7 @@ def _check_alike(name: str, x: Tensor, other: Tensor | None) -> None:
 
 
 def _check_normalize(
-    x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, bias: Optional, residual: Optional, relu: bool
 ) -> None:
     """Refuses tensors that do not fit together."""
     _check_images(x, mean, inverse, weight, bias)
@@ -161,7 +140,7 @@ def _check_normalize(
 
 
 def _check_backward(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, mask: Tensor | None, residual: bool
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, mask: Optional, residual: bool
 ) -> None:
     """Refuses tensors that do not fit together."""
     _check_images(x, mean, inverse, weight)
@@ -260,13 +239,7 @@ def where_passes(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _normalize_reference(
-    x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, bias: Optional, residual: Optional, relu: bool
 ) -> Normalized:
     """(x - mean) inverse weight + bias + residual, rectified; and the bits where a gradient passes the ReLU."""
     x = in_memory(x)
@@ -282,7 +255,7 @@ def _normalize_reference(
 
 
 def _backward_reference(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, mask: Tensor | None, residual: bool
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, mask: Optional, residual: bool
 ) -> Gradients:
     """dX, dweight, dbias, and the gradient behind the ReLU, which is that of the residual; empty if nobody wants it."""
     x = in_memory(x)
@@ -305,65 +278,41 @@ def _backward_reference(
 def _sizes(x: Tensor) -> dict[str, Any]:
     """How a tensor lies in memory; where each image has one place, channels are always side by side."""
     size = _planes_of(x)
-    last = size.images != x.shape[0] or not x.is_contiguous()
-    return {**size._asdict(), "last": last, "threads": torch.get_num_threads()}
+    return {**size._asdict(), "last": size.images != x.shape[0] or not x.is_contiguous()}
 
 
-def _vectors(**vectors: Tensor | None) -> tuple[dict[str, int], list[Tensor]]:
-    """Addresses of float32 vectors, 0 for those that are not there; and the tensors, which must live as long."""
-    kept = [one.contiguous() for one in vectors.values() if one is not None]
-    found = iter(kept)
-    return {
-        name: 0 if one is None else native.address(name, next(found), torch.float32, one.numel())
-        for name, one in vectors.items()
-    }, kept
+def _vectors(**vectors: Optional) -> dict[str, Optional]:
+    """Numbers of channels without gaps."""
+    return {name: None if one is None else one.contiguous() for name, one in vectors.items()}
 
 
 def _statistics_native(x: Tensor, epsilon: float) -> Statistics:
     x = in_memory(x)
     mean, variance, inverse = (x.new_empty(x.shape[1]) for _ in range(3))
-    addresses, _ = _vectors(mean=mean, variance=variance, inverse=inverse)
-    native.kernel("batch_statistics")(
-        x=native.address("x", x, torch.float32, x.numel()), epsilon=epsilon, **addresses, **_sizes(x)
-    )
+    run("batch_statistics", x=x, epsilon=epsilon, mean=mean, variance=variance, inverse=inverse, **_sizes(x))
     return mean, variance, inverse
 
 
 def _normalize_native(
-    x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, bias: Optional, residual: Optional, relu: bool
 ) -> Normalized:
-    x, address, count = in_memory(x), native.address, x.numel()
+    x = in_memory(x)
     residual = None if residual is None else like_in_memory(x, residual)
-    y, mask = torch.empty_like(x), x.new_empty(_mask_size(count) if relu else 0, dtype=torch.uint8)
-    addresses, _kept = _vectors(mean=mean, inverse=inverse, weight=weight, bias=bias)
-    native.kernel("batch_normalize")(
-        x=address("x", x, torch.float32, count), y=address("y", y, torch.float32, count),
-        residual=0 if residual is None else address("residual", residual, torch.float32, count),
-        mask=address("mask", mask, torch.uint8, len(mask)) if relu else 0, **addresses, **_sizes(x),
-    )  # fmt: skip
+    y, mask = torch.empty_like(x), x.new_empty(_mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
+    vectors = _vectors(mean=mean, inverse=inverse, weight=weight, bias=bias)
+    run("batch_normalize", x=x, y=y, residual=residual, mask=mask, **vectors, **_sizes(x))
     return y, mask
 
 
 def _backward_native(
-    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, mask: Tensor | None, residual: bool
+    g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, mask: Optional, residual: bool
 ) -> Gradients:
-    x, address, count = in_memory(x), native.address, x.numel()
-    g, mask = like_in_memory(x, g), None if mask is None else mask.contiguous()
+    x = in_memory(x)
+    g = like_in_memory(x, g)
     d_x, d_weight, d_bias = torch.empty_like(x), x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
     kept = torch.empty_like(x) if residual and mask is not None else x.new_empty(0)
-    addresses, _kept = _vectors(mean=mean, inverse=inverse, weight=weight, d_weight=d_weight, d_bias=d_bias)
-    native.kernel("batch_normalize_backward")(
-        g=address("g", g, torch.float32, count), x=address("x", x, torch.float32, count),
-        d_x=address("d_x", d_x, torch.float32, count),
-        mask=0 if mask is None else address("mask", mask, torch.uint8, _mask_size(count)),
-        masked=address("masked", kept, torch.float32, count) if len(kept) else 0, **addresses, **_sizes(x),
-    )  # fmt: skip
+    vectors = _vectors(mean=mean, inverse=inverse, weight=weight, d_weight=d_weight, d_bias=d_bias, mask=mask)
+    run("batch_normalize_backward", g=g, x=x, d_x=d_x, masked=kept, **vectors, **_sizes(x))
     return d_x, d_weight, d_bias, kept
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .contracts import Contract, Takes
+from .contracts import Contract, Takes, check_tensor
 
 _Library: Any = torch.library.Library  # torch leaves it untyped
 library = _Library("lograd", "DEF")
@@ -86,6 +86,23 @@ def when_native(kernel: Kernel) -> Kernel | None:
     return kernel if native.status().available else None
 
 
+def run(name: str, *arguments: Any, **named: Any) -> Any:
+    """Call a kernel of the native module by position or by name; what it takes last is the number of threads.
+
+    Tensors are handed over as the addresses of their elements, and None as 0.
+    """
+    threads = torch.get_num_threads()
+    if named:
+        return native.kernel(name)(**{what: _place(what, one) for what, one in named.items()}, threads=threads)
+    return native.kernel(name)(*[_place("an argument", one) for one in arguments], threads)
+
+
+def _place(what: str, one: Any) -> Any:
+    if isinstance(one, Tensor):
+        return native.place(what, one)
+    return 0 if one is None else one
+
+
 def add_kernel(name: str, backend: str, kernel: Kernel) -> None:
     """Give an operator of the table its kernel for one more backend."""
     operator = operators[name]
@@ -96,7 +113,7 @@ def add_kernel(name: str, backend: str, kernel: Kernel) -> None:
 
 
 def call(name: str, x: Tensor, *arguments: Any) -> Any:
-    """The result of the operator `lograd::name`.
+    """The result of the operator `lograd::name`, whose contract refuses what its kernels do not take.
 
     PyTorch's dispatcher takes up to 10 microseconds to find a kernel in Python.  So where it would find nothing else on
     its way (plain tensors; no tracing, transform, mode or profiler), the kernel of the CPU is called at once.
@@ -104,7 +121,9 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     if not torch.compiler.is_compiling():
         kernel = _direct.get(name)
         if kernel is not None and not watched() and _are_plain(x, arguments):
+            operators[name].contract.check(x, *arguments)
             return kernel(x, *arguments)
+        check_tensor(operators[name].contract.first, x)
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
 

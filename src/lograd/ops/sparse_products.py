@@ -19,8 +19,6 @@ as a handle's `step` does.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from ..errors import InvalidType, InvalidValue
 from .contracts import FLOAT_TYPES, WIDE_FLOATS, Takes, type_name
 from .geometry import Geometry, check_geometry
 from .layouts import dense
-from .registry import call, register, when_native
+from .registry import call, register, run, when_native
 
 Products = tuple[Tensor, Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -44,27 +42,18 @@ def sparse_linear_backward(
 
     `threshold` and `key` are those of `stochastic_prune`; `need` says which of the three are wanted.
     """
-    check_linear(g, x, weight)
     result: Results = call("sparse_linear_backward", g, x, weight, threshold, key, *need)
     return result
 
 
 def sparse_convolution_backward(
-    g: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    threshold: Tensor | None,
-    key: Tensor,
-    geometry: Geometry,
+    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, geometry: Geometry,
     need: tuple[bool, bool, bool],
-) -> Results:
+) -> Results:  # fmt: skip
     """Return dX, dW, dbias and counts of a convolution over one or two dimensions."""
     stride, padding, dilation, groups = geometry
-    check_convolution(g, x, weight, threshold, key, stride, padding, dilation, groups)
-    result: Results = call(
-        "sparse_convolution_backward", g, x, weight, threshold, key, list(stride), list(padding), list(dilation),
-        groups, *need,
-    )  # fmt: skip
+    where = list(stride), list(padding), list(dilation), groups
+    result: Results = call("sparse_convolution_backward", g, x, weight, threshold, key, *where, *need)
     return result
 
 
@@ -88,11 +77,9 @@ def check_linear(g: Tensor, x: Tensor, weight: Tensor, *rest: object) -> None:
     _check_gradient(g, x, weight, (*x.shape[:-1], weight.shape[0]))
 
 
-def check_convolution(
-    g: Tensor, x: Tensor, weight: Tensor, threshold: object, key: object, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, *rest: object,
-) -> None:  # fmt: skip
+def check_convolution(g: Tensor, x: Tensor, weight: Tensor, threshold: object, key: object, *rest: Any) -> None:
     """Refuse tensors and a geometry that do not make a convolution over one to three dimensions."""
+    stride, padding, dilation, groups = rest[:4]
     _check_gradient(g, x, weight, check_geometry(x.shape, weight.shape, stride, padding, dilation, groups, 3))
 
 
@@ -121,20 +108,18 @@ def _pruned(g: Tensor, threshold: Tensor | None, key: Tensor) -> tuple[Tensor, T
     return g, torch.stack([zeros, g.isnan().sum(), torch.zeros_like(zeros), zeros])
 
 
-def _plain_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
+def _plain(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *rest: Any) -> Results:
+    """The products by the operators that autograd would call; a linear layer has no geometry before its needs."""
+    geometry, need = rest[:-3], rest[-3:]
     pruned, counts = _pruned(g, threshold, key)
-    rows = x.shape[:-1].numel()  # -1 would not do for a layer without inputs or outputs
-    found = linear_products(pruned.reshape(rows, weight.shape[0]), x.reshape(rows, weight.shape[1]), weight, need)
-    return *_filled(_empty_linear(x, weight, need), found), counts
-
-
-def _plain_convolution(
-    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, *need: bool,
-) -> Results:  # fmt: skip
-    pruned, counts = _pruned(g, threshold, key)
-    found = convolution_products(pruned, x, weight, (stride, padding, dilation, groups), need)
-    return *_filled(_empty_convolution(x, weight, need), found), counts
+    if geometry:
+        found = convolution_products(pruned, x, weight, geometry, need)
+    else:
+        rows = x.shape[:-1].numel()  # -1 would not do for a layer without inputs or outputs
+        found = linear_products(pruned.reshape(rows, weight.shape[0]), x.reshape(rows, weight.shape[1]), weight, need)
+    results = zip(_empty(x, weight, *rest), found, strict=True)
+    d_x, d_weight, d_bias = (result.copy_(part.view_as(result)) for result, part in results)
+    return d_x, d_weight, d_bias, counts
 
 
 def linear_products(g: Tensor, x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> Products:
@@ -156,23 +141,14 @@ def convolution_products(g: Tensor, x: Tensor, weight: Tensor, geometry: Any, ne
     return d_x, d_weight, d_bias
 
 
-def _filled(empty: Products, found: Products) -> Products:
-    """Return the found products in the layout that was promised."""
-    d_x, d_weight, d_bias = (result.copy_(part.view_as(result)) for result, part in zip(empty, found, strict=True))
-    return d_x, d_weight, d_bias
-
-
-def _empty_linear(x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(x: Tensor, weight: Tensor, *rest: Any) -> Products:
+    """Room for the products in the layout that is promised; without elements where not needed."""
+    geometry, need = rest[:-3], rest[-3:]
     return (
-        x.new_empty(x.shape if need[0] else 0),
+        x.new_empty(0) if not need[0] else _input_gradient(x) if geometry else x.new_empty(x.shape),
         torch.empty_like(dense(weight)) if need[1] else weight.new_empty(0),
         weight.new_empty(weight.shape[0] if need[2] else 0),
     )
-
-
-def _empty_convolution(x: Tensor, weight: Tensor, need: tuple[bool, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    _, d_weight, d_bias = _empty_linear(x, weight, (False, *need[1:]))
-    return _input_gradient(x) if need[0] else x.new_empty(0), d_weight, d_bias
 
 
 def _input_gradient(x: Tensor) -> Tensor:
@@ -191,33 +167,17 @@ def _image(x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- native
 
 
-def _native_linear(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *need: bool) -> Results:
-    """As a convolution of images of one pixel."""
-    arguments = (g, x, weight, threshold, key)
-    found = _products(*arguments, _empty_linear(x, weight, need), ((1, 1), (0, 0), (1, 1), 1), need)
-    return _plain_linear(*arguments, *need) if found is None else found
-
-
-def _native_convolution(
-    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, *need: bool,
-) -> Results:  # fmt: skip
-    arguments = (g, x, weight, threshold, key)
+def _native(g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, *rest: Any) -> Results:
+    """The products by the native kernel where it serves; a linear layer is a convolution of images of one pixel."""
     one = [1] * (x.dim() == 3)
-    geometry = ([*one, *stride], [0] * len(one) + list(padding), [*one, *dilation], groups)
-    found = _products(*arguments, _empty_convolution(x, weight, need), geometry, need)
-    return _plain_convolution(*arguments, stride, padding, dilation, groups, *need) if found is None else found
-
-
-def _products(
-    g: Tensor, x: Tensor, weight: Tensor, threshold: Tensor | None, key: Tensor, results: tuple[Tensor, ...],
-    geometry: Any, need: tuple[bool, ...],
-) -> Results | None:  # fmt: skip
-    """Return the products by the native kernel; None where it does not serve."""
+    stride, padding, dilation, groups = rest[:-3] or ([1, 1], [0, 0], [1, 1], 1)
+    if rest[:-3]:
+        stride, padding, dilation = [*one, *stride], [0] * len(one) + list(padding), [*one, *dilation]
     types = {g.dtype, x.dtype, weight.dtype}
-    if not types <= set(FLOAT_TYPES) or len(types) > 1 or 0 in (g.numel(), x.numel(), weight.numel()):
-        return None
-    counts = None
+    served = types <= set(FLOAT_TYPES) and len(types) == 1 and weight.dim() < 5
+    if not served or 0 in (g.numel(), x.numel(), weight.numel()):
+        return _plain(g, x, weight, threshold, key, *rest)
+    given, counts = (g, threshold), None
     g = dense(g)
     if g.dtype != torch.float32 or not _in_memory_order(g, weight):
         if threshold is not None:  # positions of random numbers are those in the memory of g, values those of its type
@@ -226,34 +186,18 @@ def _products(
     gradient, image, kernel = _as_images(g, weight), _as_images(x, weight).float(), _as_kernel(dense(weight)).float()
     if not (image.is_contiguous() or _channels_last(image)):
         image = image.contiguous()
-    wide = [result if result.dtype == torch.float32 else result.float() for result in results]
+    wide = [result if result.dtype == torch.float32 else result.float() for result in _empty(x, weight, *rest)]
     counted = torch.zeros(4, dtype=torch.int64, device="cpu")
     # (input, output, kernel, stride, padding, dilation) of either axis
-    y, x_axis = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], *geometry[:3], strict=True)
-    address, floats = native.address, torch.float32
-    finite = _kernel(
-        batch=image.shape[0],
-        channels=image.shape[1],
-        outputs=kernel.shape[0],
-        groups=geometry[3],
-        y=y,
-        x=x_axis,
-        gradient_last=_channels_last(gradient),
-        input_last=_channels_last(image),
-        g=address("g", gradient, floats, image.shape[0] * kernel.shape[0] * math.prod(gradient.shape[2:])),
-        threshold=0 if threshold is None else address("threshold", threshold, floats, 1),
-        key=address("key", key, torch.int64, 2),
-        input=address("x", image, floats, image.numel()),
-        weight=address("weight", kernel, floats, kernel.numel()),
-        strides=kernel.stride(),
-        d_x=address("d_x", wide[0], floats, image.numel()) if need[0] else 0,
-        d_weight=address("d_weight", wide[1], floats, kernel.numel()) if need[1] else 0,
-        d_bias=address("d_bias", wide[2], floats, kernel.shape[0]) if need[2] else 0,
-        counts=address("counts", counted, torch.int64, 4),
-        threads=torch.get_num_threads(),
-    )
+    y, x_axis = zip(image.shape[2:], gradient.shape[2:], kernel.shape[2:], stride, padding, dilation, strict=True)
+    finite = run(
+        "sparse_backward", batch=image.shape[0], channels=image.shape[1], outputs=kernel.shape[0], groups=groups,
+        y=y, x=x_axis, gradient_last=_channels_last(gradient), input_last=_channels_last(image), g=gradient,
+        threshold=threshold, key=key, input=image, weight=kernel, strides=kernel.stride(), d_x=wide[0],
+        d_weight=wide[1], d_bias=wide[2], counts=counted,
+    )  # fmt: skip
     if not finite:
-        return None
+        return _plain(given[0], x, weight, given[1], key, *rest)
     d_x, d_weight, d_bias = (result.to(x.dtype) for result in wide)
     return d_x, d_weight, d_bias, counted if counts is None else counts
 
@@ -281,32 +225,19 @@ def _channels_last(x: Tensor) -> bool:
 # --------------------------------------------------------------------------------------------------------- registration
 
 
-def _fake(empty: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Results]:
-    def fake(g: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Results:
-        return *empty(x, weight, rest[-3:]), g.new_empty(4, dtype=torch.int64)
-
-    return fake
+def _fake(g: Tensor, x: Tensor, weight: Tensor, threshold: object, key: object, *rest: Any) -> Results:
+    return *_empty(x, weight, *rest), g.new_empty(4, dtype=torch.int64)
 
 
-_kernel: Any = native.kernel("sparse_backward")
 _releases: list[Any] = [native.kernel(f"release_{kind}_workspace") for kind in ("sparse", "integer")]
 _GRADIENT = "Tensor g, Tensor x, Tensor weight, Tensor? threshold, Tensor key"
 _TAKES = {name: Takes(WIDE_FLOATS) for name in ("g", "x", "weight")}
 _NEED = "bool need_x, bool need_weight, bool need_bias"
-register(
-    f"sparse_linear_backward({_GRADIENT}, {_NEED}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _plain_linear,
-    when_native(_native_linear),
-    _fake(_empty_linear),
-    check_linear,
-    _TAKES,
-)
-register(
-    f"sparse_convolution_backward({_GRADIENT}, int[] stride, int[] padding, int[] dilation, int groups, {_NEED}) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
-    _plain_convolution,
-    when_native(_native_convolution),
-    _fake(_empty_convolution),
-    check_convolution,
-    _TAKES,
-)
+for _signature, _check in (
+    (f"sparse_linear_backward({_GRADIENT}, {_NEED})", check_linear),
+    (
+        f"sparse_convolution_backward({_GRADIENT}, int[] stride, int[] padding, int[] dilation, int groups, {_NEED})",
+        check_convolution,
+    ),
+):
+    register(f"{_signature} -> (Tensor, Tensor, Tensor, Tensor)", _plain, when_native(_native), _fake, _check, _TAKES)

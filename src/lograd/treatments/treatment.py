@@ -6,27 +6,16 @@ A new method is one file with one dataclass, a `Treatment`, or a `Coded` one if 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
 from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
-from ..files import MANY, MAX_FLOAT, check_object
+from ..files import check_object
 from ..laws.law import Values
 from ..theory.pruning import check_sparsity
 from .statistics import Statistics
@@ -222,11 +211,6 @@ class Treatment(ABC):
         known = _arguments(kinds[kind])
         required = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
         check_object(f"treatment {kind!r}", arguments, required, [one.name for one in known])
-        for name, annotation in _annotations(kinds[kind]).items():
-            if name in arguments and not _fits(arguments[name], annotation):
-                raise InvalidValue(
-                    sentence(f"{name} of treatment {kind!r}", arguments[name], f"of type {_type_words(annotation)}")
-                )
         nested = {name: Treatment.from_json(value) for name, value in arguments.items() if isinstance(value, dict)}
         return kinds[kind](**arguments | nested)
 
@@ -325,78 +309,28 @@ def _plain(value: Any) -> Any:
         return value._to_json()
     if isinstance(value, Integral):  # one of NumPy, too
         return int(value)
-    return float(value) if isinstance(value, Real) else str(value)
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else str(value)
 
 
 @lru_cache(maxsize=1024)
 def _check_fields(treatment: Treatment) -> None:
     """Refuse a treatment that `from_json` would not make again: the engine and plan files have it as JSON."""
-    data = treatment._to_json()
-    for one in _arguments(type(treatment)):
-        value = getattr(treatment, one.name)
-        if value is not None and not isinstance(value, bool | str | Real | Treatment):
-            _check_returns(treatment, one.name, value, data)
-    try:
-        made = Treatment.from_json(data)
-    except TypeError as error:
-        if isinstance(error, InvalidType):
-            raise
-        raise InvalidType(
-            f"treatment {treatment.kind!r} cannot be made of its fields ({error}); write it as a "
-            "dataclass(frozen=True) whose fields are its arguments."
-        ) from error
-    if type(made) is not type(treatment):
+    kind = Treatment.registry[treatment.kind]
+    if kind is not type(treatment):
         raise InvalidValue(
-            f"the kind {treatment.kind!r} belongs to another class, {type(made).__module__}.{type(made).__qualname__}; "
-            "give each treatment a kind of its own."
+            f"the kind {treatment.kind!r} belongs to another class, {kind.__module__}.{kind.__qualname__}; give each "
+            "treatment a kind of its own."
         )
-
-
-def _check_returns(treatment: Treatment, name: str, value: Any, data: dict[str, Any]) -> None:
-    """Refuse the value of a field that the class does not make of its text."""
     try:
-        again = getattr(Treatment.from_json(data), name)
-    except Exception:  # whatever a user's class raises for a text in its place
-        again = None
-    if type(again) is not type(value) or again != value:
+        made = Treatment.from_json(treatment._to_json())
+        reason = "" if made == treatment else f"its text gives {made!r}"
+    except Exception as error:  # whatever a user's class raises for a text in place of a value
+        reason = str(error)
+    if reason:
         raise InvalidType(
-            f"{name} of treatment {treatment.kind!r} is of type {type(value).__name__}, which a plan cannot hold; give "
-            "it a number, bool, str, Literal, None or a treatment, or let __post_init__ read the text of its value."
+            f"a plan cannot hold {treatment!r}: {reason.rstrip('.')}; write it as a dataclass(frozen=True) whose "
+            "fields are numbers, bool, str, None or treatments, or let __post_init__ read the text of their values."
         )
-
-
-@lru_cache(maxsize=256)
-def _annotations(owner: type) -> dict[str, Any]:
-    """Return the type of each field; Any for all where some annotation names nothing that is there at run time."""
-    try:
-        hints = get_type_hints(owner, include_extras=True)
-    except Exception:  # an annotation is an expression, which may raise anything
-        hints = {}
-    return {one.name: hints.get(one.name, Any) for one in fields(owner)}
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    """Return True if a value of JSON may be a field of this type; formats and the like read themselves from text."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return any(type(one) is type(value) and one == value for one in parts)
-    if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is Annotated or hasattr(annotation, "__supertype__"):  # a typing.NewType
-        return _fits(value, parts[0] if parts else annotation.__supertype__)
-    if annotation is Any:
-        return _fits(value, str | float | bool | None)
-    if annotation is int:
-        return type(value) is int and abs(value) <= MANY
-    if annotation is float:  # NaN and infinity are no JSON, and a bool is no number
-        return type(value) in (int, float) and abs(value) <= MAX_FLOAT
-    if annotation in (bool, NoneType):
-        return isinstance(value, annotation)
-    return isinstance(value, dict if hasattr(annotation, "from_json") else str)
-
-
-def _type_words(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
 # ------------------------------------------------------------------------------------------------- checks of arguments

@@ -48,6 +48,10 @@ public:
         module_.def(name, std::forward<Function>(function), nb::call_guard<nb::gil_scoped_release>(), extra...);
         kernels_.append(name);
     }
+    // One whose arguments are given by name only: nobody can count twenty.
+    template <class Function, class... Names> void named(const char* name, Function&& function, const Names&... names) {
+        kernel(name, std::forward<Function>(function), nb::kw_only(), nb::arg(names)...);
+    }
     template <class Function> void other(const char* name, Function&& function) {
         module_.def(name, std::forward<Function>(function));
     }

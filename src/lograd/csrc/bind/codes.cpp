@@ -39,17 +39,10 @@ void bind_codes(Functions& functions) {
     functions.other("coding", &coding);
     functions.other("block_coding", &block_coding);
     functions.kernel("quantize_codes", [](int type, A x, A codes, N count, A scale, A coding, bool stochastic, A key,
-                                          int threads, A counts) {
-        const QuantizeCodes task{type_of(type),
-                                 at<const void>(x),
-                                 at<std::uint8_t>(codes),
-                                 count,
-                                 at<const Coding>(coding),
-                                 *at<const float>(scale),
-                                 stochastic,
-                                 key_at(key),
-                                 threads};
-        write(quantize_codes(task), counts);
+                                          A counts, int threads) {
+        write(quantize_codes({type_of(type), at<const void>(x), at<std::uint8_t>(codes), count,
+                              at<const Coding>(coding), *at<const float>(scale), stochastic, key_at(key), threads}),
+              counts);
     });
     functions.kernel("dequantize_codes", [](A codes, int type, A y, N count, A scale, A coding, int threads) {
         dequantize_codes({at<const std::uint8_t>(codes), type_of(type), at<void>(y), count, at<const Coding>(coding),

@@ -94,26 +94,16 @@ std::array<N, 2> byte_tiles(A a, N a_row, A panel, A segments, N count, std::ptr
 }  // namespace
 
 void bind_integer(Functions& functions) {
-    functions.kernel("integer_matmul", &matmul, nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"),
-                     nb::arg("k"), nb::arg("a"), nb::arg("a_strides"), nb::arg("a_zero"), nb::arg("b"),
-                     nb::arg("b_strides"), nb::arg("b_zero"), nb::arg("rows"), nb::arg("rows_count"),
-                     nb::arg("columns"), nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"), nb::arg("threads"));
-    functions.kernel("integer_convolution", &output, nb::kw_only(), nb::arg("batch"), nb::arg("channels"),
-                     nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"), nb::arg("input"),
-                     nb::arg("input_zero"), nb::arg("weight"), nb::arg("weight_zero"), nb::arg("columns"),
-                     nb::arg("columns_count"), nb::arg("bias"), nb::arg("out"), nb::arg("threads"));
-    functions.kernel("integer_convolution_input_gradient", &input_gradient, nb::kw_only(), nb::arg("batch"),
-                     nb::arg("channels"), nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"),
-                     nb::arg("g"), nb::arg("g_zero"), nb::arg("weight"), nb::arg("weight_zero"), nb::arg("columns"),
-                     nb::arg("columns_count"), nb::arg("out"), nb::arg("threads"));
-    functions.kernel("integer_convolution_weight_gradient", &weight_gradient, nb::kw_only(), nb::arg("batch"),
-                     nb::arg("channels"), nb::arg("outputs"), nb::arg("groups"), nb::arg("y"), nb::arg("x"),
-                     nb::arg("g"), nb::arg("g_zero"), nb::arg("input"), nb::arg("input_zero"), nb::arg("rows"),
-                     nb::arg("rows_count"), nb::arg("out"), nb::arg("threads"));
-    functions.kernel("integer_block_matmul", &block_matmul, nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
-                     nb::arg("block"), nb::arg("a"), nb::arg("a_zero"), nb::arg("a_scales"), nb::arg("b"),
-                     nb::arg("b_zero"), nb::arg("b_scales"), nb::arg("scale"), nb::arg("bias"), nb::arg("out"),
-                     nb::arg("threads"));
+    functions.named("integer_matmul", &matmul, "batch", "m", "n", "k", "a", "a_strides", "a_zero", "b", "b_strides",
+                    "b_zero", "rows", "rows_count", "columns", "columns_count", "bias", "out", "threads");
+    functions.named("integer_convolution", &output, "batch", "channels", "outputs", "groups", "y", "x", "input",
+                    "input_zero", "weight", "weight_zero", "columns", "columns_count", "bias", "out", "threads");
+    functions.named("integer_convolution_input_gradient", &input_gradient, "batch", "channels", "outputs", "groups",
+                    "y", "x", "g", "g_zero", "weight", "weight_zero", "columns", "columns_count", "out", "threads");
+    functions.named("integer_convolution_weight_gradient", &weight_gradient, "batch", "channels", "outputs", "groups",
+                    "y", "x", "g", "g_zero", "input", "input_zero", "rows", "rows_count", "out", "threads");
+    functions.named("integer_block_matmul", &block_matmul, "m", "n", "k", "block", "a", "a_zero", "a_scales", "b",
+                    "b_zero", "b_scales", "scale", "bias", "out", "threads");
     functions.kernel("look_up", [](A from, A to, N count, A table, int threads) {
         look_up(at<const std::uint8_t>(from), at<std::uint8_t>(to), count, at<const std::uint8_t>(table), threads);
     });

@@ -45,10 +45,9 @@ int output(const Shape& shape, const Rule& of_x, A x, bool x_last, A x_codes, A 
     const OperandTensor first{at<const float>(x), l.batch, l.channels, l.y.input * l.x.input, x_last};
     const OperandTensor second{at<const float>(weight), l.outputs, l.channels / l.groups, l.y.kernel * l.x.kernel,
                                weight_last};
-    return static_cast<int>(layer_output(s, rule_of(of_x, held), first, codes_at(x_codes, x_parameters, x_ranges),
-                                         rule_of(of_weight, held), second,
-                                         codes_at(weight_codes, weight_parameters, weight_ranges),
-                                         at<const float>(bias), at<float>(y)));
+    return static_cast<int>(layer_output(
+        s, rule_of(of_x, held), first, codes_at(x_codes, x_parameters, x_ranges), rule_of(of_weight, held), second,
+        codes_at(weight_codes, weight_parameters, weight_ranges), at<const float>(bias), at<float>(y)));
 }
 
 int gradient(bool of_weight, const Shape& shape, const Rule& rule, A g, bool g_last, A codes, A parameters, N ranges,
@@ -56,8 +55,9 @@ int gradient(bool of_weight, const Shape& shape, const Rule& rule, A g, bool g_l
     const LayerShape s = shape_of(shape, threads);
     const ConvolutionShape& l = s.layer;
     const OperandTensor tensor{at<const float>(g), l.batch, l.outputs, l.y.output * l.x.output, g_last};
-    const GradientProduct product{rule_of(rule, false), tensor, codes_at(codes, parameters, ranges), folds, skips_rows,
-                                  at<float>(out), out_last, at<float>(d_bias)};
+    const GradientProduct product{
+        rule_of(rule, false), tensor, codes_at(codes, parameters, ranges), folds, skips_rows, at<float>(out), out_last,
+        at<float>(d_bias)};
     return static_cast<int>(of_weight ? layer_weight_gradient(s, product) : layer_input_gradient(s, product));
 }
 

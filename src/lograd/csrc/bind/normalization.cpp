@@ -6,37 +6,34 @@
 
 namespace lograd {
 
-using namespace nb::literals;
-
 void bind_normalization(Functions& functions) {
     using A = Address;
     using N = Size;
-    functions.kernel(
+    functions.named(
         "batch_statistics",
         [](A x, double epsilon, A mean, A variance, A inverse, N images, N channels, N places, bool last, int threads) {
         batch_statistics({images, channels, places, last, threads}, at<const float>(x), epsilon, at<float>(mean),
                          at<float>(variance), at<float>(inverse));
-    }, nb::kw_only(), "x"_a, "epsilon"_a, "mean"_a, "variance"_a, "inverse"_a, "images"_a, "channels"_a, "places"_a,
-        "last"_a, "threads"_a);
-    functions.kernel("batch_normalize",
-                     [](A x, A mean, A inverse, A weight, A bias, A residual, A y, A mask, N images, N channels,
-                        N places, bool last, int threads) {
+    }, "x", "epsilon", "mean", "variance", "inverse", "images", "channels", "places", "last", "threads");
+    functions.named("batch_normalize",
+                    [](A x, A mean, A inverse, A weight, A bias, A residual, A y, A mask, N images, N channels,
+                       N places, bool last, int threads) {
         batch_normalize({images, channels, places, last, threads},
                         {at<const float>(x), at<const float>(mean), at<const float>(inverse), at<const float>(weight),
                          at<const float>(bias), at<const float>(residual), at<float>(y), at<std::uint8_t>(mask)});
     },
-                     nb::kw_only(), "x"_a, "mean"_a, "inverse"_a, "weight"_a, "bias"_a, "residual"_a, "y"_a, "mask"_a,
-                     "images"_a, "channels"_a, "places"_a, "last"_a, "threads"_a);
-    functions.kernel("batch_normalize_backward",
-                     [](A g, A x, A mean, A inverse, A weight, A mask, A d_x, A d_weight, A d_bias, A masked, N images,
-                        N channels, N places, bool last, int threads) {
+                    "x", "mean", "inverse", "weight", "bias", "residual", "y", "mask", "images", "channels", "places",
+                    "last", "threads");
+    functions.named("batch_normalize_backward",
+                    [](A g, A x, A mean, A inverse, A weight, A mask, A d_x, A d_weight, A d_bias, A masked, N images,
+                       N channels, N places, bool last, int threads) {
         batch_normalize_backward({images, channels, places, last, threads},
                                  {at<const float>(g), at<const float>(x), at<const float>(mean),
                                   at<const float>(inverse), at<const float>(weight), at<const std::uint8_t>(mask),
                                   at<float>(d_x), at<float>(d_weight), at<float>(d_bias), at<float>(masked)});
     },
-                     nb::kw_only(), "g"_a, "x"_a, "mean"_a, "inverse"_a, "weight"_a, "mask"_a, "d_x"_a, "d_weight"_a,
-                     "d_bias"_a, "masked"_a, "images"_a, "channels"_a, "places"_a, "last"_a, "threads"_a);
+                    "g", "x", "mean", "inverse", "weight", "mask", "d_x", "d_weight", "d_bias", "masked", "images",
+                    "channels", "places", "last", "threads");
 }
 
 }  // namespace lograd

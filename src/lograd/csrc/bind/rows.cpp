@@ -12,6 +12,13 @@ using N = Size;
 
 Matrix matrix(int type, A x, N rows, N columns) { return {type_of(type), at<const void>(x), rows, columns}; }
 
+template <Counts (*Quantize)(const Matrix&, const RowRounding&, float*, float*)>
+void quantize(int type, A x, N rows, N columns, A y, A ranges, A parameters, int bins, bool stochastic, bool codes,
+              A key, A counts, int threads) {
+    const RowRounding rounding{at<void>(y), static_cast<float>(bins), stochastic, codes, key_at(key), threads};
+    write(Quantize(matrix(type, x, rows, columns), rounding, at<float>(ranges), at<float>(parameters)), counts);
+}
+
 }  // namespace
 
 void bind_rows(Functions& functions) {
@@ -21,20 +28,10 @@ void bind_rows(Functions& functions) {
     functions.kernel("largest_and_scale", [](int type, A x, N rows, N columns, float top, A out, int threads) {
         largest_and_scale(matrix(type, x, rows, columns), top, at<float>(out), threads);
     });
-    functions.kernel("quantize_samples", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, int bins,
-                                            bool stochastic, bool codes, A key, int threads, A counts) {
-        const RowRounding rounding{at<void>(y), static_cast<float>(bins), stochastic, codes, key_at(key), threads};
-        const Matrix m = matrix(type, x, rows, columns);
-        write(quantize_samples(m, rounding, at<float>(ranges), at<float>(parameters)), counts);
-    });
-    functions.kernel("quantize_tensor", [](int type, A x, N rows, N columns, A y, A ranges, A parameters, int bins,
-                                           bool stochastic, bool codes, A key, int threads, A counts) {
-        const RowRounding rounding{at<void>(y), static_cast<float>(bins), stochastic, codes, key_at(key), threads};
-        const Matrix m = matrix(type, x, rows, columns);
-        write(quantize_tensor(m, rounding, at<float>(ranges), at<float>(parameters)), counts);
-    });
+    functions.kernel("quantize_samples", &quantize<quantize_samples>);
+    functions.kernel("quantize_tensor", &quantize<quantize_tensor>);
     functions.kernel("quantize_interval", [](int type, A x, N rows, N columns, A y, A statistics, A parameters, A gamma,
-                                             int levels, bool stochastic, bool codes, A key, int threads, A counts) {
+                                             int levels, bool stochastic, bool codes, A key, A counts, int threads) {
         const float bins = 2 * static_cast<float>(levels);
         const RowRounding rounding{at<void>(y), bins, stochastic, codes, key_at(key), threads};
         const Matrix m = matrix(type, x, rows, columns);
@@ -47,22 +44,14 @@ void bind_rows(Functions& functions) {
                         static_cast<float>(bins), threads);
     });
     functions.kernel("reflect_rows", [](bool inverse, int type, A x, A y, N rows, N columns, A order, A first,
-                                        A stretch, A share, A bounds, int threads, A counts) {
+                                        A stretch, A share, A bounds, A counts, int threads) {
         const auto* smallest = at<const float>(bounds);
         const auto* largest = smallest == nullptr ? nullptr : smallest + rows;
-        const Reflection reflection{inverse,
-                                    type_of(type),
-                                    at<const void>(x),
-                                    at<void>(y),
-                                    rows,
-                                    columns,
-                                    at<const std::int64_t>(order),
-                                    at<const std::int64_t>(first),
-                                    at<const float>(stretch),
-                                    at<const double>(share),
-                                    smallest,
-                                    largest};
-        write(reflect_rows(reflection, threads), counts);
+        write(reflect_rows(
+                  {inverse, type_of(type), at<const void>(x), at<void>(y), rows, columns, at<const std::int64_t>(order),
+                   at<const std::int64_t>(first), at<const float>(stretch), at<const double>(share), smallest, largest},
+                  threads),
+              counts);
     });
 }
 
