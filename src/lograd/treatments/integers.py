@@ -31,6 +31,22 @@ LOW, HIGH, SEEN = range(3)
 MOST = torch.finfo(torch.float32).max
 
 
+def move_towards(memory: Tensor, found: list[float]) -> None:
+    """Move numbers that are remembered, with the count of their tensors behind them, towards those of one more.
+
+    The first tensor has its own; one of zeros leaves the memory as it is.
+    """
+    *before, seen = memory.tolist()  # plain numbers: an operator takes longer
+    if not any(found):
+        return
+    if seen:
+        found = [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in zip(before, found, strict=True)]
+    if memory.is_cpu:
+        memory.numpy()[:] = [*found, seen + 1]
+    else:
+        memory.copy_(memory.new_tensor([*found, seen + 1]))
+
+
 class ToLevels(Coded, abstract=True):
     """A treatment that is the operator `integer_codes`, with arguments of its own: values are those of the codes."""
 
@@ -228,18 +244,8 @@ class Integers(ToLevels):
 
     def _remember(self, range: Tensor, counts: Tensor, setting: Setting) -> None:
         """Move the range towards that of a tensor which is finite and not zero."""
-        if not self.memory_size or int(counts[1]):
-            return
-        # Plain numbers: an operator takes longer.
-        ends, (*before, seen) = range.flatten().tolist(), setting.memory.tolist()
-        if not any(ends):
-            return
-        if seen:
-            ends = [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in zip(before, ends, strict=True)]
-        if setting.memory.is_cpu:
-            setting.memory.numpy()[:] = [*ends, seen + 1]
-        else:
-            setting.memory.copy_(setting.memory.new_tensor([*ends, seen + 1]))
+        if self.memory_size and not int(counts[1]):
+            move_towards(setting.memory, range.flatten().tolist())
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
         """Return the outcomes per tensor; None where a channel, column or row decides."""

@@ -14,7 +14,7 @@ from ..ops.arguments import Rounding
 from ..ops.coded import Encoded
 from ..ops.logarithmic import check_samples, format_of_mean
 from ..ops.registry import call
-from .integers import MOMENTUM, Ranges
+from .integers import Ranges, move_towards
 from .quantize import level_bits, rounded
 from .statistics import Statistics
 from .tensors import is_finite
@@ -103,12 +103,9 @@ class Luq(Coded):
         """Move the expected maximum towards that of a gradient which is finite and not zero."""
         if not self.memory_size:
             return
-        found, (before, seen) = float(largest), setting.memory.tolist()
         _, nan, saturated, *_ = counts.tolist()
-        if not found or nan or (saturated and not is_finite(g)):
-            return
-        expected = MOMENTUM * before + (1 - MOMENTUM) * found if seen else found
-        setting.memory.copy_(setting.memory.new_tensor([expected, seen + 1]))
+        if not nan and not (saturated and not is_finite(g)):
+            move_towards(setting.memory, [float(largest)])
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         format = format_of_mean(self.bits, 1)

@@ -186,21 +186,15 @@ def with_backends(treated: Treated) -> Treated:
     return Treated(*found)
 
 
-_FORMER = {"input": "input_gradient", "weight": "weight_gradient"}
-
-
 def check_backward_products(products: str | Iterable[str]) -> tuple[str, ...]:
-    """Return one or both names of the products that a gradient enters, or refuse what is none.
-
-    The short names "dX" and "dW", and "input" and "weight", which earlier versions had, are understood.
-    """
+    """Return one or both names of the products that a gradient enters; "dX" and "dW" will do, others are refused."""
     expected = "'input_gradient', 'weight_gradient' or both"
     if not isinstance(products, Iterable):
         raise InvalidType(sentence("products", products, expected))
     given = (products,) if isinstance(products, str) else tuple(products)
     if not given:
         raise InvalidValue(f"products must be {expected}; got none.")
-    known = _FORMER | {SYMBOLS[name]: name for name in BACKWARD} | {name: name for name in BACKWARD}
+    known = {SYMBOLS[name]: name for name in BACKWARD} | {name: name for name in BACKWARD}
     names = []
     for name in given:
         if not isinstance(name, str) or name not in known:

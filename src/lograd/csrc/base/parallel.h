@@ -1,4 +1,4 @@
-// Threads that share a range of elements: those of PyTorch's OpenMP where there are any, else a few persistent ones.
+// Threads that share a range of elements: those of PyTorch's OpenMP where there are any, else new ones.
 //
 // Kernels take their randomness from the element's index alone, so how a range is cut never shows in a result.
 
