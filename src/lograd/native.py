@@ -224,7 +224,7 @@ def _refusal(what: str, x: Any, dtype: object, count: int) -> str:
     elif x.is_neg():
         got = "a negated view, whose elements are not those in memory"
     elif x.dtype is not dtype or x.numel() != count:
-        got = f"{x.numel()} of {type_name(x)}"
+        got = f"{x.numel()} of {element_type(x)}"
     elif not _is_dense(x):
         got = f"shape {tuple(x.shape)} with strides {tuple(x.stride())}"
     else:
@@ -261,7 +261,7 @@ def log_histogram(x: Any) -> NDArray[np.int64] | None:
     Exact for every finite number, subnormals included.  None if no kernel covers the type or the layout of `x`, or the
     extension is not in use: then the caller has a slower way.
     """
-    name = type_name(x)
+    name = element_type(x)
     if _extension is None or name not in TYPES:
         return None
     if isinstance(x, np.ndarray):
@@ -277,6 +277,6 @@ def log_histogram(x: Any) -> NDArray[np.int64] | None:
     return counts
 
 
-def type_name(x: Any) -> str:
+def element_type(x: Any) -> str:
     """The element type of an array or a tensor, as both NumPy and PyTorch name it."""
     return str(x.dtype.name if isinstance(x, np.ndarray) else x.dtype).removeprefix("torch.")

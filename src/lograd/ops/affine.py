@@ -43,7 +43,7 @@ from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
 from ..formats.values import check_rounding, check_width
-from .arguments import Counted, Rounding, Seed, check_floats, describe, key_of
+from .arguments import Counted, Rounding, Seed, check_floats, key_of, tensor_words
 from .coded import CodedTensor, Encoded, Folded, Layout, Transform
 from .contracts import COUNTS, FLOAT_TYPES, Takes, type_name
 from .layouts import dense, empty_for, flat, in_layout_of, in_type, narrowed
@@ -185,7 +185,7 @@ def _limits(range: Tensor | tuple[float, float] | None, x: Tensor) -> Tensor | N
         return None
     if isinstance(range, Tensor):
         if not range.is_floating_point():
-            raise InvalidType(f"range must be a float tensor, low and high; got {describe(range)}.")
+            raise InvalidType(f"range must be a float tensor, low and high; got {tensor_words(range)}.")
         return range.to(device=x.device, dtype=torch.float32)
     try:
         low, high = (float(end) for end in range)
@@ -226,7 +226,7 @@ def pack_per_tensor(
     """
     arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, counts = call("quantize_per_tensor", x, *arguments)
-    return encoded(coded_rows(x, codes, parameters, f"uint{bits}"), counts, counted, parameters[2])
+    return with_counts(coded_rows(x, codes, parameters, f"uint{bits}"), counts, counted, parameters[2])
 
 
 def quantize_per_sample(
@@ -248,7 +248,7 @@ def pack_per_sample(
     """A `CodedTensor` whose decode() is `quantize_per_sample`, row by row as in `pack_per_tensor`."""
     arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, counts = call("quantize_per_sample", x, *arguments)
-    return encoded(coded_rows(x, codes, parameters, f"uint{bits}"), counts, counted)
+    return with_counts(coded_rows(x, codes, parameters, f"uint{bits}"), counts, counted)
 
 
 def quantize_interval(
@@ -285,7 +285,7 @@ def pack_interval(
     """A `CodedTensor` whose decode() is the result of `quantize_interval`, with the other results of it."""
     arguments = _gamma(gamma, x), *quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, statistics, counts = call("quantize_interval", x, *arguments)
-    coded, counts = encoded(coded_rows(x, codes, parameters, f"int{bits}:symmetric"), counts, True, parameters[2])
+    coded, counts = with_counts(coded_rows(x, codes, parameters, f"int{bits}:symmetric"), counts, True, parameters[2])
     return Clipped(coded, statistics[0].float(), statistics[1], counts)
 
 
@@ -311,7 +311,7 @@ def coded_rows(
     return CodedTensor(codes, scale, format, layout, zero, low, transform=transform)
 
 
-def encoded(coded: CodedTensor, counts: Tensor, counted: bool, zero: Tensor | None = None) -> Any:
+def with_counts(coded: CodedTensor, counts: Tensor, counted: bool, zero: Tensor | None = None) -> Any:
     """Return the coded tensor, or an `Encoded` with counts.
 
     The kernels count no zeros among codes: those are the elements with the code `zero`, or what decodes to 0.
@@ -336,7 +336,7 @@ def _gamma(gamma: float | Tensor, x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_samples(x: Tensor, *rest: object) -> None:
+def check_batch(x: Tensor, *rest: object) -> None:
     """Refuse a tensor without rows."""
     if x.dim() < 2:
         raise InvalidValue(
@@ -967,7 +967,7 @@ register(
     _rows_kernel("samples", quantize_rows),
     when_native(_rows_kernel("samples", quantize_rows_native)),
     lambda x, *rest: fake_rows(x, x.shape[0], rest[-2]),
-    check_samples,
+    check_batch,
 )
 register(
     f"quantize_interval(Tensor x, Tensor gamma, {QUANTIZER}) -> (Tensor, Tensor, Tensor, Tensor)",

@@ -29,7 +29,7 @@ class Counted(NamedTuple):
     counts: Tensor
 
 
-def describe(x: Tensor) -> str:
+def tensor_words(x: Tensor) -> str:
     """Return the type, shape and strides of a tensor in words, for a message."""
     return f"{type_name(x.dtype)} {tuple(x.shape)} with strides {tuple(x.stride())}"
 
@@ -45,7 +45,7 @@ def scalar(what: str, value: Scalar, x: Tensor, low: float) -> Tensor:
     """A number, or a float tensor of one element, as a float32 tensor beside x."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
-            raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {describe(value)}.")
+            raise InvalidValue(f"{what} must be a number or a float tensor of one element; got {tensor_words(value)}.")
         return value.to(device=x.device, dtype=torch.float32)
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise InvalidType(sentence(what, value, "a number or a float tensor of one element"))
@@ -77,7 +77,7 @@ def key_of(seed: Seed, offset: Seed, x: Tensor) -> Tensor:
     if isinstance(seed, Tensor) and seed.shape == (2,):
         if seed.dtype != torch.int64 or not isinstance(offset, int) or offset:
             raise InvalidValue(
-                f"a seed of two elements is the int64 pair (seed, offset), without offset=; got {describe(seed)}."
+                f"a seed of two elements is the int64 pair (seed, offset), without offset=; got {tensor_words(seed)}."
             )
         return seed.to(x.device)
     return torch.stack([_whole("seed", seed, x), _whole("offset", offset, x)])
@@ -87,7 +87,7 @@ def _whole(what: str, value: int | Tensor, x: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.dtype not in (torch.int64, torch.int32):
             raise InvalidValue(
-                f"{what} must be a whole number or an integer tensor of one element; got {describe(value)}."
+                f"{what} must be a whole number or an integer tensor of one element; got {tensor_words(value)}."
             )
         return value.to(device=x.device, dtype=torch.int64).reshape(())
     if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -255,7 +255,7 @@ def compiled_coding_of(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Levels:
+class LevelTable:
     """The levels of a format: a code stands for (table[code] - zero) factor."""
 
     table: bytes
@@ -275,7 +275,7 @@ class Levels:
 
 
 @lru_cache(maxsize=256)
-def levels_of(format: str) -> Levels:
+def levels_of(format: str) -> LevelTable:
     """The levels of an element format, or of the elements of a block format, that is given as text.
 
     Refused, with the reason, is a format with a NaN, without zero, or with more than 256 levels between its ends.
@@ -290,8 +290,8 @@ def levels_of(format: str) -> Levels:
     whole = [int(value / factor) for value in values]
     zero = -min(whole)
     if zero == 0 and whole == list(range(len(whole))):  # bytes beyond the codes pass through: nothing is looked up
-        return Levels(bytes(range(256)), 0, factor)
-    return Levels(bytes(each + zero for each in whole) + bytes([zero]) * (256 - len(whole)), zero, factor)
+        return LevelTable(bytes(range(256)), 0, factor)
+    return LevelTable(bytes(each + zero for each in whole) + bytes([zero]) * (256 - len(whole)), zero, factor)
 
 
 @lru_cache(maxsize=256)

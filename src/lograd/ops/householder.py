@@ -17,13 +17,12 @@ from .affine import (
     QUANTIZER,
     WIDENING,
     as_matrix,
+    check_batch,
     check_parameters,
-    check_samples,
     coded_rows,
     decoding_parameters,
     dequantize_matrix,
     dequantize_matrix_native,
-    encoded,
     fake_rows,
     quantize_rows,
     quantize_rows_native,
@@ -31,6 +30,7 @@ from .affine import (
     quantizer_arguments,
     row_ranges,
     row_ranges_native,
+    with_counts,
 )
 from .arguments import Rounding, Seed
 from .coded import Householder
@@ -68,7 +68,7 @@ def pack_block_householder(
     arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, groups, stretch, counts = call("quantize_block_householder", x, *arguments)
     coded = coded_rows(x, codes, parameters, f"uint{bits}", (Householder(groups, stretch),))
-    return encoded(coded, counts, counted)
+    return with_counts(coded, counts, counted)
 
 
 class Groups(NamedTuple):
@@ -277,7 +277,7 @@ register(
     _quantize,
     when_native(_quantize_native),
     _fake,
-    check_samples,
+    check_batch,
 )
 register(
     "dequantize_block_householder(Tensor codes, Tensor parameters, Tensor groups, Tensor stretch, int bins, "

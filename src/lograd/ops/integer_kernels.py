@@ -25,44 +25,44 @@ _LONGEST_BLOCK = 2**14
 """Sums of products of bytes over so many stay within 32 bits."""
 
 
-def integer_matmul(
+def _matmul(
     a: Tensor, b: Tensor, a_zero: int, b_zero: int, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """(a - a_zero) (b - b_zero), of matrices or batches of them."""
-    return scaled(_whole(a, a_zero) @ _whole(b, b_zero), -1, columns, rows, bias)
+    return _scaled(_whole(a, a_zero) @ _whole(b, b_zero), -1, columns, rows, bias)
 
 
-def integer_convolution(
+def _convolution(
     x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None, *where: Any
 ) -> Tensor:
     """The convolution of x - x_zero, padded with zeros, with weight - weight_zero; `where` is its geometry."""
     *steps, groups = where
     whole = _whole(x, x_zero), _whole(weight, weight_zero)
     sums = torch.ops.aten.convolution.default(*whole, None, *steps, False, [0] * len(steps[0]), groups)
-    return _channels_last(scaled(sums, 1, columns, None, bias))
+    return _channels_last(_scaled(sums, 1, columns, None, bias))
 
 
-def integer_convolution_input_gradient(
+def _convolution_input_gradient(
     g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, *where: Any
 ) -> Tensor:
     """The gradient of a convolution with respect to its input, whose height and width are the last of `where`."""
     *geometry, input_size = where
     x = g.new_zeros((g.shape[0], geometry[-1] * weight.shape[1], *input_size), dtype=torch.float64)
     sums = _backward(_whole(g, g_zero), x, _whole(weight, weight_zero), *geometry, 0)
-    return _channels_last(scaled(sums, 1, columns, None, None))
+    return _channels_last(_scaled(sums, 1, columns, None, None))
 
 
-def integer_convolution_weight_gradient(
+def _convolution_weight_gradient(
     g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, *where: Any
 ) -> Tensor:
     """The gradient of a convolution with respect to its weight, whose height and width are the last of `where`."""
     *geometry, kernel_size = where
     weight = g.new_zeros((g.shape[1], x.shape[1] // geometry[-1], *kernel_size), dtype=torch.float64)
     sums = _backward(_whole(g, g_zero), _whole(x, x_zero), weight, *geometry, 1)
-    return _channels_last(scaled(sums, 0, rows, None, None))
+    return _channels_last(_scaled(sums, 0, rows, None, None))
 
 
-def integer_block_matmul(
+def _block_matmul(
     a: Tensor, b: Tensor, a_zero: int, b_zero: int, a_scales: Tensor, b_scales: Tensor, scale: Tensor,
     bias: Tensor | None, size: int,
 ) -> Tensor:  # fmt: skip
@@ -76,10 +76,10 @@ def integer_block_matmul(
         block = slice(place * size, (place + 1) * size)
         sums = (first[:, block] @ second[:, block].t()).float()
         result = result + sums * a_scales[:, place, None] * b_scales[:, place]
-    return scaled(result, -1, scale, None, bias)
+    return _scaled(result, -1, scale, None, bias)
 
 
-def scaled(sums: Tensor, channel: int, columns: Tensor | None, rows: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scaled(sums: Tensor, channel: int, columns: Tensor | None, rows: Tensor | None, bias: Tensor | None) -> Tensor:
     """Exact sums rounded to float32 and scaled; `columns` and `bias` lie along the dimension `channel`."""
     result = sums.float()
     along = [1] * result.dim()
@@ -206,7 +206,7 @@ def _matmul_native(
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = a.shape[0] if a.dim() == 3 else 1
     if 0 in (batch, m, n, k):
-        return integer_matmul(a, b, a_zero, b_zero, rows, columns, bias)
+        return _matmul(a, b, a_zero, b_zero, rows, columns, bias)
     a, b = _readable(a), _readable(b)
     out = a.new_empty((*a.shape[:-1], n), dtype=torch.float32)
     run(
@@ -222,7 +222,7 @@ def _convolution_native(
     x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Tensor | None, bias: Tensor | None, *where: Any
 ) -> Tensor:
     if 0 in (x.numel(), weight.numel()):
-        return integer_convolution(x, weight, x_zero, weight_zero, columns, bias, *where)
+        return _convolution(x, weight, x_zero, weight_zero, columns, bias, *where)
     sizes = output_size(x.shape[2:], weight.shape[2:], *where[:3])
     out = empty_images(x, (x.shape[0], weight.shape[0], *sizes))
     run(
@@ -237,7 +237,7 @@ def _convolution_input_gradient_native(
     g: Tensor, weight: Tensor, g_zero: int, weight_zero: int, columns: Tensor | None, *where: Any
 ) -> Tensor:
     if 0 in (g.numel(), weight.numel()):
-        return integer_convolution_input_gradient(g, weight, g_zero, weight_zero, columns, *where)
+        return _convolution_input_gradient(g, weight, g_zero, weight_zero, columns, *where)
     *geometry, input_size = where
     shape = (g.shape[0], geometry[-1] * weight.shape[1], *input_size)
     out = empty_images(g, shape)
@@ -253,7 +253,7 @@ def _convolution_weight_gradient_native(
     g: Tensor, x: Tensor, g_zero: int, x_zero: int, rows: Tensor | None, *where: Any
 ) -> Tensor:
     if 0 in (g.numel(), x.numel()):
-        return integer_convolution_weight_gradient(g, x, g_zero, x_zero, rows, *where)
+        return _convolution_weight_gradient(g, x, g_zero, x_zero, rows, *where)
     *geometry, kernel_size = where
     shape = (g.shape[1], x.shape[1] // geometry[-1], *kernel_size)
     out = empty_images(g, shape)
@@ -270,7 +270,7 @@ def _block_matmul_native(
 ) -> Tensor:  # fmt: skip
     (m, k), n = a.shape, b.shape[0]
     if 0 in (m, n, k) or size % 4 or size > _LONGEST_BLOCK:
-        return integer_block_matmul(a, b, a_zero, b_zero, a_scales, b_scales, scale, bias, size)
+        return _block_matmul(a, b, a_zero, b_zero, a_scales, b_scales, scale, bias, size)
     out = a.new_empty((m, n), dtype=torch.float32)
     run(
         "integer_block_matmul", m=m, n=n, k=k, block=size, a=a.contiguous(), a_zero=a_zero,
@@ -339,29 +339,29 @@ def _fake_weight_gradient(g: Tensor, x: Tensor, *rest: Any) -> Tensor:
 for _signature, _reference, _kernel, _fake, _check in (
     (
         "integer_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor? rows, Tensor? columns, Tensor? bias)",
-        integer_matmul, _matmul_native, _fake_matmul, _check_matmul,
+        _matmul, _matmul_native, _fake_matmul, _check_matmul,
     ),
     (
         "integer_convolution(Tensor x, Tensor weight, int x_zero, int weight_zero, Tensor? columns, Tensor? bias, "
         f"{_GEOMETRY})",
-        integer_convolution, _convolution_native, _fake_convolution, _check_convolution,
+        _convolution, _convolution_native, _fake_convolution, _check_convolution,
     ),
     (
         "integer_convolution_input_gradient(Tensor g, Tensor weight, int g_zero, int weight_zero, Tensor? columns, "
         f"{_GEOMETRY}, SymInt[] input_size)",
-        integer_convolution_input_gradient, _convolution_input_gradient_native, _fake_input_gradient,
+        _convolution_input_gradient, _convolution_input_gradient_native, _fake_input_gradient,
         _check_input_gradient,
     ),
     (
         "integer_convolution_weight_gradient(Tensor g, Tensor x, int g_zero, int x_zero, Tensor? rows, "
         f"{_GEOMETRY}, SymInt[] kernel_size)",
-        integer_convolution_weight_gradient, _convolution_weight_gradient_native, _fake_weight_gradient,
+        _convolution_weight_gradient, _convolution_weight_gradient_native, _fake_weight_gradient,
         _check_weight_gradient,
     ),
     (
         "integer_block_matmul(Tensor a, Tensor b, int a_zero, int b_zero, Tensor a_scales, Tensor b_scales, Tensor "
         "scale, Tensor? bias, int size)",
-        integer_block_matmul, _block_matmul_native,
+        _block_matmul, _block_matmul_native,
         lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32), _check_block_matmul,
     ),
 ):  # fmt: skip

@@ -15,7 +15,7 @@ from ..ops.coded import Encoded
 from ..ops.logarithmic import check_samples, format_of_mean
 from ..ops.registry import call
 from .integers import Ranges, move_towards
-from .quantize import level_bits, rounded
+from .quantize import level_bits, rounding_outcomes
 from .statistics import Statistics
 from .tensors import is_finite
 from .treatment import RARE, Coded, Numbers, Outcomes, Setting, check_choice
@@ -109,7 +109,7 @@ class Luq(Coded):
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         format = format_of_mean(self.bits, 1)
-        one = rounded(x, format, format.max / numbers["largest"], self.rounding)
+        one = rounding_outcomes(x, format, format.max / numbers["largest"], self.rounding)
         return one if self.samples == 1 else _mean(one, self.samples)
 
     def memory_words(self, memory: list[float]) -> Numbers:

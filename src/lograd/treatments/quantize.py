@@ -154,7 +154,9 @@ class Quantize(Coded):
         return float(np.nextafter(np.float32(self.format.max + spacing / 2), np.float32(0)))
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes | None:
-        return None if self.overflow == "infinity" else rounded(x, self.format, numbers["scale"], self.rounding)
+        return (
+            None if self.overflow == "infinity" else rounding_outcomes(x, self.format, numbers["scale"], self.rounding)
+        )
 
     def __str__(self) -> str:
         words = [self.rounding] * (self.rounding == "nearest") + ["overflows"] * (self.overflow == "infinity")
@@ -174,7 +176,7 @@ def level_bits(format: Format) -> int:
     return format.bits if found.identity else max(found.table).bit_length()
 
 
-def rounded(x: Values, format: Format, scale: float, rounding: Rounding) -> Outcomes:
+def rounding_outcomes(x: Values, format: Format, scale: float, rounding: Rounding) -> Outcomes:
     """Return the outcomes of magnitudes rounded to a format; both signs are equally likely."""
     sides = [_side(x, cells.edges, cells.points, scale, rounding) for cells in format.cells(rounding)]
     values, probabilities = (np.concatenate(columns) for columns in zip(*sides, strict=True))

@@ -14,7 +14,7 @@ from ..formats import FloatFormat
 from ..laws.law import Values
 from ..ops.coded import CodedTensor, Encoded, Layout, Table
 from ..ops.layouts import dense
-from .quantize import rounded
+from .quantize import rounding_outcomes
 from .statistics import Statistics
 from .tensors import counted, finite_part, steady_sum
 from .treatment import Coded, Numbers, Outcomes, Setting
@@ -107,7 +107,7 @@ class S2fp8(Coded):
 
     def outcomes(self, x: Values, numbers: Numbers) -> Outcomes:
         alpha, beta = numbers["alpha"], numbers["beta"]
-        values, probabilities = rounded(np.exp2(beta + alpha * np.log2(x)), FORMAT, 1.0, "nearest")
+        values, probabilities = rounding_outcomes(np.exp2(beta + alpha * np.log2(x)), FORMAT, 1.0, "nearest")
         with np.errstate(divide="ignore"):
             return Outcomes(np.exp2((np.log2(values) - beta) / alpha), probabilities)
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from .. import native
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files import check_flag, check_one_of
-from ..ops.arguments import Counted, Scalar, check_floats, describe, in_type_of, key_of, scalar
+from ..ops.arguments import Counted, Scalar, check_floats, in_type_of, key_of, scalar, tensor_words
 from ..ops.coded import CodedTensor
 from ..ops.contracts import COUNTS, FLOAT_TYPES, type_name
 from ..ops.elementwise import stochastic_prune
@@ -194,7 +194,7 @@ def decode(packet: Tensor, *, limit: int = DEFAULT_LIMIT) -> Any:
     if not isinstance(packet, Tensor):
         raise InvalidType(sentence("packet", f"an object of type {type(packet).__name__}", "a uint8 tensor"))
     if packet.dtype != torch.uint8 or packet.dim() != 1:
-        raise InvalidType(f"packet must be a vector of uint8; got {describe(packet)}.")
+        raise InvalidType(f"packet must be a vector of uint8; got {tensor_words(packet)}.")
     data = np.ascontiguousarray(packet.detach().cpu().numpy())
     header = read_header(data, limit)
     if header.method == CODES:
