@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from bits import compiled, plain
 from operators import MX, NV
 
-from lograd import FloatFormat, IntFormat, InvalidValue, native, ops, parse_format
+from lograd import FloatFormat, IntFormat, InvalidValue, ops, parse_format
 from lograd.ops.codes import levels_of, reason_without_levels
 
 INTEGERS = [str(IntFormat(bits, symmetric, signed)) for bits in range(2, 9) for symmetric, signed in
@@ -72,16 +71,6 @@ def test_what_has_no_levels_says_so(format: str) -> None:
     assert REFUSED[format] in str(error.value)
     assert str(error.value).endswith(".")
     assert reason_without_levels(format) == str(error.value)
-
-
-@pytest.mark.parametrize("format", [*INTEGERS, *FLOATS])
-def test_the_kernel_gives_the_bytes_of_the_definition(format: str) -> None:
-    if not native.status().available:
-        pytest.skip("no native kernels")
-    element = parse_format(format)
-    codes = torch.arange(2**element.bits, dtype=torch.uint8).repeat(3, 5, 1)  # type: ignore[union-attr]
-    for x in (codes, codes.transpose(0, 2), codes[:, ::2], codes[:0]):
-        assert torch.equal(compiled("code_levels")(x, format), plain("code_levels")(x, format))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -129,15 +129,6 @@ def test_no_gradient_is_recorded() -> None:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def test_codes_keep_channels_last() -> None:
-    x = gradient(4, 6, 5, 5).to(memory_format=torch.channels_last)
-    packed = ops.pack_per_sample(x, 4, seed=1)
-    assert packed.codes.is_contiguous(memory_format=torch.channels_last)
-    decoded = packed.decode()
-    assert decoded.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(decoded, ops.quantize_per_sample(x, 4, seed=1))
-
-
 def test_householder_groups_are_checked_before_they_become_addresses() -> None:
     coded = ops.pack_block_householder(gradient(6, 32), 4, seed=1)
     (step,) = coded.transform

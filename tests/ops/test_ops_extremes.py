@@ -9,8 +9,6 @@ import pytest
 import torch
 from bands import assert_in_band
 from bits import assert_all_same_bits, assert_same_bits, compiled, machine, plain
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import FloatFormat, IntFormat, ops
@@ -99,17 +97,6 @@ def test_luq(isa: str, dtype: torch.dtype) -> None:
                 found = ops.luq(x, bits, 3, 5, rounding=rounding)
                 assert_same_bits(found.result, luq(x, bits, rounding == "stochastic"))
                 assert found.result.isfinite().all()
-
-
-@settings(max_examples=80)
-@given(
-    exponent=st.integers(-149, 128), bits=st.integers(2, 8), stochastic=st.booleans(), dtype=st.sampled_from(TYPES),
-    seed=st.integers(0, 1000),
-)  # fmt: skip
-def test_luq_anywhere(exponent: int, bits: int, stochastic: bool, dtype: torch.dtype, seed: int) -> None:
-    x = magnitudes(dtype, exponent, seed)
-    found = ops.luq(x, bits, 3, 5, rounding="stochastic" if stochastic else "nearest")
-    assert_same_bits(found.result, luq(x, bits, stochastic))
 
 
 @pytest.mark.parametrize("name", ["per_tensor", "per_sample", "block_householder", "interval"])

@@ -129,16 +129,6 @@ class TestNativeEqualsPlain:
             native = torch.ops.lograd.quantize_codes.default(*arguments)
         assert_all_same_bits(native, plain("quantize_codes")(*arguments))
 
-    @pytest.mark.parametrize("size", [1, 127, 128, 129, 70_001])
-    def test_sizes_and_threads(self, isa: tuple[str, int], size: int) -> None:
-        x = awkward((size,), torch.float32)
-        arguments = (x, torch.tensor(1.0), str(FORMATS["int4"]), True, torch.tensor([1, 3]))
-        with machine(*isa):
-            codes, counts = torch.ops.lograd.quantize_codes.default(*arguments)
-            values = ops.dequantize_codes(codes, FORMATS["int4"])
-        assert_all_same_bits((codes, counts), plain("quantize_codes")(*arguments))
-        assert_same_bits(values, plain("dequantize_codes")(codes, torch.tensor(1.0), "int4", torch.float32))
-
     @pytest.mark.parametrize("shape", [(0,), (1,), (2,), (7,), (3, 0), (0, 3), (5, 63), (5, 64), (301, 333), (70_001,)])
     def test_nibbles(self, isa: tuple[str, int], shape: tuple[int, ...]) -> None:
         codes = torch.randint(0, 16, shape, dtype=torch.uint8)

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lograd import native, ops
-from lograd.ops import sparse_products
-from lograd.ops.layouts import dense
 
 KEY = torch.tensor([7, 3])
 ALL = (True, True, True)
@@ -311,44 +309,3 @@ def test_what_is_not_finite_passes_through(name: str, place: str, value: float) 
     exact = layer.dense(pruned.double(), tensors["x"].double(), tensors["weight"].double())
     for result, truth in zip(kept, exact, strict=False):
         assert not result[~truth.isfinite()].isfinite().any()
-
-
-@native_only
-@pytest.mark.parametrize("name", SMALL)
-def test_plain_pytorch_agrees(name: str) -> None:
-    layer = SMALL[name]
-    g, x, weight = layer.tensors()
-    arguments = (
-        [] if layer.geometry is None else [list(part) if isinstance(part, tuple) else part for part in layer.geometry]
-    )
-    plain = sparse_products._plain
-    threshold = torch.tensor(3.0)
-    found = plain(g, x, weight, threshold, KEY, *arguments, *ALL)
-    compiled = layer.sparse(g, x, weight, threshold)
-    assert_within_bound(layer, found, ops.stochastic_prune(g, 3.0, KEY), x, weight)
-    assert torch.equal(found[3], compiled[3])
-    assert [result.stride() for result in found] == [result.stride() for result in compiled]
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("need", [NEEDS[0], *(pytest.param(need, marks=pytest.mark.slow) for need in NEEDS[1:])])
-@pytest.mark.parametrize("threshold", [None, torch.tensor(3.0)])
-def test_opcheck(name: str, need: tuple[bool, bool, bool], threshold: Tensor | None) -> None:
-    layer = SMALL[name]
-    g, x, weight = layer.tensors()
-    if layer.geometry is None:
-        operator, geometry = torch.ops.lograd.sparse_linear_backward.default, []
-    else:
-        operator = torch.ops.lograd.sparse_convolution_backward.default
-        geometry = [list(part) if isinstance(part, tuple) else part for part in layer.geometry]
-        x = arranged(x, True)
-    torch.library.opcheck(operator, (g, x, dense(weight), threshold, KEY, *geometry, *need))
-
-
-@native_only
-def test_the_workspace_can_be_given_back() -> None:
-    layer = SMALL["conv2d"]
-    tensors = layer.tensors()
-    before = layer.sparse(*tensors)
-    sparse_products.release_workspace()
-    assert_all_same_bits(layer.sparse(*tensors), before)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lograd import FloatFormat, IntFormat, Plan, theory
+from lograd import FloatFormat, IntFormat, theory
 from lograd.laws import Empirical, LogNormal
-from lograd.plan import LayerPlan
 from lograd.treatments import (
     Prune,
     Quantize,
@@ -199,23 +198,6 @@ def test_json_is_an_exact_inverse(name):
     sentence = SENTENCES[name]
     assert from_json(to_json(sentence)) == sentence
     assert len({sentence, from_json(to_json(sentence))}) == 1
-
-
-def test_a_plan_survives_its_file(tmp_path):
-    plan = Plan(
-        {
-            "a": LayerPlan.of(
-                recipe("prune85+fp6").input_gradient.gradient,
-                predict(recipe("prune85+fp6").input_gradient.gradient, statistics_of(gradient())),
-                elements=7,
-            ),
-            "b.c": LayerPlan(weight_gradient=recipe("fp4").weight_gradient, masked=0.1),
-        },
-        kept={"head": "the last layer"},
-    )
-    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
-    assert Plan.load(Plan.uniform("fp6").save(tmp_path / "uniform.json")) == Plan.uniform("fp6")
-    assert plan.hash() != Plan.uniform("fp6").hash()
 
 
 def test_recipes():
