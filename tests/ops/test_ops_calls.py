@@ -15,7 +15,7 @@ from lograd import FloatFormat, IntFormat, native, ops
 from lograd.formats import CATALOGUE
 from lograd.ops import elementwise as reference
 from lograd.ops.elementwise import grid_of
-from lograd.ops.registry import _direct, call
+from lograd.ops.registry import call, operators
 
 E4M3, INT8 = FloatFormat(4, 3), IntFormat(8)
 
@@ -47,11 +47,11 @@ CALLS = {
 def test_the_short_way_and_the_dispatcher_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = gradient(256)
     short = CALLS[name](x)
-    monkeypatch.setitem(_direct, name, _refuse)
+    monkeypatch.setitem(operators[name].kernels, "cpu", _refuse)
     if native.status().available:
         with pytest.raises(AssertionError, match="the short way"):
             CALLS[name](x)
-    monkeypatch.delitem(_direct, name)
+    monkeypatch.delitem(operators[name].kernels, "cpu")
     assert torch.equal(CALLS[name](x), short)
 
 
@@ -62,7 +62,7 @@ def _refuse(*arguments: object) -> None:
 @pytest.mark.skipif(not native.status().available, reason="plain PyTorch has one way only")
 def test_the_dispatcher_is_used_where_it_has_something_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     x, threshold = gradient(64), torch.tensor(0.5)
-    monkeypatch.setitem(_direct, "threshold_prune", _refuse)
+    monkeypatch.setitem(operators["threshold_prune"].kernels, "cpu", _refuse)
 
     def prune(y: Tensor) -> Tensor:
         result: Tensor = call("threshold_prune", y, threshold, False)[0]

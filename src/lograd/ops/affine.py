@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from ..formats.values import check_rounding, check_width
+from ..formats.values import check_rounding
 from .arguments import Counted, Rounding, Seed, check_floats, key_of, tensor_words
 from .coded import CodedTensor, Encoded, Folded, Layout, Transform
 from .contracts import COUNTS, FLOAT_TYPES, Takes, type_name
@@ -541,8 +541,9 @@ def integer_codes(x: Tensor, limits: Tensor | None, fold: Tensor | None, fold_di
 
 
 def quantize_rows(
-    kind: str, x: Tensor, last: int, stochastic: bool, packed: bool, key: Tensor, gamma: Tensor | None = None
-) -> RowResults:
+    kind: str, x: Tensor, last: int, stochastic: bool, packed: bool, key: Tensor, gamma: Tensor | None = None,
+    out: Tensor | None = None
+) -> RowResults:  # fmt: skip
     """Return the values of a matrix, or its codes if `packed`; what was found; parameters (5, rows) and counts.
 
     Args:
@@ -550,6 +551,7 @@ def quantize_rows(
             row, between -gamma and gamma times its largest magnitude.
         x: a contiguous matrix.
         last: the last code.
+        out: room for the values, which the native kernel writes into x itself; this one needs none.
 
     Found are the ranges, or for an interval float64 the largest magnitude and the share of elements beyond it.
     Parameters are scale, low, zero and the bounds of the finite elements, or of the interval.  Counted are zeros (of
@@ -789,7 +791,6 @@ def _check_rows(x: Tensor, bits: int) -> None:
     """Refuse a tensor that is no matrix, and widths that levels do not have."""
     if x.dim() != 2:
         raise InvalidValue(f"row_limits takes a matrix; got {x.dim()} dimensions.")
-    check_width("bits", bits, 2, 8)
 
 
 def _check_columns(x: Tensor, rows: Tensor | None) -> None:

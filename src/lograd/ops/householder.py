@@ -6,6 +6,7 @@ NaN, as in `affine`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,30 +14,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
-from .affine import (
-    QUANTIZER,
-    WIDENING,
-    as_matrix,
-    check_batch,
-    check_parameters,
-    coded_rows,
-    decoding_parameters,
-    dequantize_matrix,
-    dequantize_matrix_native,
-    fake_rows,
-    quantize_rows,
-    quantize_rows_native,
-    quantize_values,
-    quantizer_arguments,
-    row_ranges,
-    row_ranges_native,
-    with_counts,
-)
+from . import affine
 from .arguments import Rounding, Seed
 from .coded import Householder
 from .contracts import COUNTS, FLOAT_TYPES, type_name
 from .layouts import empty_for, in_layout_of, in_type
-from .registry import call, register, run, when_native
+from .registry import Kernel, call, register, run, when_native
 
 
 def quantize_block_householder(
@@ -55,7 +38,7 @@ def quantize_block_householder(
     Sums are in float64 and the transform is rounded once to float32, so a small row comes back to 2^-23 of what its
     group's largest row leaves in it.  Arguments as in `quantize_per_tensor`; x has at least two dimensions.
     """
-    return quantize_values("quantize_block_householder", x, bits, rounding, seed, offset, counted)
+    return affine.quantize_values("quantize_block_householder", x, bits, rounding, seed, offset, counted)
 
 
 def pack_block_householder(
@@ -65,10 +48,10 @@ def pack_block_householder(
 
     With `counted` the result is an `Encoded`.
     """
-    arguments = quantizer_arguments(x, bits, rounding, True, seed, offset)
+    arguments = affine.quantizer_arguments(x, bits, rounding, True, seed, offset)
     codes, parameters, groups, stretch, counts = call("quantize_block_householder", x, *arguments)
-    coded = coded_rows(x, codes, parameters, f"uint{bits}", (Householder(groups, stretch),))
-    return with_counts(coded, counts, counted)
+    coded = affine.coded_rows(x, codes, parameters, f"uint{bits}", (Householder(groups, stretch),))
+    return affine.with_counts(coded, counts, counted)
 
 
 class Groups(NamedTuple):
@@ -90,7 +73,7 @@ def _widened_ranges(ranges: Tensor) -> Tensor:
     if not len(width):
         return width
     widest = width.amax()
-    return torch.where(widest > 0, width + WIDENING * widest, 1.0)
+    return torch.where(widest > 0, width + affine.WIDENING * widest, 1.0)
 
 
 def householder_groups(ranges: Tensor) -> Groups:
@@ -131,7 +114,7 @@ def householder_groups(ranges: Tensor) -> Groups:
 
 def _check_groups(codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, *rest: object) -> None:
     """Refuses groups of another size than the codes; `_groups_of` looks at their elements, which become addresses."""
-    check_parameters(codes, parameters)
+    affine.check_parameters(codes, parameters)
     rows = parameters.shape[1]
     for what, value, dtype, shape in (
         ("groups", groups, torch.int64, (2, rows)),
@@ -201,89 +184,80 @@ def reflect_back(x: Tensor, groups: Groups, dtype: torch.dtype) -> tuple[Tensor,
     return in_type(result, dtype), torch.stack([(result == 0).sum(), result.isnan().sum()])
 
 
-def _quantize(x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> tuple[Tensor, ...]:
-    """Return values or codes, (scale, low, zero), groups, stretch and counts."""
-    matrix, last = as_matrix(x, x.shape[0]), 2**bits - 1
-    ranges = row_ranges(matrix)
-    groups = householder_groups(_widened_ranges(ranges))
-    turned, outside = reflect(matrix, groups, ranges[:2])
-    result, found, parameters, counts = quantize_rows("samples", turned, last, stochastic, packed, key)
-    if not packed:
-        result, counts = reflect_back(result, groups, x.dtype)
-    counts = torch.stack([counts[0], counts[1], outside])
-    return _results(x, result, decoding_parameters(parameters, found, last, packed), groups, counts)
-
-
-def _results(x: Tensor, result: Tensor, parameters: Tensor, groups: Groups, counts: Tensor) -> tuple[Tensor, ...]:
-    listed = torch.stack([groups.order, groups.first])
-    return in_layout_of(x, result.view(x.shape)), parameters, listed, groups.stretch, counts
-
-
-def _dequantize(
-    codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, bins: int, dtype: torch.dtype
+def _run(
+    inverse: bool, dtype: torch.dtype, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor | None = None
 ) -> Tensor:
-    listed = _groups_of(groups, stretch)
-    values = dequantize_matrix(as_matrix(codes, parameters.shape[1]), parameters, bins, torch.float32)
-    return in_layout_of(codes, reflect_back(values, listed, dtype)[0].view(codes.shape))
-
-
-def _quantize_native(x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> tuple[Tensor, ...]:
-    matrix, last = as_matrix(x, x.shape[0]), 2**bits - 1
-    ranges = row_ranges_native(matrix)
-    groups = householder_groups(_widened_ranges(ranges))
-    # One workspace serves the transform, its rounded values and a float32 result: a fresh one costs more than the
-    # arithmetic.
-    work = torch.empty_like(matrix, dtype=torch.float32)
-    clamped = _reflect_native(False, x.dtype, matrix, work, groups, ranges[:2].contiguous())
-    room = None if packed else work
-    result, found, parameters, counts = quantize_rows_native("samples", work, last, stochastic, packed, key, out=room)
-    if not packed:
-        result = work if x.dtype == torch.float32 else torch.empty_like(matrix)
-        counts = _reflect_native(True, x.dtype, work, result, groups, None)
-    counts = torch.stack([counts[0], counts[1], clamped[2]])
-    return _results(x, result, decoding_parameters(parameters, found, last, packed), groups, counts)
-
-
-def _dequantize_native(
-    codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, bins: int, dtype: torch.dtype
-) -> Tensor:
-    listed = _groups_of(groups, stretch)
-    matrix = as_matrix(codes, parameters.shape[1])
-    work = dequantize_matrix_native(matrix, parameters.contiguous(), bins, torch.float32)
-    result = work if dtype == torch.float32 else torch.empty_like(work, dtype=dtype)
-    _reflect_native(True, dtype, work, result, listed, None)
-    return in_layout_of(codes, result.view(codes.shape))
-
-
-def _reflect_native(
-    inverse: bool, dtype: torch.dtype, x: Tensor, out: Tensor, groups: Groups, bounds: Tensor | None
-) -> Tensor:
-    """Write H diag(stretch) clamp(x, bounds), or diag(1 / stretch) H x, into `out`; return the counts."""
     counts = x.new_zeros(COUNTS, dtype=torch.int64)
     order, first, stretch, share = groups
     run("reflect_rows", inverse, FLOAT_TYPES[dtype], x, out, *x.shape, order, first, stretch, share, bounds, counts)
     return counts
 
 
+def _reflect_native(x: Tensor, groups: Groups, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(x, dtype=torch.float32)
+    return out, _run(False, x.dtype, x, out, groups, bounds.contiguous())[2]
+
+
+def _reflect_back_native(x: Tensor, groups: Groups, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Write over x where the result has its type: a fresh tensor costs more than the arithmetic."""
+    result = x if dtype == torch.float32 else torch.empty_like(x, dtype=dtype)
+    return result, _run(True, dtype, x, result, groups)
+
+
+def _quantizer(
+    ranges_of: Callable[..., Tensor], reflect: Callable[..., Any], quantize: Callable[..., Any],
+    reflect_back: Callable[..., Any],
+) -> Kernel:  # fmt: skip
+    """Return the kernel that gives values or codes, (scale, low, zero), groups, stretch and counts."""
+
+    def kernel(x: Tensor, bits: int, stochastic: bool, packed: bool, key: Tensor) -> tuple[Tensor, ...]:
+        matrix, last = affine.as_matrix(x, x.shape[0]), 2**bits - 1
+        ranges = ranges_of(matrix)
+        groups = householder_groups(_widened_ranges(ranges))
+        turned, outside = reflect(matrix, groups, ranges[:2])
+        room = None if packed else turned
+        result, found, parameters, counts = quantize("samples", turned, last, stochastic, packed, key, out=room)
+        if not packed:
+            result, counts = reflect_back(result, groups, x.dtype)
+        parameters = affine.decoding_parameters(parameters, found, last, packed)
+        listed, counts = torch.stack([groups.order, groups.first]), torch.stack([counts[0], counts[1], outside])
+        return in_layout_of(x, result.view(x.shape)), parameters, listed, groups.stretch, counts
+
+    return kernel
+
+
+def _dequantizer(dequantize: Callable[..., Tensor], reflect_back: Callable[..., Any]) -> Kernel:
+    def kernel(
+        codes: Tensor, parameters: Tensor, groups: Tensor, stretch: Tensor, bins: int, dtype: torch.dtype
+    ) -> Tensor:
+        listed, matrix = _groups_of(groups, stretch), affine.as_matrix(codes, parameters.shape[1])
+        values = dequantize(matrix, parameters.contiguous(), bins, torch.float32)
+        return in_layout_of(codes, reflect_back(values, listed, dtype)[0].view(codes.shape))
+
+    return kernel
+
+
 def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     rows = x.shape[0]
-    result, parameters, counts = fake_rows(x, rows, rest[-2])
+    result, parameters, counts = affine.fake_rows(x, rows, rest[-2])
     groups, stretch = x.new_empty((2, rows), dtype=torch.int64), x.new_empty(rows, dtype=torch.float32)
     return result, parameters, groups, stretch, counts
 
 
 register(
-    f"quantize_block_householder(Tensor x, {QUANTIZER}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _quantize,
-    when_native(_quantize_native),
+    f"quantize_block_householder(Tensor x, {affine.QUANTIZER}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _quantizer(affine.row_ranges, reflect, affine.quantize_rows, reflect_back),
+    when_native(
+        _quantizer(affine.row_ranges_native, _reflect_native, affine.quantize_rows_native, _reflect_back_native)
+    ),
     _fake,
-    check_batch,
+    affine.check_batch,
 )
 register(
     "dequantize_block_householder(Tensor codes, Tensor parameters, Tensor groups, Tensor stretch, int bins, "
     "ScalarType dtype) -> Tensor",
-    _dequantize,
-    when_native(_dequantize_native),
+    _dequantizer(affine.dequantize_matrix, reflect_back),
+    when_native(_dequantizer(affine.dequantize_matrix_native, _reflect_back_native)),
     lambda codes, *rest: empty_for(codes, rest[-1]),
     _check_groups,
 )

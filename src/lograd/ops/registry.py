@@ -1,14 +1,14 @@
 """The table of operators: one schema, one contract, one fake and a kernel for each backend.
 
 An operator is declared once by `register`, with its kernel in plain PyTorch, the reference, which serves every device,
-and its kernel for the CPU, which calls the native module.  `add_kernel` adds that of one more backend to the same row;
-`torch.library` chooses among them by device, and `call` skips it where it has nothing to choose.
+and its kernel for the CPU, which calls the native module by `run`.  `torch.library` chooses among them by device, and
+`call` skips it where it has nothing to choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,15 +37,12 @@ class Operator:
     """The rules for its arguments; every kernel runs behind them where PyTorch's dispatcher calls it."""
     fake: Kernel
     """Gives results without elements, for tracers."""
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[str, Kernel]
     """By backend, as in `DISPATCH_KEYS`."""
 
 
 operators: dict[str, Operator] = {}
 """All operators of `torch.ops.lograd`, by name."""
-
-_direct: dict[str, Kernel] = {}
-"""Kernels that `call` may call at once: those of the CPU, by operator."""
 
 
 def register(
@@ -72,13 +69,13 @@ def register(
     """
     name = signature.partition("(")[0]
     library.define(signature)
-    schema = getattr(torch.ops.lograd, name).default._schema
-    operator = operators[name] = Operator(name, signature, Contract(name, schema, takes or {}, check), fake)
+    contract = Contract(name, getattr(torch.ops.lograd, name).default._schema, takes or {}, check)
+    kernels = {"reference": reference} if cpu is None else {"reference": reference, "cpu": cpu}
+    operators[name] = Operator(name, signature, contract, fake, kernels)
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    add_kernel(name, "reference", reference)
-    if cpu is not None:
-        add_kernel(name, "cpu", cpu)
-    torch.library.register_fake(f"lograd::{name}", operator.contract.guarded(fake, alone=True), lib=library)
+    for backend, kernel in kernels.items():
+        library.impl(name, contract.guarded(kernel), DISPATCH_KEYS[backend])
+    torch.library.register_fake(f"lograd::{name}", contract.guarded(fake, alone=True), lib=library)
 
 
 def when_native(kernel: Kernel) -> Kernel | None:
@@ -103,15 +100,6 @@ def _place(what: str, one: Any) -> Any:
     return 0 if one is None else one
 
 
-def add_kernel(name: str, backend: str, kernel: Kernel) -> None:
-    """Give an operator of the table its kernel for one more backend."""
-    operator = operators[name]
-    operator.kernels[backend] = kernel
-    library.impl(name, operator.contract.guarded(kernel), DISPATCH_KEYS[backend])
-    if backend == "cpu":
-        _direct[name] = kernel
-
-
 def call(name: str, x: Tensor, *arguments: Any) -> Any:
     """The result of the operator `lograd::name`, whose contract refuses what its kernels do not take.
 
@@ -119,11 +107,12 @@ def call(name: str, x: Tensor, *arguments: Any) -> Any:
     its way (plain tensors; no tracing, transform, mode or profiler), the kernel of the CPU is called at once.
     """
     if not torch.compiler.is_compiling():
-        kernel = _direct.get(name)
+        operator = operators[name]
+        kernel = operator.kernels.get("cpu")
         if kernel is not None and not watched() and _are_plain(x, arguments):
-            operators[name].contract.check(x, *arguments)
+            operator.contract.check(x, *arguments)
             return kernel(x, *arguments)
-        check_tensor(operators[name].contract.first, x)
+        check_tensor(operator.contract.first, x)
     return getattr(torch.ops.lograd, name).default(x, *arguments)
 
 
@@ -136,7 +125,8 @@ def direct(*tensors: Any) -> bool:
 
 def kernel_of(name: str) -> Kernel:
     """The kernel of an operator for plain tensors on the CPU, without contracts and dispatcher."""
-    return _direct.get(name) or operators[name].kernels["reference"]
+    kernels = operators[name].kernels
+    return kernels.get("cpu") or kernels["reference"]
 
 
 # PyTorch has no public way to ask.  Where a later version lacks one of these, the dispatcher always does the work.
