@@ -271,21 +271,17 @@ def _raised(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
 
 
-@contextmanager
-def folder_for_results(path: Path) -> Iterator[Path]:
-    """Make a folder with its parents; if the work fails, those that were made and are still empty are removed."""
-    made = [each for each in (path, *path.parents) if not each.exists()]
+def folder_for_results(path: Path, name: str, overwrite: bool) -> Path:
+    """Make a folder with its parents, before the work whose result goes into it under a name that must be free."""
+    if (path / name).exists() and not overwrite:
+        raise InvalidValue(
+            f"the folder {path} has {name} already; replace it by --overwrite, or give another folder by -o."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite(f"Cannot make the folder {path}: {error.strerror}.") from error
-    try:
-        yield path
-    except BaseException:
-        for each in made:
-            with suppress(OSError):  # it is not empty
-                each.rmdir()
-        raise
+    return path
 
 
 def check_same(path: Path, plan: Plan, *, overwrite: bool) -> None:
@@ -340,13 +336,12 @@ def profile_command(
     from . import profile
     from .progress import progress_shown
 
-    _check_free(output / "profile.npz", "a profile", overwrite)
     network, batches, loss = load_model(make)
-    with progress_shown(not as_json or None), folder_for_results(output) as folder:
-        with warnings_as_sentences(), own_words("a step of the model"):
-            found = profile(network, batches, loss, steps, every=every, noise=noise, times=times)
-        found.save(folder / "profile.npz")
-        page = _page(found, folder / "profile.html", f"Gradients of {make}")
+    folder = folder_for_results(output, "profile.npz", overwrite)
+    with progress_shown(not as_json or None), warnings_as_sentences(), own_words("a step of the model"):
+        found = profile(network, batches, loss, steps, every=every, noise=noise, times=times)
+    found.save(folder / "profile.npz")
+    page = _page(found, folder / "profile.html", f"Gradients of {make}")
     if as_json:
         print_json({"folder": str(folder), **found.to_dict()})
         return
@@ -366,13 +361,6 @@ def _page(found: Profile | Variance, path: Path, title: str) -> str:
     except MissingExtra as error:
         return f"No page was written: {error}."
     return f"The page: {path} (open it in a browser)"
-
-
-def _check_free(path: Path, what: str, overwrite: bool) -> None:
-    if path.exists() and not overwrite:
-        raise InvalidValue(
-            f"the folder {path.parent} has {what} already; replace it by --overwrite, or give another folder by -o."
-        )
 
 
 @app.command("plan")
@@ -499,16 +487,15 @@ def variance_command(
         raise InvalidValue("variance needs --plan FILE or --recipe NAME, one of them.")
     with warnings_as_sentences():
         chosen = Plan.uniform(str(recipe)) if plan is None else Plan.load(plan)
-    _check_free(output / "variance.json", "a variance", overwrite)
     network, batches, loss = load_model(make)
-    with progress_shown(not as_json or None), folder_for_results(output) as folder:
-        with warnings_as_sentences(), own_words("a step of the model"):
-            found = variance(
-                network, batches, chosen, loss, steps=steps, treated=treated, repeats=repeats, seed=seed,
-                contributions=contributions,
-            )  # fmt: skip
-        found.save(folder / "variance.json")
-        page = _page(found, folder / "variance.html", f"Variance of the gradients of {make}")
+    folder = folder_for_results(output, "variance.json", overwrite)
+    with progress_shown(not as_json or None), warnings_as_sentences(), own_words("a step of the model"):
+        found = variance(
+            network, batches, chosen, loss, steps=steps, treated=treated, repeats=repeats, seed=seed,
+            contributions=contributions,
+        )  # fmt: skip
+    found.save(folder / "variance.json")
+    page = _page(found, folder / "variance.html", f"Variance of the gradients of {make}")
     if as_json:
         print_json({"folder": str(folder), **found.to_dict()})
         return

@@ -191,22 +191,6 @@ def storage(x: Any) -> int:
     return where
 
 
-def overlap(x: Any, y: Any) -> bool:
-    """Return True if two tensors share memory without being laid out alike in the same place."""
-    a, b = x.data_ptr(), y.data_ptr()
-    if a == b and x.stride() == y.stride() and x.dtype == y.dtype:
-        return False
-    return bool(a < b + _span(y) and b < a + _span(x))
-
-
-def _span(x: Any) -> int:
-    """Bytes from the first element to the end of the last."""
-    elements = x.numel()
-    if not x.is_contiguous():
-        elements = elements and 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return int(elements * x.element_size())
-
-
 def _is_dense(x: Any) -> bool:
     """Return True if the elements fill a block of memory, in whatever order of the dimensions."""
     expected = 1
@@ -255,7 +239,7 @@ def histogram_layout(dtype: DTypeLike) -> tuple[int, int]:
     return lowest, (highest - lowest + 1) * BINS_PER_OCTAVE
 
 
-def log_histogram(x: Any) -> NDArray[np.int64] | None:
+def count_magnitudes(x: Any) -> NDArray[np.int64] | None:
     """Counts of |x| in the bins of `histogram_layout`, followed by those of `EXTRA_SLOTS`, of an array or a CPU tensor.
 
     Exact for every finite number, subnormals included.  None if no kernel covers the type or the layout of `x`, or the

@@ -34,7 +34,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(target, sentence, folder, run
     code, _, err = run("profile", target, "-o", "x")
     assert (code, err.count("\n")) == (2, 1)
     assert sentence in err
-    assert not (folder / "x").exists()
+    assert not any((folder / "x").glob("*"))
 
 
 def test_a_plan_is_not_replaced_by_another_one_unasked(folder, run):
@@ -59,7 +59,7 @@ def test_a_profile_is_not_replaced_unasked(folder, run):
     before = (folder / "run" / "profile.npz").read_bytes()
     code, _, err = run("profile", "mine:make", "-o", "run", "--steps", "2")
     assert (code, err.count("\n")) == (2, 1)
-    assert "has a profile already; replace it by --overwrite, or give another folder by -o" in err
+    assert "has profile.npz already; replace it by --overwrite, or give another folder by -o" in err
     assert (folder / "run" / "profile.npz").read_bytes() == before
     assert run("profile", "mine:make", "-o", "run", "--steps", "2", "--overwrite")[0] == 0
     assert lograd.Profile.load(folder / "run" / "profile.npz").steps == 2
@@ -70,7 +70,7 @@ def test_a_profile_is_not_replaced_unasked(folder, run):
 
 def test_a_recipe_on_a_model_of_ones_own(folder, run):
     code, out, err = run("variance", "mine:five", "--recipe", "int5-bhq", "-o", "run", *FEW)
-    assert (code, err) == (0, "")
+    assert code == 0, err  # which has lines of progress where this takes long
     assert "Variance of the gradients: dX int5 bhq; dW int8 ptq" in out
     assert "Noise by layer" in out
     assert "The page: run/variance.html (open it in a browser)" in out
@@ -79,7 +79,7 @@ def test_a_recipe_on_a_model_of_ones_own(folder, run):
     assert (found.batches, found.treated, found.repeats, found.seed) == (3, 1, 4, 0)
     code, out, err = run("variance", "mine:five", "--recipe", "int5-bhq", "-o", "run", *FEW)
     assert (code, out) == (2, "")
-    assert "has a variance already; replace it by --overwrite" in err
+    assert "has variance.json already; replace it by --overwrite" in err
 
 
 def test_a_plan_as_json(folder, run):
@@ -111,4 +111,4 @@ def test_bad_input_of_variance_is_one_sentence(arguments, sentence, folder, run)
     code, out, err = run("variance", *arguments, "-o", "x")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert sentence in err
-    assert not (folder / "x").exists()
+    assert not any((folder / "x").glob("*"))

@@ -44,7 +44,7 @@ def definition(x: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def assert_equals_definition(x: NDArray[Any]) -> None:
-    counts = native.log_histogram(x)
+    counts = native.count_magnitudes(x)
     assert counts is not None
     assert counts.sum() == x.size
     np.testing.assert_array_equal(counts, definition(x))
@@ -95,12 +95,12 @@ class TestKernel:
 
     def test_what_no_kernel_covers_is_none(self, dtype: Float) -> None:
         x = np.ones((4, 6), dtype)
-        assert native.log_histogram(x[:, ::2]) is None
-        assert native.log_histogram(x.T) is None
-        assert native.log_histogram(x.astype(np.dtype(dtype).newbyteorder())) is None
-        assert native.log_histogram(x.astype(np.int32)) is None
+        assert native.count_magnitudes(x[:, ::2]) is None
+        assert native.count_magnitudes(x.T) is None
+        assert native.count_magnitudes(x.astype(np.dtype(dtype).newbyteorder())) is None
+        assert native.count_magnitudes(x.astype(np.int32)) is None
         shifted = np.zeros(x.nbytes + 1, np.uint8)[1:].view(dtype)
-        assert native.log_histogram(shifted) is None
+        assert native.count_magnitudes(shifted) is None
 
 
 @pytest.mark.usefixtures("kernels")
@@ -174,7 +174,7 @@ def test_another_build_by_the_environment() -> None:
 def test_turned_off_by_the_environment() -> None:
     script = (
         "import numpy as np; from lograd import native; s = native.status();"
-        "print(s.available, s.reason, native.log_histogram(np.ones(3)))"
+        "print(s.available, s.reason, native.count_magnitudes(np.ones(3)))"
     )
     environment = os.environ | {"LOGRAD_NATIVE": "0"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

@@ -301,7 +301,7 @@ def _native_table(x: Any) -> tuple[NDArray[np.int64], int] | None:
         # Tensors are counted without a detour over NumPy, which has no bfloat16.
         served = hasattr(x, "detach") and native.element_type(x) in native.TYPES
         data = x.detach().cpu().contiguous() if served else np.ascontiguousarray(to_numpy(x))
-        counts = native.log_histogram(data)
+        counts = native.count_magnitudes(data)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         return None
     return None if counts is None else (counts, native.histogram_layout(native.element_type(data))[0])

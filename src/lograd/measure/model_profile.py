@@ -140,10 +140,9 @@ class Profile(Measurements):
     def expected(self, plan: Plan) -> Expected:
         """Return the noise that a plan would add here, in units of the minibatch's own variance.
 
-        The profile must have measured both, by `lograd.profile(..., noise=2)` on 3 batches at least; one that lacks
-        something is refused with what it is.  Noise is predicted of unbiased treatments of gradients that the law of
-        their magnitudes decides.  For others `rho` of the result is None and `unknown` the reason, and
-        `lograd.variance` measures them.
+        The profile must have measured both, by `lograd.profile(..., noise=2)` on 3 batches at least.  Noise is
+        predicted of unbiased treatments of gradients that the law of their magnitudes decides.  For others `rho` of the
+        result is None and `unknown` the reason, and `lograd.variance` measures them.
 
         Args:
             plan: any plan for this model, such as `Plan.uniform("fp6")`.
@@ -153,14 +152,10 @@ class Profile(Measurements):
         found = expected_of(planned_layers(plan, self.layers), self.layers, self.noise, self.minibatch, plan)
         if found is not None:
             return found
-        again = f"profile again with noise=2 on at least {LEAST_BATCHES} batches"
-        if self.noise is None:
-            lacking = (self.broken or "it was not measured how noise travels").rstrip(".")
-        elif self.minibatch is not None and not self.minibatch.unit > 0:
-            lacking, again = "the gradient was the same in all of its batches, so noise has no unit", "give it others"
-        else:
-            lacking = (self.unitless or "not all gradients of parameters were finite").rstrip(".")
-        raise InvalidValue(f"the noise of a plan is not predicted by this profile: {lacking}; {again}.")
+        raise InvalidValue(
+            "the noise of a plan is not predicted by this profile; make one with noise=2 on at least "
+            f"{LEAST_BATCHES} different batches whose gradients are finite."
+        )
 
     # -- for people and for programs --
 

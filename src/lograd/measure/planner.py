@@ -97,12 +97,10 @@ class Measurements:
         """A sentence on why noise was measured and its unit, the minibatch's variance, was not; else None."""
         if self.noise is None or self.minibatch is not None:
             return None
-        if self.steps < LEAST_BATCHES:
-            return (
-                "The minibatch's own variance, the unit of noise, was not estimated: it takes "
-                f"{LEAST_BATCHES} batches, and the profile has {self.steps}."
-            )
-        return "The unit of noise was not estimated: not all gradients of parameters were finite."
+        return (
+            "The unit of noise, the minibatch's own variance, was not estimated: it takes "
+            f"{LEAST_BATCHES} batches whose gradients are finite, and the profile has {self.steps}."
+        )
 
 
 # -- which layers --

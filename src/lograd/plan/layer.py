@@ -244,7 +244,7 @@ def predicted(treatments: Sentence, statistics: Statistics | None) -> Prediction
 
 @final
 @dataclass(frozen=True)
-class Change:
+class Override:
     """The changes that `Plan.override` makes; None leaves a field as it is."""
 
     sparsity: float | None = None

@@ -25,7 +25,7 @@ from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
 from ..treatments.verdicts import LARGE_RELATIVE_ERROR, VERDICTS_IN_WORDS, verdict
 from .evidence import Evidence, listed, percent
-from .layer import Change, LayerPlan
+from .layer import LayerPlan, Override
 
 VERSION = 2
 SWITCHES = ("normalization", "channels_last")
@@ -159,7 +159,7 @@ class Plan:
             raise InvalidType(sentence("pattern", pattern, "a layer name or a pattern of names, such as 'layer1.*'"))
         if not isinstance(treat, bool):
             raise InvalidType(sentence("treat", treat, "True or False"))
-        change = Change(sparsity, law, bits, format, scale, rounding, check_backward_products(products))
+        change = Override(sparsity, law, bits, format, scale, rounding, check_backward_products(products))
         if treat and change.empty:
             raise InvalidValue(
                 "override needs something to change, such as sparsity=0.9, format='1-4-1' or treat=False."
