@@ -84,37 +84,6 @@ def test_computed_weights_are_left_alone_with_the_reason() -> None:
     assert handle.export().left_alone == {"0": "its weight is computed from other parameters"}
 
 
-@pytest.mark.parametrize("recipe", ["int4-full", "int4wa-clips"])
-def test_both_forms_in_one_call(recipe: str) -> None:
-    handle, model = trained(recipe)
-    x = torch.randn(2, 8, 4, 4)
-    before = handle.state_dict()
-    treated, plain = handle.evaluate(lambda model: model(x))
-    assert same(handle.state_dict(), before)
-    assert not treated.requires_grad
-    with torch.no_grad():
-        assert torch.equal(model(x), treated)
-    handle.remove()
-    assert torch.equal(model(x), plain)
-    assert not torch.equal(treated, plain)
-
-
-def test_an_error_leaves_the_forward_as_it_was() -> None:
-    handle, model = trained("int4-full")
-    x = torch.randn(2, 8, 4, 4)
-    calls = []
-
-    def fails(model: nn.Module) -> None:
-        calls.append(model(x))
-        if len(calls) == 2:
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        handle.evaluate(fails)
-    with torch.no_grad():
-        assert torch.equal(model(x), calls[0])
-
-
 def test_a_shared_weight_is_rounded_for_the_layer_alone() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -18,7 +18,7 @@ from ..errors import InvalidValue, LogradWarning, plural
 from ..plan import Plan
 from ..treatments import BACKWARD, SYMBOLS, Numbers, Prediction, Treatment, mixes
 from ..treatments.verdicts import verdict
-from .guard import ActiveGuard, Growth
+from .guard import ActiveGuard
 from .refresh import Cost, OperandStatistics
 from .selection import untreated_parts
 
@@ -176,7 +176,8 @@ def explain(
     left_alone: Mapping[str, str],
     converted: Mapping[str, str],
     beside: Mapping[str, str],
-    noise: ActiveGuard | Growth | None,
+    guard: ActiveGuard | None,
+    warning: str,
 ) -> Explanation:
     """Return what a handle does to each layer of its model, and a summary.
 
@@ -185,7 +186,8 @@ def explain(
         left_alone: the reason for layers that the plan does not treat, by name.
         converted: the reason for layers that were converted since to what is not treated, by name.
         beside: words for what is done beside layers, by name.
-        noise: the guard at work, or the growth of noise that was warned of.
+        guard: the guard at work.
+        warning: of noise that explodes; empty where there was none.
     """
     counts = read_counters(layers)
     lines: dict[str, str] = {}
@@ -200,7 +202,7 @@ def explain(
             lines[name] = _line(layers[name], statistics.get(name), counts.layers[name], progress)
             if progress.steps < progress.start:
                 lines[name] += f"; treated from step {progress.start} on"
-            elif isinstance(noise, ActiveGuard) and (words := noise.words(name)):
+            elif guard is not None and (words := guard.words(name)):
                 lines[name] += f"; {words}"
         elif name in left_alone:
             lines[name] = left_alone[name]
@@ -210,16 +212,15 @@ def explain(
     lines |= beside
     if plan.channels_last:
         lines["layout"] = "outputs of integer convolutions lie channels-last"
-    guarded = isinstance(noise, ActiveGuard)
-    summary = _counted(counts.total, progress.steps, guarded, not {*converted.values()} <= {ON_META})
+    summary = _counted(counts.total, progress.steps, guard is not None, not {*converted.values()} <= {ON_META})
     if progress.cost.refreshes:
         summary += f"; {_taken(progress, layers)}"
     if step is not None:
         summary += f".\n{step.division(plan.evidence.work)}"
-    if isinstance(noise, ActiveGuard):
-        summary += f".\nGuard: {noise.summary()}"
-    elif noise is not None:
-        summary += f".\nWarning: {noise}"
+    if guard is not None:
+        summary += f".\nGuard: {guard.summary()}"
+    if warning:
+        summary += f".\nWarning: {warning}"
     return Explanation(lines, summary + ".")
 
 

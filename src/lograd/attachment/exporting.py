@@ -1,10 +1,10 @@
-"""The outcome of a trained plan: a plain model with rounded weights, and results with and without rounding."""
+"""The outcome of a trained plan: a plain model with rounded weights."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,8 +15,6 @@ from ..engine.layers import reason_converted, unwrapped, works_transposed
 from ..engine.site import applied, encoded
 from ..nn.running import take_off
 from ..ops.coded import CodedTensor
-
-Result = TypeVar("Result")
 
 
 class Exported(NamedTuple):
@@ -31,15 +29,6 @@ class Exported(NamedTuple):
     """By layer, the numbers by which its input was rounded, such as low and high, or a clip."""
     left_alone: dict[str, str]
     """Layers with a rounded forward whose weight could not be written, and why."""
-
-
-class Evaluation(NamedTuple, Generic[Result]):
-    """The results of a function for a model in both its forms."""
-
-    treated: Result
-    """With activations and weights as the plan has them in the forward."""
-    plain: Result
-    """With layers as they are without a plan; attention in integers, if the plan has it, stays."""
 
 
 def export(model: nn.Module, layers: Mapping[str, LayerEngine]) -> Exported:
@@ -83,20 +72,3 @@ def _write(found: Exported, name: str, layer: LayerEngine) -> None:
     # A parameter of its own: others that share the weight are not rounded by this layer.
     own = torch.empty_like(weight.detach()).copy_(values.t() if turned else values)
     module.weight = nn.Parameter(own, weight.requires_grad)
-
-
-def evaluate(
-    model: nn.Module, layers: Mapping[str, LayerEngine], function: Callable[[nn.Module], Result]
-) -> Evaluation[Result]:
-    """Return function(model), with gradients off, as the plan has the forward and with plain layers."""
-    with torch.no_grad():
-        treated = function(model)
-        ready = {operand: operand.ready for layer in layers.values() for operand in layer.operands.values()}
-        try:
-            for operand in ready:
-                operand.set_ready(False)
-            plain = function(model)
-        finally:
-            for operand, was in ready.items():
-                operand.set_ready(was)
-    return Evaluation(treated, plain)

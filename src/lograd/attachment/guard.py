@@ -70,7 +70,7 @@ def check_guard(guard: bool | Guard | None) -> Guard | None:
     raise InvalidType(sentence("guard", guard, "True, False or a Guard"))
 
 
-class Change(NamedTuple):
+class GuardChange(NamedTuple):
     """A change that a guard has made to one layer."""
 
     step: int
@@ -181,7 +181,7 @@ class ActiveGuard:
 
     def __init__(self, guard: Guard, layers: Mapping[str, OperandStatistics]) -> None:
         self.budget = guard.budget
-        self.changes: list[Change] = []
+        self.changes: list[GuardChange] = []
         """All changes, in order; they are few, as waits double."""
         self._layers = {name: _Layer(one) for name, one in layers.items() if _is_pruned(one)}
         if not self._layers:
@@ -299,7 +299,7 @@ class ActiveGuard:
 
     def _change(self, step: int, name: str, treated: bool, cause: str) -> None:
         self._layers[name].let(treated)
-        self.changes.append(Change(step, name, treated, cause, self.noise))
+        self.changes.append(GuardChange(step, name, treated, cause, self.noise))
 
     # -- saving --
 
@@ -318,7 +318,7 @@ class ActiveGuard:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from the `state` of another; layers that it does not have wait for their statistics."""
         self._next, self._untreated = state["next"], state["untreated"]
-        self.changes = [Change(*change) for change in state["changes"]]
+        self.changes = [GuardChange(*change) for change in state["changes"]]
         for name, layer in self._layers.items():
             if name in state["layers"]:
                 treats, layer.falls, layer.earliest, layer.reference, *noise = state["layers"][name]
@@ -348,26 +348,8 @@ def grown_most(ratios: Mapping[str, float], predicted: Mapping[str, float]) -> t
     return name, ratios[name] / max(min(ratios.values()), 1.0)
 
 
-class Growth(NamedTuple):
-    """How the energy has grown in the layer where it has most, beyond what it has in every layer."""
-
-    layer: str
-    factor: float
-    step: int
-    pruned: int
-    """Layers whose noise goes on to others."""
-
-    def __str__(self) -> str:
-        return (
-            f"noise of pruning explodes over the {self.pruned} layers that are pruned in the product for dX: by step "
-            f"{self.step} the energy of the gradient of {self.layer!r} had grown {self.factor:.0e} times; prune "
-            "the product for dW only (products='weight_gradient' of a profile's plan), where nothing adds up, ask for "
-            "less sparsity in fewer layers, or attach with guard=True"
-        )
-
-
-def exploded(layers: Mapping[str, OperandStatistics], step: int, first: int) -> Growth | None:
-    """Return the growth of which a handle without a guard warns; None if there is none.
+def exploded(layers: Mapping[str, OperandStatistics], step: int, first: int) -> str:
+    """Return the warning of a handle without a guard; empty where nothing has exploded.
 
     The energies of the first histograms, which were taken before any gradient was pruned, are held against later ones.
     Only steps soon after the first are judged: later, energies also change because the model learns.
@@ -381,8 +363,14 @@ def exploded(layers: Mapping[str, OperandStatistics], step: int, first: int) -> 
     ratios = {name: layer.energy / layer.first_energy for name, layer in pruned.items() if layer.first_energy}
     grown = grown_most(ratios, dict.fromkeys(ratios, 1.0))
     if step > first + EARLY_STEPS or grown is None or grown[1] <= LIMIT:
-        return None
-    return Growth(*grown, step, len(pruned))
+        return ""
+    layer, factor = grown
+    return (
+        f"noise of pruning explodes over the {len(pruned)} layers that are pruned in the product for dX: by step "
+        f"{step} the energy of the gradient of {layer!r} had grown {factor:.0e} times; prune the product for dW only "
+        "(products='weight_gradient' of a profile's plan), where nothing adds up, ask for less sparsity in fewer "
+        "layers, or attach with guard=True"
+    )
 
 
 def _is_pruned(layer: OperandStatistics, product: str | None = None, biased: bool = True) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, final
@@ -54,8 +54,8 @@ from .explain import (
     warn_of_untreated_gradients,
     warn_of_useless_formats,
 )
-from .exporting import Evaluation, Exported, Result
-from .guard import ActiveGuard, Growth, Guard, check_guard, exploded, warn_of_lossy_forward
+from .exporting import Exported
+from .guard import ActiveGuard, Guard, check_guard, exploded, warn_of_lossy_forward
 from .refresh import (
     Cost,
     Group,
@@ -152,8 +152,8 @@ class Handle:
         self._last_collected = 0
         self._copy_was_said = self._conversion_was_said = self._step_was_asked_for = False
         self._last_converted: dict[str, str] = {}
-        self._growth: Growth | None = None
-        """The growth of noise that was warned of."""
+        self._explosion = ""
+        """The warning that noise explodes, which is given once."""
         chosen, skipped = chosen_layers(plan, modules)
         self.skipped = skipped
         """Layers that are left alone, and why."""
@@ -246,10 +246,10 @@ class Handle:
         """Let the guard decide by new statistics; without one, warn, once, of noise that explodes."""
         if self.guard is not None:
             self.guard.judge(self.steps, loss_scale)
-        elif self._growth is None:
-            self._growth = exploded(self.gradients, self.steps, self._first_collected)
-            if self._growth is not None:
-                warnings.warn(f"{self._growth}.", LogradWarning, stacklevel=3)
+        elif not self._explosion:
+            self._explosion = exploded(self.gradients, self.steps, self._first_collected)
+            if self._explosion:
+                warnings.warn(f"{self._explosion}.", LogradWarning, stacklevel=3)
 
     def epoch(self) -> None:
         """Mark an epoch: with refresh="epoch", the next step takes statistics."""
@@ -327,7 +327,8 @@ class Handle:
             self.skipped,
             self._converted(),
             {name: one.words() for name, one in self._beside.items()},
-            self.guard or self._growth,
+            self.guard,
+            self._explosion,
         )
 
     # -- what it leaves behind --
@@ -343,13 +344,6 @@ class Handle:
         finally:
             self._copy_was_said = said
 
-    def evaluate(self, function: Callable[[nn.Module], Result]) -> Evaluation[Result]:
-        """Return function(model) with the forward of the plan, and with plain layers; ranges and counters stay.
-
-        handle.evaluate(accuracy)    # Evaluation(treated=0.61, plain=0.63)
-        """
-        return exporting.evaluate(self.model, self.layers, function)
-
     # -- saving and undoing --
 
     def state_dict(self) -> dict[str, Any]:
@@ -362,7 +356,7 @@ class Handle:
             "start": self.start,
             "last_collected": self._last_collected,
             "loss_scale": self._loss_scale or 0.0,
-            "growth": None if self._growth is None else list(self._growth),
+            "explosion": self._explosion,
             "cost": [self.cost.steps, self.cost.refreshes, self.cost.milliseconds],
             **({} if self.guard is None else {"guard": self.guard.state()}),
             "layers": {name: {k: t.clone() for k, t in layer.tensors().items()} for name, layer in self.layers.items()},
@@ -385,7 +379,7 @@ class Handle:
         self._loss_scale = state["loss_scale"] or None
         self.cost = Cost(*state["cost"])
         self.start = state["start"]
-        self._growth = Growth(*state["growth"]) if state["growth"] else None
+        self._explosion = state["explosion"]
         set_keys(self.layers.values(), self.seed, self.steps)  # for the layers that the state does not have
         for name, tensors in state["layers"].items():
             self.layers[name].load(tensors)
