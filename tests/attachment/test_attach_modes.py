@@ -11,7 +11,6 @@ from lograd import InvalidValue, Plan
 from lograd.errors import LogradWarning
 
 PLAN = Plan.uniform("prune80")
-BACKENDS = pytest.mark.parametrize("backend", ["sparse"])
 
 
 def network(**options):
@@ -36,15 +35,19 @@ def train(model, handle, steps=3, device="cpu"):
     return list(model.state_dict().values())
 
 
-def expected(backend):
+def attach(model):
+    return lograd.attach(model, PLAN, backend="sparse")
+
+
+def expected():
     model = network()
-    with lograd.attach(model, PLAN, backend=backend) as handle:
+    with attach(model) as handle:
         return train(model, handle), handle.counters()
 
 
-def assert_trains_alike(model, handle, backend):
+def assert_trains_alike(model, handle):
     with torch.device("cpu"):
-        parameters, counters = expected(backend)
+        parameters, counters = expected()
     for a, b in zip(train(model, handle), parameters, strict=True):
         assert torch.equal(a, b)
     assert handle.counters() == counters
@@ -53,10 +56,9 @@ def assert_trains_alike(model, handle, backend):
     handle.remove()
 
 
-@BACKENDS
-def test_a_forward_and_backward_on_meta(backend):
+def test_a_forward_and_backward_on_meta():
     model = network(device="meta")
-    handle = lograd.attach(model, PLAN, backend=backend)
+    handle = attach(model)
     train(model, handle, device="meta")
     assert all(p.device.type == "meta" for p in model.parameters())
     assert "on the meta device, where nothing is computed" in str(handle.explain())
@@ -64,28 +66,26 @@ def test_a_forward_and_backward_on_meta(backend):
         handle.remove()
 
 
-@BACKENDS
-def test_a_model_on_meta_comes_to_the_cpu_after_attach(backend):
+def test_a_model_on_meta_comes_to_the_cpu_after_attach():
     model = network(device="meta")
-    handle = lograd.attach(model, PLAN, backend=backend)
+    handle = attach(model)
     model.to_empty(device="cpu")
     model.load_state_dict(network().state_dict())
-    assert_trains_alike(model, handle, backend)
+    assert_trains_alike(model, handle)
 
 
-@BACKENDS
 @pytest.mark.parametrize("mode", ["meta device", "inference mode"])
-def test_attach_where_a_mode_is_on(mode, backend):
+def test_attach_where_a_mode_is_on(mode):
     """What the handle keeps is real, and can be changed afterwards."""
     model = network()
     if mode == "meta device":
         with torch.device("meta"):
-            handle = lograd.attach(model, PLAN, backend=backend)
+            handle = attach(model)
     else:
         with torch.inference_mode():
-            handle = lograd.attach(model, PLAN, backend=backend)
+            handle = attach(model)
             model(batch(0))
-    assert_trains_alike(model, handle, backend)
+    assert_trains_alike(model, handle)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
@@ -101,18 +101,17 @@ def test_attach_inside_of_a_transform_is_refused(transform):
     assert type(model[0]) is nn.Conv2d
 
 
-@BACKENDS
-def test_training_with_another_default_type(backend):
+def test_training_with_another_default_type():
     model = network()
     torch.set_default_dtype(torch.float64)
     try:
-        handle = lograd.attach(model, PLAN, backend=backend)
+        handle = attach(model)
         result = train(model, handle)
         str(handle.explain())
         handle.remove()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(result, expected(backend)[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(result, expected()[0], strict=True))
 
 
 def test_weights_made_under_inference_mode_are_refused():
@@ -128,10 +127,10 @@ def test_weights_made_under_inference_mode_are_refused():
 
 def test_a_copy_under_inference_mode_is_plain_and_the_original_goes_on():
     model = network()
-    handle = lograd.attach(model, PLAN, backend="dense")
+    handle = attach(model)
     with torch.inference_mode(), pytest.warns(LogradWarning, match="is a plain model"):
         twin = copy.deepcopy(model)
     with torch.inference_mode():
         assert torch.equal(twin(batch(0)), model(batch(0)))
     assert [type(module) for module in twin] == [type(module) for module in network()]
-    assert_trains_alike(model, handle, "dense")
+    assert_trains_alike(model, handle)

@@ -19,7 +19,7 @@ import lograd
 
 SIZE = 256
 """Matrices of this size have as many elements as the smallest tensors that are coded."""
-BITS = (4, 5, 6, 7, 8)
+BITS = (4, 6, 8)
 Function = Callable[..., Tensor]
 
 
@@ -106,23 +106,21 @@ PIECEWISE: dict[str, Function] = {
 """Functions whose gradient reads pieces or shapes, which fewer bits tell exactly."""
 
 
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("name", [*AS_IT_IS, *SIGNED, "prelu"])
-def test_other_functions_keep_tensors_as_they_are(name: str, bits: int) -> None:
+def test_other_functions_keep_tensors_as_they_are(name: str) -> None:
     x = positive() if name in AS_IT_IS else signed()
     net = nn.PReLU(SIZE) if name == "prelu" else Of((AS_IT_IS | SIGNED)[name])
-    found, handle = kept(net, x, bits)
+    found, handle = kept(net, x, 4)
     for one, other in zip(found, gradients(net, x), strict=True):
         assert torch.equal(one.isfinite(), other.isfinite())
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     assert handle.before == 0 or "ReLU" in name
 
 
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("name", PIECEWISE)
-def test_piecewise_linear_functions_keep_exact_pieces(name: str, bits: int) -> None:
+def test_piecewise_linear_functions_keep_exact_pieces(name: str) -> None:
     net = Of(PIECEWISE[name])
-    found, handle = kept(net, signed(), bits)
+    found, handle = kept(net, signed(), 4)
     assert torch.equal(found[0], gradients(net, signed())[0])
     assert handle.before > 0
     assert handle.after <= handle.before / 32

@@ -131,18 +131,6 @@ def test_a_gradient_scaler_steps_once_and_skips_what_is_not_finite() -> None:
     assert all(torch.equal(value, numbers(model)[name]) for name, value in before.items())
 
 
-def test_torch_func_sees_the_numbers() -> None:
-    model, _, handle = stored("int8")
-    twin, (x, target) = handle.export(), batch()
-
-    def loss(parameters: Any, of: nn.Module) -> torch.Tensor:
-        return F.cross_entropy(torch.func.functional_call(of, parameters, (x,)), target)
-
-    found = torch.func.grad(loss)(dict(model.named_parameters()), model)
-    expected = torch.func.grad(loss)(dict(twin.named_parameters()), twin)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_activations_may_be_kept_as_codes_too() -> None:
     model, optimizer, handle = stored("int8")
     twin, (x, target) = handle.export(), batch(size=256)  # large enough to be coded

@@ -11,7 +11,7 @@ from lograd import InvalidType, InvalidValue, PacketError
 from lograd.ops.coded import CodedTensor
 from lograd.treatments import Prune, Quantize, apply, numbers_of, recipe
 from lograd.wire.channel import HEAD, UNIT, Channel
-from lograd.wire.edge import Edge, Packing, decode_like, edge_names, edge_sentences
+from lograd.wire.edge import Edge, decode_like, edge_names, edge_sentences
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def test_packets_are_small_and_exact(name: str, ratio: float) -> None:
     one.treat(x)
     one.step()
     treated = one.treat(x)
-    packet = one.packed(treated, Packing())
+    packet = one.packed(treated)
     assert 4 * x.numel() / packet.numel() > ratio
     assert torch.equal(decode_like(packet, x).view(torch.int32), values(treated).view(torch.int32))
 
@@ -76,8 +76,8 @@ def test_pruning_on_the_way_gives_the_packet_of_what_was_pruned(dtype: torch.dty
         each.treat(x)
         each.step()
     for _ in range(2):
-        packet, treated = one.packet(x, Packing()), other.treat(x)
-        assert torch.equal(packet, other.packed(treated, Packing()))
+        packet, treated = one.packet(x), other.treat(x)
+        assert torch.equal(packet, other.packed(treated))
         assert one.treated == other.treated
     assert one.treated["zeros_after"] > 0.8 * 2 * x.numel()
 
@@ -88,7 +88,7 @@ def test_what_is_not_finite_stays_so(wrong: float) -> None:
     one.treat(x)
     one.step()
     x[7] = wrong
-    found = decode_like(one.packet(x, Packing()), x)
+    found = decode_like(one.packet(x), x)
     assert not found[7].isfinite()  # a GradScaler looks for it
 
 
@@ -98,7 +98,7 @@ def test_activations_are_treated_with_and_without_statistics(name: str) -> None:
     assert sentence is not None
     one, x = Edge(sentence, "activations", 1, 0, 10, CPU), gradients(64 * 32).reshape(64, 32)
     for _ in range(3):
-        found = decode_like(one.packet(x, Packing()), x)
+        found = decode_like(one.packet(x), x)
         one.step()
     assert not torch.equal(found, x)
     assert torch.nn.functional.cosine_similarity(found.flatten(), x.flatten(), dim=0) > 0.99

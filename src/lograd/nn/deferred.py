@@ -191,9 +191,8 @@ def _sum(in_place: bool, x: Any, other: Any, *, alpha: Any = 1) -> Tensor | None
 
 def rectified(y: Normalized, in_place: bool) -> Tensor:
     """Return the ReLU of a result that waits, in one pass."""
-    function: Any = _RectifyInPlace if in_place else _Rectify
     # In place, y and what is returned are the same memory; what follows gets a plain tensor.
-    result: Tensor = aliased(function.apply(y), "relu")
+    result: Tensor = aliased(_Rectify.apply(y, in_place), "relu")  # type: ignore[no-untyped-call]
     return result
 
 
@@ -211,43 +210,27 @@ def without_waiting(results: Any, reader: str) -> Any:
 
 
 class _Rectify(torch.autograd.Function):
-    """BatchNorm, sum and ReLU in one pass."""
+    """BatchNorm, sum and ReLU in one pass; on request written over BatchNorm's result."""
 
     @staticmethod
-    def forward(context: Any, y: Normalized) -> Tensor:
+    def forward(context: Any, y: Normalized, in_place: bool) -> Tensor:
         result, mask = y.rectified()
         context.save_for_backward(mask)
         context.strides, context.shared = y.stride(), y.residual is not None
-        return result
-
-    @staticmethod
-    def backward(context: Any, g: Tensor) -> Tensor:
-        return _masked(context, g)
-
-
-class _RectifyInPlace(torch.autograd.Function):
-    """The same, written over BatchNorm's result."""
-
-    @staticmethod
-    def forward(context: Any, y: Normalized) -> Tensor:
-        result, mask = y.rectified()
-        context.save_for_backward(mask)
+        if not in_place:
+            return result
         context.mark_dirty(y)
-        context.strides, context.shared = y.stride(), y.residual is not None
         y.become(result)
         return y
 
     @staticmethod
-    def backward(context: Any, g: Tensor) -> Tensor:
-        return _masked(context, g)
-
-
-def _masked(context: Any, g: Tensor) -> Tensor:
-    (mask,) = context.saved_tensors
-    if torch.is_grad_enabled():  # to be differentiated again
-        like = torch.empty_strided(g.shape, context.strides, dtype=g.dtype, device=g.device)
-        return g * where_passes(mask, like)
-    return Masked(g.plain("relu") if isinstance(g, Waiting) else g, context.strides, mask, context.shared)
+    def backward(context: Any, g: Tensor) -> tuple[Tensor, None]:
+        (mask,) = context.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            like = torch.empty_strided(g.shape, context.strides, dtype=g.dtype, device=g.device)
+            return g * where_passes(mask, like), None
+        g = g.plain("relu") if isinstance(g, Waiting) else g
+        return Masked(g, context.strides, mask, context.shared), None
 
 
 class Normalize(torch.autograd.Function):

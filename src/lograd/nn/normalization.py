@@ -8,7 +8,6 @@ not wait any more.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, final
 
 import torch
@@ -21,11 +20,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from .. import native
-from ..errors import InvalidType, plural, sentence
+from ..errors import plural
 from ..ops.normalization import in_memory
 from ..ops.registry import call, transforming
 from .deferred import Normalize, Waiting, aliased, without_waiting
-from .running import WhileRunning, taken_off
+from .running import RunningHandle, WhileRunning
 
 TRIES = 3
 """Results of a layer that wait although no ReLU has taken one."""
@@ -43,44 +42,39 @@ def normalization(model: nn.Module) -> NormalizationHandle:
     Args:
         model: any module with BatchNorm layers; float32 on the CPU, other layers are left to PyTorch.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     return NormalizationHandle(model)
 
 
 @final
-class NormalizationHandle:
+class NormalizationHandle(RunningHandle):
     """BatchNorm and ReLU in one pass on a model; `remove` makes the model what it was."""
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         self.calls = 0
         """Calls of BatchNorm that were answered."""
         self.fused = 0
         """Calls among them whose ReLU was computed in the same pass."""
-        self.left_alone: Counter[str] = Counter()
-        """Calls that PyTorch computed, by the reason."""
         layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._answers = [_Answers(self) for _ in layers]
         self._running = [_hooked(*each) for each in zip(layers, self._answers, strict=True)]
-        self._hook = model.register_forward_hook(_plainly)
-
-    def __enter__(self) -> NormalizationHandle:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
+        self._hook = model.register_forward_hook(self._plainly)
 
     def __repr__(self) -> str:
-        left = f", {plural(sum(self.left_alone.values()), 'call')} left alone" if self.left_alone else ""
-        return f"NormalizationHandle({plural(self.calls, 'call')}, {self.fused} with a ReLU{left})"
+        return self._shown(f"{plural(self.calls, 'call')}, {self.fused} with a ReLU")
 
     def words(self) -> str:
         """Return what was computed in one pass, and what was not, for people."""
         readers = [one.reader for one in self._answers if not one.waits]
         by = ", ".join(sorted(set(readers)))
         read = f"; {plural(len(readers), 'layer')} without, whose result was read by {by}" if readers else ""
-        left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
-        return f"{plural(self.calls, 'call')}, {self.fused} with a ReLU in the same pass{read}{left.rstrip('.')}"
+        return self._words(f"{plural(self.calls, 'call')}, {self.fused} with a ReLU in the same pass{read}")
+
+    def _plainly(self, model: nn.Module, arguments: Any, output: Any) -> Any:
+        """Hook: what leaves the model does not wait."""
+        if torch.compiler.is_compiling() or not any(isinstance(one, Waiting) for one in tree_leaves(output)):
+            return None
+        return without_waiting(output, "the caller of the model")
 
     def remove(self) -> None:
         """Leave BatchNorm to PyTorch again."""
@@ -91,14 +85,6 @@ class NormalizationHandle:
 
 def _hooked(module: nn.Module, answers: _Answers) -> WhileRunning:
     return WhileRunning(module, lambda: answers, lambda one: one is module)
-
-
-@taken_off
-def _plainly(model: nn.Module, arguments: Any, output: Any) -> Any:
-    """Hook: what leaves the model does not wait."""
-    if torch.compiler.is_compiling() or not any(isinstance(one, Waiting) for one in tree_leaves(output)):
-        return None
-    return without_waiting(output, "the caller of the model")
 
 
 class _Answers(TorchFunctionMode):

@@ -6,7 +6,6 @@ outside of the model are PyTorch's own, and so are those that integers cannot se
 
 from __future__ import annotations
 
-from collections import Counter
 from types import FunctionType
 from typing import Any, final
 
@@ -15,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import InvalidType, plural, sentence
+from ..errors import plural
 from ..formats.values import check_width
 from ..ops.registry import transforming
-from .running import WhileRunning
-from .softmax_attention import reason_not_integer, scaled_dot_product_attention
+from .running import RunningHandle, WhileRunning
+from .softmax_attention import reason_not_attended, scaled_dot_product_attention
 
 
 def attention(model: nn.Module, bits: int = 8) -> AttentionHandle:
@@ -35,39 +34,28 @@ def attention(model: nn.Module, bits: int = 8) -> AttentionHandle:
         model: any module whose forward calls torch.nn.functional.scaled_dot_product_attention.
         bits: of all operands, 2 to 8.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     check_width("bits", bits, 2, 8)
     return AttentionHandle(model, bits)
 
 
 @final
-class AttentionHandle:
+class AttentionHandle(RunningHandle):
     """Attention in integers on a model; `remove` makes the model what it was."""
 
     def __init__(self, model: nn.Module, bits: int) -> None:
+        super().__init__(model)
         self.bits = bits
         self.calls = 0
         """Calls that were computed in integers."""
-        self.left_alone: Counter[str] = Counter()
-        """Calls that PyTorch computed, by the reason."""
         mode = _IntegerAttention(self)
         self._running = WhileRunning(model, lambda: mode, _may_attend)
 
-    def __enter__(self) -> AttentionHandle:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
-
     def __repr__(self) -> str:
-        left = f", {plural(sum(self.left_alone.values()), 'call')} left alone" if self.left_alone else ""
-        return f"AttentionHandle({self.bits} bits, {plural(self.calls, 'call')}{left})"
+        return self._shown(f"{self.bits} bits, {plural(self.calls, 'call')}")
 
     def words(self) -> str:
         """Return what was computed in integers, and what was not, for people."""
-        left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
-        return f"{self.bits}-bit integers in forward and backward, {plural(self.calls, 'call')}{left.rstrip('.')}"
+        return self._words(f"{self.bits}-bit integers in forward and backward, {plural(self.calls, 'call')}")
 
     def remove(self) -> None:
         """Leave attention to PyTorch again."""
@@ -108,7 +96,7 @@ class _IntegerAttention(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         handle = self._handle
-        reason = reason_not_integer(query, key, value, attn_mask, dropout_p, is_causal)
+        reason = reason_not_attended(query, key, value, attn_mask, dropout_p, is_causal)
         if enable_gqa:
             reason = "several heads of the query share a key (enable_gqa=True)."
         elif transforming():

@@ -33,7 +33,7 @@ SHORTEST_ROW = 64
 """Elements that share a range, at least: a range takes 8 bytes."""
 
 
-class Form(Protocol):
+class SavedForm(Protocol):
     """A smaller form of a tensor."""
 
     @property
@@ -46,7 +46,7 @@ class Form(Protocol):
 
 Round = Callable[[Tensor], CodedTensor]
 """Rounds a contiguous matrix, each row in a range of its own."""
-Rule = Callable[[Any, Tensor, Round], Form | None]
+Rule = Callable[[Any, Tensor, Round], SavedForm | None]
 """Returns a form of a tensor that a node keeps, or None to keep it as it is."""
 
 
@@ -67,7 +67,7 @@ class Order:
         return values.view([self.shape[dim] for dim in self.dims]).permute(inverse)
 
 
-def in_memory(x: Tensor) -> tuple[Tensor, Order]:
+def ordered(x: Tensor) -> tuple[Tensor, Order]:
     """Return a tensor with its dimensions in the order of memory, contiguous, and the way back.
 
     One with gaps or overlaps is copied.
@@ -112,7 +112,7 @@ class Mask:
     @classmethod
     def of(cls, where: Tensor, dtype: torch.dtype, off: float, on: float) -> Mask:
         """Return the mask of a tensor of booleans."""
-        moved, order = in_memory(where)
+        moved, order = ordered(where)
         flat = moved.reshape(-1)
         # Other devices have no operator that packs bits, and keep bytes.
         bits = torch.from_numpy(np.packbits(flat.numpy())) if flat.device.type == "cpu" else flat
@@ -147,12 +147,12 @@ class Shape:
         return self.order.restore(torch.zeros(prod(self.order.shape), dtype=self.dtype, device=self.device))
 
 
-def rounded(x: Tensor, round: Round, length: int = 0) -> Form | None:
+def rounded_form(x: Tensor, round: Round, length: int = 0) -> SavedForm | None:
     """Return codes with a range for each sample, or for `length` elements of a contiguous x; None for NaN and infinity.
 
     A range holds at least `SHORTEST_ROW` elements.
     """
-    moved, order = in_memory(x)
+    moved, order = ordered(x)
     rows = next((size for size in moved.shape if size > 1), 1)
     if length >= SHORTEST_ROW and order.dims == tuple(range(x.dim())):
         rows = moved.numel() // length
@@ -167,23 +167,23 @@ def rounded(x: Tensor, round: Round, length: int = 0) -> Form | None:
 # ---------------------------------------------------------------------------------------------------------- exact rules
 
 
-def _relu(node: Any, x: Tensor, round: Round) -> Form:
+def _relu(node: Any, x: Tensor, round: Round) -> SavedForm:
     return Mask.of(~(x <= 0), x.dtype, 0.0, 1.0)  # a NaN passes, as in PyTorch
 
 
-def _leaky_relu(node: Any, x: Tensor, round: Round) -> Form:
+def _leaky_relu(node: Any, x: Tensor, round: Round) -> SavedForm:
     return Mask.of(x > 0, x.dtype, -1.0, 1.0)
 
 
-def _hardtanh(node: Any, x: Tensor, round: Round) -> Form | None:
+def _hardtanh(node: Any, x: Tensor, round: Round) -> SavedForm | None:
     return _open(x, node._saved_min_val, node._saved_max_val)
 
 
-def _hardsigmoid(node: Any, x: Tensor, round: Round) -> Form | None:
+def _hardsigmoid(node: Any, x: Tensor, round: Round) -> SavedForm | None:
     return _open(x, -3.0, 3.0)
 
 
-def _open(x: Tensor, low: float, high: float) -> Form | None:
+def _open(x: Tensor, low: float, high: float) -> SavedForm | None:
     """Return whether elements lie strictly between two numbers, as a number between them or the upper one."""
     ends = torch.tensor([low, high, low / 2 + high / 2], dtype=x.dtype)
     if not bool(ends[0] < ends[2] < ends[1]) or bool(x.isnan().any()):
@@ -191,11 +191,11 @@ def _open(x: Tensor, low: float, high: float) -> Form | None:
     return Mask.of(~((x <= low) | (x >= high)), x.dtype, float(ends[1]), float(ends[2]))
 
 
-def _shape(node: Any, x: Tensor, round: Round) -> Form:
-    return Shape(in_memory(x)[1], x.dtype, x.device)
+def _shape(node: Any, x: Tensor, round: Round) -> SavedForm:
+    return Shape(ordered(x)[1], x.dtype, x.device)
 
 
-def _two_valued(x: Tensor) -> Form | None:
+def _two_valued(x: Tensor) -> SavedForm | None:
     """Return the bits of a tensor of zeros and one other value, such as a dropout mask; None for any other tensor."""
     start = x.flatten()[:64] if x.is_contiguous() else x.select(0, 0)
     if torch.unique(start).numel() > 2:  # nearly all others end here
@@ -210,28 +210,28 @@ def _two_valued(x: Tensor) -> Form | None:
 # -------------------------------------------------------------------------------------------------------- rounded rules
 
 
-def _smooth(node: Any, x: Tensor, round: Round) -> Form | None:
-    return rounded(x, round)
+def _smooth(node: Any, x: Tensor, round: Round) -> SavedForm | None:
+    return rounded_form(x, round)
 
 
-def _layer_norm(node: Any, x: Tensor, round: Round) -> Form | None:
+def _layer_norm(node: Any, x: Tensor, round: Round) -> SavedForm | None:
     # A row's noise must be small beside its own deviation, by which the backward divides.
-    return rounded(x, round, prod(node._saved_normalized_shape))
+    return rounded_form(x, round, prod(node._saved_normalized_shape))
 
 
-def _group_norm(node: Any, x: Tensor, round: Round) -> Form | None:
-    return rounded(x, round, x.numel() // (x.shape[0] * node._saved_group))
+def _group_norm(node: Any, x: Tensor, round: Round) -> SavedForm | None:
+    return rounded_form(x, round, x.numel() // (x.shape[0] * node._saved_group))
 
 
 def _operand(summed: Callable[[Tensor], int]) -> Rule:
     """Return the rule of an operand of a product; `summed` counts the terms of the sums that it enters."""
 
-    def rule(node: Any, x: Tensor, round: Round) -> Form | None:
+    def rule(node: Any, x: Tensor, round: Round) -> SavedForm | None:
         if summed(x) < SUMMED:
             exact = _two_valued(x)
             if exact is not None or not all(is_bounded(following) for following, _ in node.next_functions):
                 return exact
-        return rounded(x, round)
+        return rounded_form(x, round)
 
     return rule
 

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from threading import local
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from torch import nn
+
+from ..errors import InvalidType, plural, sentence
+
+
+class RunningHandle:
+    """The handle of something that is in force while a model runs; as a context it is removed at the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
+        self.left_alone: Counter[str] = Counter()
+        """Calls that PyTorch computed, by the reason."""
+
+    def remove(self) -> None:
+        """Make the model what it was."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Hooks of a copied model are those of the first; `remove` does not reach the copy, `take_off` does."""
+        return self
+
+    def _shown(self, done: str) -> str:
+        left = f", {plural(sum(self.left_alone.values()), 'call')} left alone" if self.left_alone else ""
+        return f"{type(self).__name__}({done}{left})"
+
+    def _words(self, done: str) -> str:
+        left = "".join(f"; {plural(count, 'call')} left to PyTorch: {why}" for why, count in self.left_alone.items())
+        return f"{done}{left.rstrip('.')}"
 
 
 @final
@@ -33,14 +68,13 @@ class WhileRunning:
                 module.register_forward_hook(self._leave, always_call=True),
             ]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> WhileRunning:
+        return self
+
     def remove(self) -> None:
         """Take the hooks off; the modules are what they were."""
         while self._hooks:
             self._hooks.pop().remove()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WhileRunning:
-        """Hooks of a copied model are those of the first; `remove` does not reach the copy, `take_off` does."""
-        return self
 
     def _enter(self, module: nn.Module, arguments: Any) -> None:
         running = self._running
@@ -59,16 +93,6 @@ class WhileRunning:
                     context.finish(output)
             finally:
                 context.__exit__(None, None, None)
-
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-_MARKED: list[Any] = []
-
-
-def taken_off(hook: Hook) -> Hook:
-    """Return a function that is a forward hook, marked as one that `take_off` removes."""
-    _MARKED.append(hook)
-    return hook
 
 
 def take_off(model: nn.Module) -> None:
@@ -90,4 +114,4 @@ def take_off(model: nn.Module) -> None:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", None), WhileRunning) or any(hook is one for one in _MARKED)
+    return isinstance(getattr(hook, "__self__", None), WhileRunning | RunningHandle)

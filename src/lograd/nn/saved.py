@@ -23,13 +23,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from .. import native
-from ..errors import InvalidType, sentence
 from ..formats.values import check_width
 from ..ops import pack_integers
 from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOATS
-from .rules import Form, rules_of
-from .running import WhileRunning
+from .rules import SavedForm, rules_of
+from .running import RunningHandle, WhileRunning
 
 SMALLEST = 2**16
 """Tensors with fewer elements are kept as they are."""
@@ -49,29 +48,22 @@ def saved_activations(model: nn.Module, bits: int = 8, seed: int = 0) -> SavedHa
         bits: 2 to 8; two codes share a byte where they have at most 4 bits.  Masks of ReLU and the like have one bit.
         seed: of the rounding.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidType(sentence("model", f"an object of type {type(model).__name__}", "a torch.nn.Module"))
     check_width("bits", bits, 2, 8)
     return SavedHandle(model, bits, seed)
 
 
 @final
-class SavedHandle:
+class SavedHandle(RunningHandle):
     """Activations kept in fewer bits; `remove` makes the model what it was."""
 
     def __init__(self, model: nn.Module, bits: int, seed: int) -> None:
+        super().__init__(model)
         self.bits = bits
         self.before, self.after = 0, 0
         """Bytes of all tensors that were kept in fewer bits, and of their codes and masks."""
         self._model = model
         self._seed, self._drawn = seed, 0
         self._running = WhileRunning(model, self._hooks)
-
-    def __enter__(self) -> SavedHandle:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
 
     def __repr__(self) -> str:
         share = f", {self.after / self.before:.0%} of the bytes" if self.before else ""
@@ -107,7 +99,7 @@ class _Kept:
     __slots__ = ("__weakref__", "value", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.value: Tensor | Form = tensor.detach()  # the tensor itself would hold its node, which holds this
+        self.value: Tensor | SavedForm = tensor.detach()  # the tensor itself would hold its node, which holds this
         self.version = tensor._version
 
     def unchanged(self) -> bool:

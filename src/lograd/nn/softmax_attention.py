@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
+from ..files import check_number
 from ..formats.values import check_width
 from ..ops import pack_integers
 from ..ops.contracts import FLOATS, Takes
@@ -63,7 +64,7 @@ def scaled_dot_product_attention(
         bits: of all operands, 2 to 8.
         seed: of stochastic rounding and dropout; None draws one from PyTorch's generator.
     """
-    reason = reason_not_integer(query, key, value, attn_mask, dropout_p, is_causal)
+    reason = reason_not_attended(query, key, value, attn_mask, dropout_p, is_causal)
     if reason is not None:
         raise (InvalidType if "must be float32" in reason else InvalidValue)(reason)
     check_width("bits", bits, 2, 8)
@@ -79,7 +80,7 @@ def scaled_dot_product_attention(
     return result.view(*lead, *result.shape[-2:])
 
 
-def reason_not_integer(
+def reason_not_attended(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
 ) -> str | None:
     """Return why attention cannot be computed here, as a sentence; None if it can."""
@@ -282,27 +283,14 @@ def _check(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, key: Tensor, scale: float, dropout: float,
     bits: int,
 ) -> None:  # fmt: skip
-    """Refuse what are not slices of queries, keys and values."""
+    """Refuse what are not slices of queries, keys and values, with a bias that covers them."""
     shapes = [tuple(each.shape) for each in (query, keys, values)]
     fits = {len(shape) for shape in shapes} == {3} and len({shape[0] for shape in shapes}) == 1
     if not fits or shapes[0][2] != shapes[1][2] or shapes[1][1] != shapes[2][1]:
-        raise InvalidValue(
-            "attention takes slices (slices, length, width) of queries, keys and values; got shapes "
-            f"{', '.join(map(str, shapes))}."
-        )
-    if bias is not None and (bias.dim() < 2 or not _covers(bias, shapes[0], shapes[1])):
-        raise InvalidValue(
-            f"the bias of attention must fit {(*shapes[0][:2], shapes[1][1])}, with all leading dimensions written "
-            f"out; got shape {tuple(bias.shape)}."
-        )
-    if not 0 <= dropout < 1:
-        raise InvalidValue(sentence("dropout of attention", dropout, "from 0 to below 1"))
-
-
-def _covers(bias: Tensor, query: tuple[int, ...], keys: tuple[int, ...]) -> bool:
-    """Return True if the last dimensions of a bias broadcast, and the others name each slice, or none."""
-    slices = math.prod(bias.shape[:-2]) if bias.dim() > 2 else query[0]
-    return slices == query[0] and bias.shape[-2] in (1, query[1]) and bias.shape[-1] in (1, keys[1])
+        raise InvalidValue(f"attention takes slices of queries, keys and values that fit; got shapes {shapes}.")
+    if bias is not None and bias.shape[:-2].numel() not in (1, query.shape[0]):
+        raise InvalidValue(f"the bias of attention must name each slice, or none; got shape {tuple(bias.shape)}.")
+    check_number("dropout of attention", dropout, 0, 1)
 
 
 def _check_backward(

@@ -89,7 +89,7 @@ def _spacing(largest: Tensor, headroom: float, format: WeightFormat) -> Tensor:
     return torch.where(largest.isfinite(), spacing, torch.nan).float()
 
 
-def encode_(
+def encode_weights_(
     values: Tensor, spacing: Tensor, codes: Tensor, format: WeightFormat, rounding: Rounding, key: Tensor
 ) -> None:
     """Write the codes of values, which are overwritten."""
@@ -103,7 +103,7 @@ def encode_(
         codes.copy_(own)
 
 
-def decode(codes: Tensor, spacing: Tensor, format: WeightFormat, dtype: torch.dtype) -> Tensor:
+def decode_weights(codes: Tensor, spacing: Tensor, format: WeightFormat, dtype: torch.dtype) -> Tensor:
     """Return the numbers that codes stand for."""
     if format == BFLOAT16:
         return codes.to(dtype, copy=True)

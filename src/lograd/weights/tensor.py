@@ -23,8 +23,8 @@ from .coding import (
     WeightFormat,
     all_finite,
     check_weight_format,
-    decode,
-    encode_,
+    decode_weights,
+    encode_weights_,
     fresh_spacing,
     next_spacing,
 )
@@ -96,7 +96,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return a plain tensor with the same numbers, float32 or of another type; it records no gradient."""
         with torch.no_grad():
-            return decode(self.codes, self.spacing, self.format, dtype or self.dtype)
+            return decode_weights(self.codes, self.spacing, self.format, dtype or self.dtype)
 
     # -- writing --
 
@@ -142,7 +142,7 @@ class LowPrecisionTensor(_Base):  # type: ignore[misc]  # _Base is Any
         self._encode_(values, "nearest")
 
     def _encode_(self, values: Tensor, rounding: Rounding) -> None:
-        encode_(values, self.spacing, self.codes, self.format, rounding, self.ledger[: OFFSET + 1])
+        encode_weights_(values, self.spacing, self.codes, self.format, rounding, self.ledger[: OFFSET + 1])
         if rounding == "stochastic":
             self.ledger[OFFSET] += values.numel()
 
@@ -296,7 +296,7 @@ def _embedded(table: LowPrecisionTensor, index: Tensor) -> Tensor:
     """Return rows of a table, of which only these are decoded."""
     flat = index.reshape(-1)
     codes, spacing = (part.index_select(0, flat) for part in (table.codes, table.spacing))
-    found = decode(codes, spacing, table.format, table.dtype)
+    found = decode_weights(codes, spacing, table.format, table.dtype)
     return found.reshape(*index.shape, *table.shape[1:])
 
 

@@ -3,8 +3,7 @@
 A receiver posts its buffer before the packet exists.  So both ends derive the capacity of an edge from the packets that
 crossed it in the step before, which both have seen; it changes between steps only, so that all microbatches in flight
 agree.  What does not fit follows in a second message, which the receiver asks for when it has read the length.  Other
-receipts may already be posted by then, so second messages are told apart by tags, which gloo has and NCCL has not:
-beside another backend they take a gloo group.
+receipts may already be posted by then, so second messages are told apart by tags, which gloo has and NCCL has not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import PacketError
+from ..errors import InvalidValue, PacketError
 
 HEAD = struct.Struct("<QII")
 """The first bytes of a message: length of the packet, number of the message on this edge, checksum of the two."""
@@ -168,30 +167,15 @@ class Channel:
         self._capacity, self._number = state["capacity"], state["messages"]
 
 
-_beside: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-"""The gloo group beside each group that has none."""
-
-
-def _tagged(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a group of the same ranks that sends tensors of the CPU with tags."""
-    if "gloo" in str(dist.get_backend_config(group)):
-        return group
-    if group not in _beside:
-        ranks = dist.get_process_group_ranks(group)
-        _beside[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return _beside[group]
-
-
 @final
 class SideWay:
     """The second messages: with tags, between the ranks of a group; peers are global ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        own = dist.group.WORLD if group is None else group
-        assert own is not None
-        self._group = _tagged(own)
-        self.is_main = self._group is own
-        """True if the group of the edges has tags itself."""
+        self._group = dist.group.WORLD if group is None else group
+        assert self._group is not None
+        if "gloo" not in str(dist.get_backend_config(self._group)):
+            raise InvalidValue("a compressed stage needs a process group of gloo, whose messages have tags.")
         self._sending: list[tuple[dist.Work, Tensor]] = []
 
     def operation(self, data: Tensor, peer: int, tag: int) -> dist.P2POp:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..attachment.refresh import Cost, OperandStatistics, Refresh, check_refresh
 from ..attachment.state import check_values
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
-from ..files import check_flag, check_object, check_one_of
+from ..files import check_object
 from ..ops import Counted
 from ..ops.coded import CodedTensor
 from ..ops.contracts import FLOAT_TYPES
@@ -28,7 +28,6 @@ from ..plan import LayerPlan, Plan
 from ..treatments import OPERANDS, PRODUCTS, Sentence, Treated, Treatment, describe, recipe, to_json
 from ..treatments.tensors import is_finite
 from .packets import decode, encode, prune_and_encode
-from .pruned import VALUES, Values
 
 BACKWARD, FORWARD = "backward", "forward"
 OPERAND = {BACKWARD: "gradient", FORWARD: "activations"}
@@ -107,19 +106,6 @@ def check_edge_refresh(refresh: Refresh) -> Refresh:
     return found
 
 
-class Packing(NamedTuple):
-    """How tensors are encoded, as the arguments of `encode` say; codes of a format are packed as they are."""
-
-    values: Values = "exact"
-    entropy: bool = False
-
-    def check(self) -> Packing:
-        """Return these settings, or refuse them."""
-        check_one_of("values", self.values, VALUES)
-        check_flag("entropy", self.entropy)
-        return self
-
-
 def decode_like(packet: Tensor, like: Tensor) -> Tensor:
     """Return the tensor of a packet; a packet that claims to be much larger than another tensor is refused."""
     found = decode(packet, limit=2 * like.numel() * like.element_size() + 4096)
@@ -176,7 +162,7 @@ class Edge:
         site.count(counts, x.numel())
         return coded
 
-    def packet(self, x: Tensor, packing: Packing, held: bool = False) -> Tensor:
+    def packet(self, x: Tensor, held: bool = False) -> Tensor:
         """Return the packet of a tensor as it shall leave; a single pruning is done on the way, in one pass.
 
         Args:
@@ -190,20 +176,18 @@ class Edge:
             or not x.numel()
             or not self.operand.ready
         ):
-            return self.packed(self.treat(x, held), packing)
+            return self.packed(self.treat(x, held))
         self._observe(x, held)
-        found: Counted = prune_and_encode(x, site.threshold, *site.key.unbind(), **packing._asdict(), counted=True)
+        found: Counted = prune_and_encode(x, site.threshold, *site.key.unbind(), counted=True)
         site.count(found.counts, x.numel())
         return found.result
 
-    def packed(self, treated: Tensor | CodedTensor, packing: Packing) -> Tensor:
+    def packed(self, treated: Tensor | CodedTensor) -> Tensor:
         """Return the packet of what `treat` has returned."""
         if isinstance(treated, CodedTensor) or treated.dtype == torch.float64:
             return encode(treated)
         known = self.site is not None and self.operand.ready
-        packet: Tensor = encode(
-            treated, **packing._asdict(), alpha=self.site.threshold if known and self.site else None
-        )
+        packet: Tensor = encode(treated, alpha=self.site.threshold if known and self.site else None)
         return packet
 
     def _observe(self, x: Tensor, held: bool) -> None:

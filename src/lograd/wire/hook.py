@@ -26,13 +26,11 @@ from .edge import (
     FLOATS,
     Edge,
     EdgePlan,
-    Packing,
     check_edge_refresh,
     decode_like,
     edge_sentences,
 )  # fmt: skip
 from .packets import encode
-from .pruned import Values
 
 LENGTH = struct.Struct("<Q")
 
@@ -65,7 +63,6 @@ class HookState:
         smallest: parameters with fewer elements, such as biases, are sent as they are.
         start: steps at the beginning in which all gradients are sent as they are.
         seed, refresh: as in `lograd.attach`; ranks draw independent random numbers.
-        values, entropy: as in `lograd.encode`, for gradients that are not sent as codes of a format.
         process_group: None for that of the model.
     """
 
@@ -79,8 +76,6 @@ class HookState:
         start: int = 0,
         seed: int = 0,
         refresh: Refresh = 10,
-        values: Values = "exact",
-        entropy: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -92,7 +87,6 @@ class HookState:
         found = edge_sentences({"1->0": treatments}, BACKWARD, 2)["1->0"]
         assert found is not None
         self.error_feedback = bool(error_feedback)
-        self._packing = Packing(values, entropy).check()
         self.start = check_whole("start", start)
         self.steps = 0
         """Steps that were averaged."""
@@ -136,12 +130,12 @@ class HookState:
         if edge is None or self.steps < self.start:
             return encode(gradient)
         if not self.error_feedback:
-            return edge.packet(gradient, self._packing)
+            return edge.packet(gradient)
         wanted = gradient + self._errors[name] if name in self._errors else gradient
         treated = edge.treat(wanted)
         left = wanted - (treated.decode() if isinstance(treated, CodedTensor) else treated)
         self._errors[name] = left.where(left.isfinite(), 0)  # an overflow of the loss scale shall not stay
-        return edge.packed(treated, self._packing)
+        return edge.packed(treated)
 
     def places(self, bucket: GradBucket) -> list[Place]:
         """Return where the gradients of a bucket lie in its buffer."""

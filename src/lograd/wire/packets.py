@@ -44,12 +44,12 @@ from .header import (
 from .pruned import (
     KINDS,
     VALUES,
-    BlockCoding,
+    PacketCoding,
     Values,
     cut_of,
     decode_blocks,
     encode_blocks,
-    rounded,
+    rounded_words,
     smallest_magnitude,
     tensor_of,
     words_of,
@@ -298,7 +298,7 @@ def encode_by_definition(
     kind, words = KINDS[x.dtype], words_of(in_order(x))
     if alpha is None:
         alpha = smallest_magnitude(words, kind)
-    body = encode_blocks(rounded(words, kind, alpha, cut), BlockCoding(kind, alpha, cut), entropy)
+    body = encode_blocks(rounded_words(words, kind, alpha, cut), PacketCoding(kind, alpha, cut), entropy)
     if body.size > words.size * x.element_size():
         return _rounded_raw(x, alpha, cut), counts
     return packet_of(Header.of(PRUNED, x, alpha, cut), body), counts
@@ -308,7 +308,7 @@ def _rounded_raw(x: Tensor, alpha: int, cut: int) -> Tensor:
     """Return the packet of elements as they are, but for mantissa bits that are cut from kept values."""
     if not cut:
         return encode_raw(x)
-    words = rounded(words_of(in_order(x)), KINDS[x.dtype], alpha, cut)
+    words = rounded_words(words_of(in_order(x)), KINDS[x.dtype], alpha, cut)
     return packet_of(Header.of(RAW, x), _bytes_of(tensor_of(words, x.dtype)))
 
 
@@ -338,7 +338,7 @@ def decode_pruned(body: Bytes, header: Header, out: Tensor) -> None:
 
 def decode_by_definition(body: Bytes, header: Header, out: Tensor) -> None:
     """Write the elements of a packet into a CPU vector by the definition."""
-    coding = BlockCoding(KINDS[header.dtype], header.alpha, header.parameter)
+    coding = PacketCoding(KINDS[header.dtype], header.alpha, header.parameter)
     try:
         words = decode_blocks(body, header.count, coding)
     except (ValueError, IndexError, struct.error):

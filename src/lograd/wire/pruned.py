@@ -71,7 +71,7 @@ def smallest_magnitude(words: Whole, kind: Kind) -> int:
     return int(magnitudes[magnitudes > 0].min(initial=1 << kind.bits)) % (1 << kind.bits)
 
 
-def rounded(words: Whole, kind: Kind, alpha: int, cut: int) -> Whole:
+def rounded_words(words: Whole, kind: Kind, alpha: int, cut: int) -> Whole:
     """Return elements with `cut` mantissa bits less, to nearest with ties to even.
 
     Zeros and those of magnitude alpha stay; finite values stay finite, and NaN stays NaN.
@@ -145,7 +145,7 @@ RICE = tuple(int(BLOCK * (1 - 0.6180339887498949 ** (1 / 2**j))) for j in range(
 """l of a Rice code grows by one at each of these numbers of elements, of 4096: those that suit geometric gaps."""
 
 
-class BlockCoding(NamedTuple):
+class PacketCoding(NamedTuple):
     """Numbers that all blocks of a packet share."""
 
     kind: Kind
@@ -167,7 +167,7 @@ def rice_parameter(kept: int, count: int) -> int:
     return sum(kept * BLOCK <= most * count for most in RICE)
 
 
-def encode_block(words: Whole, coding: BlockCoding, entropy: bool) -> bytes:
+def encode_block(words: Whole, coding: PacketCoding, entropy: bool) -> bytes:
     """Return the bytes of a block; none if all elements are +0.0."""
     sign_bit, count = 1 << (coding.kind.bits - 1), len(words)
     positions = np.flatnonzero(words)
@@ -216,7 +216,7 @@ def _width(distances: Whole, entropy: bool) -> tuple[int, bool]:
     return best, best < full
 
 
-def decode_block(data: Bytes, count: int, coding: BlockCoding) -> Whole:
+def decode_block(data: Bytes, count: int, coding: PacketCoding) -> Whole:
     """Return the elements of a block."""
     words = np.zeros(count, np.int64)
     if not data.size:
@@ -248,14 +248,14 @@ def _take(data: Bytes, width: int, count: int) -> tuple[Whole, Bytes]:
     return unpack(data, width, count), data[used:]
 
 
-def encode_blocks(words: Whole, coding: BlockCoding, entropy: bool) -> Bytes:
+def encode_blocks(words: Whole, coding: PacketCoding, entropy: bool) -> Bytes:
     """Return the table of lengths and the blocks of a tensor."""
     blocks = [encode_block(words[at : at + BLOCK], coding, entropy) for at in range(0, len(words), BLOCK)]
     table = np.array([len(block) for block in blocks], "<u2")
     return np.frombuffer(table.tobytes() + b"".join(blocks), np.uint8)
 
 
-def decode_blocks(data: Bytes, count: int, coding: BlockCoding) -> Whole:
+def decode_blocks(data: Bytes, count: int, coding: PacketCoding) -> Whole:
     """Return the elements of a tensor from the table of lengths and the blocks."""
     number = (count + BLOCK - 1) // BLOCK
     lengths = np.frombuffer(data[: 2 * number].tobytes(), "<u2").astype(np.int64)

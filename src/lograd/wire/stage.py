@@ -26,14 +26,12 @@ from .edge import (
     OPERAND,
     Edge,
     EdgePlans,
-    Packing,
     check_edge_refresh,
     decode_like,
     edge_name,
     edge_sentences,
 )  # fmt: skip
 from .packets import largest
-from .pruned import Values
 
 MOST_TENSORS = 256
 """Tensors that may cross one edge; in practice it is one."""
@@ -59,7 +57,6 @@ class CompressedStage(PipelineStage):
         forward: the same for activations; a recipe's activations of the output, or else its treatment of gradients.
         seed: of the random numbers; they also depend on edge, step, microbatch, element and rank.
         refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps.
-        values, entropy: as in `lograd.encode`, for tensors that are not sent as codes of a format.
     """
 
     def __init__(
@@ -73,15 +70,12 @@ class CompressedStage(PipelineStage):
         forward: EdgePlans = None,
         seed: int = 0,
         refresh: Refresh = 10,
-        values: Values = "exact",
-        entropy: bool = False,
         **others: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, torch.device(device), *arguments, **others)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidType(sentence("seed", seed, "a whole number"))
         self._seed, self._refresh = seed, check_edge_refresh(refresh)
-        self._packing = Packing(values, entropy).check()
         plans = {BACKWARD: backward, FORWARD: forward}
         self._sentences = {way: edge_sentences(plan, way, num_stages) for way, plan in plans.items()}
         ahead = {FORWARD: 1, BACKWARD: -1}
@@ -133,7 +127,7 @@ class CompressedStage(PipelineStage):
         each with a rest that the other has not yet asked for, would wait for ever; so there a rest is sent at once, and
         waited for at the end of the step.
         """
-        if self._side.is_main and self.device.type == "cpu" and not (self._is_alone and self.has_backward):
+        if not (self._is_alone and self.has_backward):
             return [self._side.operation(rest, peer, tag)]
         self._side.send(rest, peer, tag)
         return []
@@ -148,7 +142,7 @@ class CompressedStage(PipelineStage):
         """Return the message with one tensor."""
         channel = self._channel(name, place)
         start = time.perf_counter()
-        packet = self._edge(name, place).packet(tensor, self._packing, held=not self.has_backward)
+        packet = self._edge(name, place).packet(tensor, held=not self.has_backward)
         message = channel.wrap(packet, largest(tensor.shape, tensor.dtype), microbatch)
         channel.count.encoding += time.perf_counter() - start
         channel.count.plain += 4 * tensor.numel()
