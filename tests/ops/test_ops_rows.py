@@ -7,9 +7,9 @@ import os
 
 import pytest
 import torch
-from bits import plain
+from bits import IN_USE, MACHINES, machine, plain
 from everyday import daily
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import KINDS, METHODS, TYPES, contents, same
 
@@ -22,52 +22,15 @@ needs_native = pytest.mark.skipif(
 )
 
 
-def reference(name, x, bits, stochastic, packed, key, gamma):
-    extra = (gamma,) if name == "quantize_interval" else ()
-    return plain(name)(x, *extra, bits, stochastic, packed, key)
-
-
-def operator(name, x, bits, stochastic, packed, key, gamma):
-    extra = (gamma,) if name == "quantize_interval" else ()
-    return getattr(torch.ops.lograd, name).default(x, *extra, bits, stochastic, packed, key)
-
-
-def backends():
-    """Runs the body of a loop under every instruction set that this CPU has, with one thread and with two."""
-    assert native.status().available, native.status().reason
-    before = torch.get_num_threads()
-    for isa in ("generic", "avx2", "avx512"):
-        if native.use_isa(isa):
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                yield isa, threads
-    torch.set_num_threads(before)
-    native.use_isa()
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def on_one_thread(compute):
-    """The plain definition; a second thread of PyTorch would only make it slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    result = compute()
-    torch.set_num_threads(before)
-    return result
-
-
-def compare(name, x, bits=4, stochastic=True, packed=False, seed=3, offset=0, gamma=0.4):
-    key, gamma = torch.tensor([seed, offset]), torch.tensor(gamma, dtype=torch.float64)
-    expected = on_one_thread(lambda: reference(name, x, bits, stochastic, packed, key, gamma))
-    for got, want in zip(operator(name, x, bits, stochastic, packed, key, gamma), expected, strict=True):
-        same(got, want)
-    return expected
+def compare(name, x, bits=4, stochastic=True, packed=False, seed=3, offset=0, machines=(IN_USE,)):
+    gamma = (torch.tensor(0.4, dtype=torch.float64),) if name == "quantize_interval" else ()
+    arguments = (x, *gamma, bits, stochastic, packed, torch.tensor([seed, offset]))
+    with machine(IN_USE[0], 1):  # a second thread of PyTorch would only make the definition slower
+        expected = plain(name)(*arguments)
+    for one in machines:
+        with machine(*one):
+            for got, want in zip(getattr(torch.ops.lograd, name).default(*arguments), expected, strict=True):
+                same(got, want, one)
 
 
 @needs_native
@@ -85,34 +48,18 @@ class TestNativeEqualsPlain:
         offset=st.integers(0, 20) | st.integers(2**34 - 9, 2**34 + 9),
     )
     @settings(max_examples=120)
-    @example(
-        kind="specials",
-        dtype=torch.float32,
-        rows=7,
-        columns=129,
-        bits=8,
-        stochastic=True,
-        packed=True,
-        seed=1,
-        offset=0,
-    )
     def test_any(self, name, kind, dtype, rows, columns, bits, stochastic, packed, seed, offset):
         x = contents(kind, (rows, columns), dtype, seed % 1000)
         compare(name, x, bits, stochastic, packed, seed, offset)
 
+    @pytest.mark.parametrize("isa", MACHINES, ids=str)
     @pytest.mark.parametrize("dtype", daily(TYPES, TYPES[:1]))
-    def test_every_instruction_set_and_thread(self, name, dtype):
+    def test_every_instruction_set_and_thread(self, name, dtype, isa):
         # Enough for two threads; their border falls inside a row, which is long, or shorter than a chunk.
         few = 800 if name == "quantize_block_householder" else 8001
         for shape in [(2, 40011), (1, 70001), (240, 300), (few, 9)]:
             for kind, stochastic, packed in [("rows", True, False), ("specials", True, True), ("rows", False, True)]:
-                x = contents(kind, shape, dtype, 5)
-                key, gamma = torch.tensor([7, 3]), torch.tensor(0.4)
-                arguments = (name, x, 5, stochastic, packed, key, gamma)
-                expected = on_one_thread(lambda a=arguments: reference(*a))
-                for backend in backends():
-                    for got, want in zip(operator(*arguments), expected, strict=True):
-                        same(got, want, backend)
+                compare(name, contents(kind, shape, dtype, 5), 5, stochastic, packed, 7, machines=(isa,))
 
     def test_ties_of_the_upper_bits(self, name):
         # A million draws meet 16 ties at 2^-16 each, and the lower bits decide them.
@@ -124,7 +71,7 @@ class TestNativeEqualsPlain:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("bits", [2, 5, 8])
 class TestPacked:
-    def test_the_inverse_is_exact(self, method, dtype, bits, threads):
+    def test_the_inverse_is_exact(self, method, dtype, bits):
         quantize, pack = METHODS[method]
         for shape in [(5, 300), (300, 5), (1, 1), (2, 40000), (0, 3), (3, 0)]:
             x = contents("rows", shape, dtype, 4)
