@@ -308,8 +308,8 @@ void row_limits(const float* x, std::size_t rows, std::size_t columns, int bits,
     for (std::size_t row = 0; row < rows; ++row) {
         const double fitting = std::max(below[row] / std::max(zero, 1), above[row] / std::max(last - zero, 1));
         // A hair more, so that the largest number does not count as saturated.
-        const double step = std::min(std::max(fitting * (1 + 0x1p-22), double{std::numeric_limits<float>::min()}),
-                                     kLargest / last);
+        const double step =
+            std::min(std::max(fitting * (1 + 0x1p-22), double{std::numeric_limits<float>::min()}), kLargest / last);
         limits[row] = static_cast<float>(-zero * step), limits[rows + row] = static_cast<float>((last - zero) * step);
     }
 }
