@@ -59,15 +59,5 @@ def contents(kind, shape, dtype, seed):
 
 
 KINDS = [
-    "normal",
-    "rows",
-    "bits",
-    "specials",
-    "halves",
-    "positive",
-    "negative",
-    "zeros",
-    "constant",
-    "tiny",
-    "infinite",
-]
+    "normal", "rows", "bits", "specials", "halves", "positive", "negative", "zeros", "constant", "tiny", "infinite",
+]  # fmt: skip

@@ -12,15 +12,6 @@ from .integer import IntFormat
 from .values import ROUNDINGS, Cells, Format, Rounding
 
 __all__ = [
-    "CATALOGUE",
-    "ROUNDINGS",
-    "AnyFormat",
-    "BlockFormat",
-    "Cells",
-    "FloatFormat",
-    "Format",
-    "IdealFormat",
-    "IntFormat",
-    "Rounding",
-    "parse_format",
-]
+    "CATALOGUE", "ROUNDINGS", "AnyFormat", "BlockFormat", "Cells", "FloatFormat", "Format", "IdealFormat", "IntFormat",
+    "Rounding", "parse_format",
+]  # fmt: skip

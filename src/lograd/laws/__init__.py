@@ -13,18 +13,6 @@ from .lognormal import LogNormal
 from .uniform import Uniform
 
 __all__ = [
-    "FAMILIES",
-    "QQ",
-    "Empirical",
-    "Exponential",
-    "Fit",
-    "HalfCauchy",
-    "HalfNormal",
-    "Law",
-    "LogLaplace",
-    "LogNormal",
-    "Uniform",
-    "ks_distance",
-    "qq",
-    "rank_laws",
-]
+    "FAMILIES", "QQ", "Empirical", "Exponential", "Fit", "HalfCauchy", "HalfNormal", "Law", "LogLaplace", "LogNormal",
+    "Uniform", "ks_distance", "qq", "rank_laws",
+]  # fmt: skip

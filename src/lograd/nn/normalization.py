@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import native
 from ..errors import plural
-from ..ops.normalization import in_memory
+from ..ops.normalization import in_planes
 from ..ops.registry import call, transforming
 from .deferred import Normalize, Waiting, aliased, without_waiting
 from .running import RunningHandle, WhileRunning
@@ -141,7 +141,7 @@ class _Answers(TorchFunctionMode):
             return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         handle.calls += 1
         with torch.no_grad():
-            x_in_memory = in_memory(x)
+            x_in_memory = in_planes(x)
             mean, variance, inverse = call("batch_statistics", x_in_memory.detach(), eps)
             count = x.numel() // x.shape[1]
             for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):

@@ -167,7 +167,7 @@ def _planes_of(x: Tensor) -> _Planes:
     return _Planes(1, channels, images) if places == 1 else _Planes(images, channels, places)
 
 
-def in_memory(x: Tensor) -> Tensor:
+def in_planes(x: Tensor) -> Tensor:
     """x itself where its planes are contiguous or its channels lie side by side; else a contiguous copy."""
     if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
         return x
@@ -242,7 +242,7 @@ def _normalize_reference(
     x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, bias: Optional, residual: Optional, relu: bool
 ) -> Normalized:
     """(x - mean) inverse weight + bias + residual, rectified; and the bits where a gradient passes the ReLU."""
-    x = in_memory(x)
+    x = in_planes(x)
     factor = inverse if weight is None else inverse * weight
     y = (x - _along(mean, x)) * _along(factor, x)
     y = y + _along(torch.zeros_like(mean) if bias is None else bias, x)
@@ -258,7 +258,7 @@ def _backward_reference(
     g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, mask: Optional, residual: bool
 ) -> Gradients:
     """dX, dweight, dbias, and the gradient behind the ReLU, which is that of the residual; empty if nobody wants it."""
-    x = in_memory(x)
+    x = in_planes(x)
     g = like_in_memory(x, g)
     if mask is not None:
         g = torch.where(where_passes(mask, x), g, 0)
@@ -287,7 +287,7 @@ def _vectors(**vectors: Optional) -> dict[str, Optional]:
 
 
 def _statistics_native(x: Tensor, epsilon: float) -> Statistics:
-    x = in_memory(x)
+    x = in_planes(x)
     mean, variance, inverse = (x.new_empty(x.shape[1]) for _ in range(3))
     run("batch_statistics", x=x, epsilon=epsilon, mean=mean, variance=variance, inverse=inverse, **_sizes(x))
     return mean, variance, inverse
@@ -296,7 +296,7 @@ def _statistics_native(x: Tensor, epsilon: float) -> Statistics:
 def _normalize_native(
     x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, bias: Optional, residual: Optional, relu: bool
 ) -> Normalized:
-    x = in_memory(x)
+    x = in_planes(x)
     residual = None if residual is None else like_in_memory(x, residual)
     y, mask = torch.empty_like(x), x.new_empty(_mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
     vectors = _vectors(mean=mean, inverse=inverse, weight=weight, bias=bias)
@@ -307,7 +307,7 @@ def _normalize_native(
 def _backward_native(
     g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Optional, mask: Optional, residual: bool
 ) -> Gradients:
-    x = in_memory(x)
+    x = in_planes(x)
     g = like_in_memory(x, g)
     d_x, d_weight, d_bias = torch.empty_like(x), x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
     kept = torch.empty_like(x) if residual and mask is not None else x.new_empty(0)
@@ -336,7 +336,7 @@ register(
     _normalize_reference,
     when_native(_normalize_native),
     lambda x, *rest: (
-        torch.empty_like(in_memory(x)), x.new_empty(_mask_size(x.numel()) if rest[-1] else 0, dtype=torch.uint8),
+        torch.empty_like(in_planes(x)), x.new_empty(_mask_size(x.numel()) if rest[-1] else 0, dtype=torch.uint8),
     ),
     _check_normalize,
     _TAKES,
@@ -347,8 +347,8 @@ register(
     _backward_reference,
     when_native(_backward_native),
     lambda g, x, mean, inverse, weight, mask, residual: (
-        torch.empty_like(in_memory(x)), mean.new_empty(x.shape[1]), mean.new_empty(x.shape[1]),
-        torch.empty_like(in_memory(x)) if residual and mask is not None else x.new_empty(0),
+        torch.empty_like(in_planes(x)), mean.new_empty(x.shape[1]), mean.new_empty(x.shape[1]),
+        torch.empty_like(in_planes(x)) if residual and mask is not None else x.new_empty(0),
     ),
     _check_backward,
     {**{name: one for name, one in _TAKES.items() if name != "residual"}, "mask": Takes((torch.uint8,))},
