@@ -21,7 +21,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -696,12 +696,9 @@ def citations() -> list[Citation]:
 def _documents() -> Iterator[tuple[str, str]]:
     """Yield (qualified name, docstring) of every module, and of what it defines."""
     for info in pkgutil.walk_packages(lograd.__path__, "lograd."):
-        module = None
-        if not info.name.startswith("lograd._"):
-            with suppress(ImportError):  # integrations need the libraries that they are for
-                module = importlib.import_module(info.name)
-        if module is None:
+        if info.name.startswith(("lograd._", "lograd.integrations.")):  # the latter import libraries of others
             continue
+        module = importlib.import_module(info.name)
         yield info.name, _clean(module)
         for name, member in vars(module).items():
             if getattr(member, "__module__", None) == info.name and (
