@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lograd
-from lograd import InvalidType, InvalidValue, Plan, Profile
+from lograd import InvalidType, InvalidValue, Plan
 from lograd.measure.values import VECTORS, GradientVariance, Measured, Minibatch
 from lograd.plan import Expected
 
@@ -125,12 +125,6 @@ def test_a_gradient_that_is_not_finite_has_no_variance():
     assert found.noise is not None
     assert found.minibatch is None
     assert "gradients are finite, and the profile has 4" in words_of(found)
-
-
-def test_the_file_keeps_it(profile, tmp_path):
-    loaded = Profile.load(profile.save(tmp_path / "p.npz"))
-    assert loaded == profile
-    assert loaded.minibatch == profile.minibatch
 
 
 def test_table_and_page_have_the_variance(profile, tmp_path):

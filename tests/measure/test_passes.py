@@ -66,13 +66,6 @@ def test_a_model_of_transformers_computes_its_own_loss(wrap):
     assert expected.work.untreated[-1].kind.endswith("Attention") or len(expected.work.untreated) > 3
 
 
-def test_a_batch_encoding_is_a_batch():
-    zoo.torchvision()
-    from transformers import BatchEncoding
-
-    assert "classifier" in lograd.profile(bert(), [BatchEncoding(tokens())]).layers
-
-
 def test_noise_takes_the_same_loss():
     assert lograd.profile(bert().eval(), [tokens()], noise=1).noise is not None
 
@@ -99,21 +92,6 @@ def test_a_model_that_returns_a_dict():
 def test_without_a_loss_function_a_batch_is_a_dict(batch, what):
     with pytest.raises(InvalidType, match=f"must be a dict of the model's arguments; got {what}; give loss_fn"):
         lograd.profile(mlp(), [batch])
-
-
-def test_a_loss_that_is_not_one_number():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return {"loss": self.layer(x)}
-
-    with pytest.raises(
-        InvalidType, match=r"the loss in the output .* one element, the loss; got a tensor of shape \(2, 3\)"
-    ):
-        lograd.profile(Model(), [{"x": torch.ones(2, 6)}])
 
 
 # -- loss functions of the wrong form --

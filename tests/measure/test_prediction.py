@@ -156,14 +156,6 @@ def test_profiles_count_gradients_while_all_layers_are_pruned(profile):
         assert max(-low, high) == pytest.approx(profile[name].last.largest, rel=1 / 15)
 
 
-def test_the_file_keeps_them_too(profile, tmp_path):
-    loaded = lograd.Profile.load(profile.save(tmp_path / "profile.npz"))
-    assert loaded == profile
-    assert [layer.noisy for layer in loaded.layers.values()] == [layer.noisy for layer in profile.layers.values()]
-    plan = lograd.Plan.uniform("prune85")
-    assert loaded.expected(plan) == profile.expected(plan)
-
-
 def test_noise_of_pruning_is_predicted_higher_where_noise_arrives(profile):
     """Where gradients are taken as they are without noise, the prediction for all layers together is too low."""
     plan = lograd.Plan.uniform("prune90")

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..attachment.selection import FUNCTION, PARAMETER, known_parts, reason_of
-from ..engine.layers import kind_of, plain_name, unwrapped
+from ..engine.layers import kind_of, plain_name, unwrapped, work_of_element
 from ..plan import StepWork, Untreated
 from .passes import named_modules, weight_of
 
@@ -224,26 +224,16 @@ def flops_of(module: nn.Module, x: Any, output: Tensor) -> Flops:
         x: the first argument of the call.
         output: its result.
     """
-    count = _multiply_adds(module, x if isinstance(x, Tensor) else None, output)
-    if count is None:
+    given = isinstance(x, Tensor)
+    if kind_of(module) is None or (isinstance(module, _ConvTransposeNd) and not given):
         return Flops()
-    input_needs = isinstance(x, Tensor) and x.requires_grad
+    if isinstance(module, _ConvTransposeNd):
+        count = x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
+    else:
+        count = output.numel() * int(work_of_element(module))
     own = weight_of(module)
     weight_needs = any(one.requires_grad for one in ([own] if own is not None else module.parameters()))
-    return Flops(2 * count, 2 * count * input_needs, 2 * count * weight_needs)
-
-
-def _multiply_adds(module: Any, x: Tensor | None, output: Tensor) -> int | None:
-    """Return the multiply-adds of each of the three products in one call of a layer; None for any other module."""
-    if isinstance(module, nn.Linear):
-        return output.numel() * module.in_features
-    if isinstance(module, _ConvTransposeNd):
-        return None if x is None else x.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size)
-    if isinstance(module, _ConvNd):
-        return output.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size)
-    if kind_of(module) is not None:  # Conv1D of transformers: a linear layer whose weight is transposed
-        return output.numel() * int(module.weight.shape[0])
-    return None
+    return Flops(2 * count, 2 * count * (given and x.requires_grad), 2 * count * weight_needs)
 
 
 # -- operations of an operator --
@@ -267,14 +257,6 @@ def _matrices(first: Tensor, second: Tensor, *_: Any) -> int:
 
 def _added_matrices(added: Tensor, first: Tensor, second: Tensor, *_: Any) -> int:
     return _matrices(first, second)
-
-
-def _vector(matrix: Tensor, *_: Any) -> int:
-    return matrix.numel()
-
-
-def _added_vector(added: Tensor, matrix: Tensor, *_: Any) -> int:
-    return matrix.numel()
 
 
 def _linear(x: Tensor, weight: Tensor, *_: Any) -> int:
@@ -324,17 +306,10 @@ def _trilinear(first: Tensor, second: Tensor, third: Tensor, *new: Any) -> int:
 
 _aten = torch.ops.aten
 _MULTIPLY_ADDS: dict[Any, Callable[..., int]] = {
-    _aten.mv: _vector,
-    _aten.dot: _vector,
-    _aten.vdot: _vector,
-    _aten.addmv: _added_vector,
-    _aten.addmv_: _added_vector,
     _aten.linear: _linear,
     _aten.addmm_: _added_matrices,
     _aten._addmm_activation: _added_matrices,
     _aten.baddbmm_: _added_matrices,
-    _aten.addbmm: _added_matrices,
-    _aten.addbmm_: _added_matrices,
     _aten.convolution_backward: _convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
