@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidType, InvalidValue, LogradError, nearest_name, plural, sentence
 from ..files import check_folder, from_plain, read_arrays, read_file, read_json, replace_file, to_plain
-from ..laws import Empirical, HalfNormal, LogNormal
+from ..laws import Empirical
 from ..plan import Expected, Plan
 from ..text import TextTable
 from ..treatments import BACKWARD
 from ..treatments.prune import PruningLaw
 from . import pages
 from .planner import Allocation, Bits, Measurements, plan_by_amounts, plan_by_goal
-from .prediction import expected_of, planned_layers, pruning_outlook
+from .prediction import expected_of, planned_layers
 from .records import LayerProfile, Record
 from .values import LEAST_BATCHES
 
@@ -161,7 +161,7 @@ class Profile(Measurements):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each layer: its size, work, laws and zeros; None stands for what is not known."""
-        return [_row(layer) for layer in self.layers.values()]
+        return [pages.layer_row(self, layer) for layer in self.layers.values()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all that is known of the model and of each layer as plain values, without the histograms."""
@@ -232,32 +232,6 @@ class Profile(Measurements):
             return _loaded(read_arrays(content))
         except LogradError as error:
             raise InvalidValue(f"Cannot read the profile {path}: {error}") from None
-
-
-def _row(layer: LayerProfile) -> dict[str, Any]:
-    numbers: dict[str, Any] = {
-        "zeros": layer.zero_share,
-        "masked": layer.masked,
-        "sigma": layer.sigma,
-        "weight_sigma": layer.weight_sigma,
-        "ks_lognormal": layer.ks(LogNormal),
-        "ks_normal": layer.ks(HalfNormal),
-    }
-    zeros = pruning_outlook(layer)
-    numbers |= {"good_sparsity": zeros and zeros.good, "fair_sparsity": zeros and zeros.fair}
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "weight": list(layer.weight_shape or ()),
-        "elements": layer.elements,
-        **{key: None if value is None or value != value else float(value) for key, value in numbers.items()},
-        "nearest_law": layer.nearest_law,
-        "nan": sum(record.nan for record in layer.records),
-        "infinities": sum(record.infinities for record in layer.records),
-        "first_broken_step": next((one.step for one in layer.records if one.nan or one.infinities), None),
-        **{name: getattr(layer, name) for name in ("flops_forward", "flops_input", "flops_weight")},
-        "no_gain": zeros and zeros.no_gain,
-    }
 
 
 def _loaded(arrays: Mapping[str, NDArray[Any]]) -> Profile:

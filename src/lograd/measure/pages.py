@@ -5,10 +5,11 @@ All numbers come from `records` and `prediction`; nothing is computed here that 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,10 +39,26 @@ ORDER = "layer, in order of execution"
 # -- the table --
 
 SHARE = "V"
-COLUMNS = (
-    "layer", "<kind", "<weight", "elements/step", "work", SHARE, "zeros", "masked", "sigma (ln)", "smallest", "largest",
-    "KS lognormal", "KS normal", "<nearest law", "weights' sigma", "good zeros", "fair zeros",
-)  # fmt: skip
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "layer": ("name", str),
+    "<kind": ("kind", str),
+    "<weight": ("weight", lambda shape: "×".join(map(str, shape)) or "–"),
+    "elements/step": ("elements", "{:,}".format),
+    "work": ("work", percent),
+    SHARE: ("variance_share", percent),
+    "zeros": ("zeros", "{:.1%}".format),
+    "masked": ("masked", "{:.1%}".format),
+    "sigma (ln)": ("sigma", "{:.2f}".format),
+    "smallest": ("smallest", lambda value: f"2^{math.log2(value):.1f}"),
+    "largest": ("largest", lambda value: f"2^{math.log2(value):.1f}"),
+    "KS lognormal": ("ks_lognormal", "{:.3f}".format),
+    "KS normal": ("ks_normal", "{:.3f}".format),
+    "<nearest law": ("nearest_law", str),
+    "weights' sigma": ("weight_sigma", "{:.2f}".format),
+    "good zeros": ("good_sparsity", "{:.0%}".format),
+    "fair zeros": ("fair_sparsity", "{:.0%}".format),
+}
+"""The columns of the table: where each is in a row, and its form."""
 DROPPABLE = (
     "weights' sigma", "smallest", "largest", "<weight", "masked", "<kind", "elements/step", "KS normal", "KS lognormal",
     "<nearest law", SHARE,
@@ -61,14 +78,45 @@ def profile_table(profile: Measurements) -> TextTable:
         lines += [f"Good and fair zeros: the sparsity up to which pruning has such a cosine; {VERDICTS_IN_WORDS}."]
     if layers and minibatch is not None:
         lines += ["V: the share of the layer's weight in the minibatch's own variance of the gradient."]
-    cells = [_cells(profile, layer) for layer in layers.values()]
-    return text_table(
-        title,
-        columns,
-        [[row[name] for name in columns] for row in cells],
-        "\n".join(filter(None, lines)),
-        droppable=DROPPABLE,
-    )
+    rows = [layer_row(profile, layer) for layer in layers.values()]
+    forms = [COLUMNS[column] for column in columns]
+    cells = [["–" if row[name] is None else form(row[name]) for name, form in forms] for row in rows]
+    return text_table(title, columns, cells, "\n".join(filter(None, lines)), droppable=DROPPABLE)
+
+
+def layer_row(profile: Measurements, layer: LayerProfile) -> dict[str, Any]:
+    """Return what is known of a layer: its size, work, laws and zeros; None stands for what is not known."""
+    known = [record for record in layer.records if record.law is not None]
+    zeros, work = prediction.pruning_outlook(layer), None
+    if profile.work is not None and layer.flops_weight is not None:
+        work = profile.work.share((layer.flops_input or 0) + layer.flops_weight)
+    numbers = {
+        "work": work,
+        "variance_share": None if profile.minibatch is None else profile.minibatch.share(layer.name),
+        "zeros": layer.zero_share,
+        "masked": layer.masked,
+        "sigma": layer.sigma,
+        "weight_sigma": layer.weight_sigma,
+        "smallest": min((record.smallest for record in known), default=None),
+        "largest": max((record.largest for record in known), default=None),
+        "ks_lognormal": layer.ks(LogNormal),
+        "ks_normal": layer.ks(HalfNormal),
+        "good_sparsity": None if zeros is None else zeros.good,
+        "fair_sparsity": None if zeros is None else zeros.fair,
+    }
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "weight": list(layer.weight_shape or ()),
+        "elements": layer.elements,
+        **{key: None if value is None or np.isnan(value) else float(value) for key, value in numbers.items()},
+        "nearest_law": layer.nearest_law,
+        "nan": sum(record.nan for record in layer.records),
+        "infinities": sum(record.infinities for record in layer.records),
+        "first_broken_step": next((one.step for one in layer.records if one.nan or one.infinities), None),
+        **{name: getattr(layer, name) for name in ("flops_forward", "flops_input", "flops_weight")},
+        "no_gain": zeros and zeros.no_gain,
+    }
 
 
 ROW_NOISES = (0.0, 0.02, 0.05, 0.1)
@@ -88,34 +136,6 @@ def row_table(profile: Measurements) -> TextTable:
     return text_table("Rows of gradients", columns, lines, caption)
 
 
-def _cells(profile: Measurements, layer: LayerProfile) -> dict[str, str]:
-    """Return the cells of a layer by column."""
-    known = [record for record in layer.records if record.law is not None]
-    masked, zeros = layer.masked, prediction.pruning_outlook(layer)
-    share = None if profile.minibatch is None else profile.minibatch.share(layer.name)
-    smallest = min((record.smallest for record in known), default=np.nan)
-    largest = max((record.largest for record in known), default=np.nan)
-    cells = (
-        layer.name,
-        layer.kind,
-        "×".join(map(str, layer.weight_shape)) if layer.weight_shape else "–",
-        f"{layer.elements:,}",
-        _work_share(profile, layer),
-        "–" if share is None else percent(share),
-        f"{layer.zero_share:.1%}",
-        "–" if masked is None else f"{masked:.1%}",
-        _number(layer.sigma, ".2f"),
-        _number(np.log2(smallest), "2^.1f"),
-        _number(np.log2(largest), "2^.1f"),
-        _number(layer.ks(LogNormal), ".3f"),
-        _number(layer.ks(HalfNormal), ".3f"),
-        layer.nearest_law or "–",
-        _number(layer.weight_sigma, ".2f"),
-        *(["–", "–"] if zeros is None else [f"{zeros.good:.0%}", f"{zeros.fair:.0%}"]),
-    )
-    return dict(zip(COLUMNS, cells, strict=True))
-
-
 def work_lines(profile: Measurements) -> list[str]:
     """Return sentences on what the column of work means, and on which part of the step no plan can treat."""
     if profile.work is None:
@@ -126,19 +146,6 @@ def work_lines(profile: Measurements) -> list[str]:
         "Work is the share of the products for dX and dW in the multiply-adds of the whole training step.",
         *profile.work.lines(counts),
     ]
-
-
-def _work_share(profile: Measurements, layer: LayerProfile) -> str:
-    if profile.work is None or layer.flops_weight is None:
-        return "–"
-    return percent(profile.work.share((layer.flops_input or 0) + layer.flops_weight))
-
-
-def _number(value: float, form: str) -> str:
-    """Return a number as text; a form that begins with 2^ is that of a power of two."""
-    if np.isnan(value):
-        return "–"
-    return f"2^{format(value, form[2:])}" if form.startswith("2^") else format(value, form)
 
 
 # -- figures --
