@@ -108,6 +108,21 @@ def test_large_matrices(isa: tuple[str, int]) -> None:
             assert torch.equal(compiled("integer_matmul")(*arguments), expected), (most, where)
 
 
+@needs_native
+@pytest.mark.parametrize("bits", [4, 5, 6, 7])
+def test_few_large_codes_among_small_ones(bits: int) -> None:
+    """Sums of 16 bits take more units where few codes are large; here, runs of any length at any place."""
+    most, zero, k = 2**bits - 1, 2 ** (bits - 1) - 1, 1201
+    a = torch.full((131, k), most, dtype=torch.uint8)
+    b = torch.full((k, 97), zero, dtype=torch.uint8)
+    for column in range(97):
+        begin = 37 * column % k
+        b[begin : begin + 3 * column, column] = most if column % 2 else 0
+    expected = (whole(a, 0).double() @ whole(b, zero).double()).float()
+    for where in machines():
+        assert torch.equal(compiled("integer_matmul")(a, b, 0, zero, None, None, None), expected), where
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_empty_matrices(shape: tuple[int, int, int], backend: str) -> None:

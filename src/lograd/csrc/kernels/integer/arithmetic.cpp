@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/parallel.h"
+
 namespace lograd {
 namespace {
 
@@ -25,8 +27,8 @@ Arithmetic::Arithmetic(const IntegerKernels& table, int a_zero_, int a_largest, 
     const bool fits = b_zero_ <= 128 && b_largest - b_zero_ <= 127;
     b_shift = fits ? b_zero_ : 128;
     b_zero = b_zero_ - b_shift;
-    const int a_most = std::max(a_largest, a_zero_), b_most = farthest(b_shift, b_largest);
-    steps = steps_of(a_most, b_most);
+    a_most = std::max(a_largest, a_zero_);
+    steps = steps_of(a_most, farthest(b_shift, b_largest));
     if (table.bytes.tile == nullptr || (!table.exact && steps == 0)) take_words();
     if (table.exact) steps = kUnlimited;
     const auto product = std::int64_t{farthest(a_zero_, a_largest)} * farthest(b_zero_, b_largest);
@@ -40,8 +42,20 @@ void Arithmetic::take_words() {
     a_zero = b_zero = 0;
 }
 
-void Arithmetic::append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step,
-                        std::ptrdiff_t b_step) const {
+std::size_t Arithmetic::steps_for(const Panels& panels, std::size_t rows, int threads) const {
+    constexpr std::size_t few = 128;
+    if (steps >= kLongestGroup || rows < few || panels.count == 0) return steps;
+    std::vector<std::size_t> each(panels.count);
+    parallel_tasks(panels.count, threads, [&](std::size_t, std::size_t panel) {
+        std::vector<std::int16_t> sums((panels.units / kGroupBlock + 1) * 2 * kernels.nr);
+        each[panel] =
+            kernels.longest_group(panels.first + panel * panels.stride, panels.units, 32767 / a_most, sums.data());
+    });
+    return std::max(steps, *std::min_element(each.begin(), each.end()));
+}
+
+void append(std::vector<Segment>& groups, Segment segment, std::size_t steps, std::ptrdiff_t a_step,
+            std::ptrdiff_t b_step) {
     if (segment.units == 0) return;
     // A segment that a group holds is not cut, as each piece has its price.
     std::size_t held = segment.units;

@@ -9,13 +9,20 @@
 
 namespace lograd {
 
+// Panels of B, so many bytes apart.
+struct Panels {
+    const std::uint8_t* first;
+    std::size_t count, stride, units;
+};
+
 // With a and b as they are packed, a' = a - a_shift and b' = b - b_shift, the exact sum is
 //     sum a' b' - a_zero sum b' - b_zero sum a' + k a_zero b_zero.
 // Bytes a' are unsigned, bytes b' signed.
 struct Arithmetic {
     const IntegerKernels& kernels;
     MicroKernels units;
-    std::size_t steps;  // units of a group: those that sums of 16 bits hold
+    std::size_t steps;  // units of a group: those that sums of 16 bits hold, whatever the bytes are
+    int a_most;         // the largest a'
     int a_shift, b_shift, a_zero, b_zero;
     bool wide;  // the exact sum may leave 32 bits
 
@@ -24,9 +31,14 @@ struct Arithmetic {
     // Sums words, which leave nothing to correct.
     void take_words();
     std::size_t count(std::size_t k) const { return (k + units.per - 1) / units.per; }
-    // Adds a segment to a list of segments in groups that sums of 16 bits hold.
-    void append(std::vector<Segment>& groups, Segment segment, std::ptrdiff_t a_step, std::ptrdiff_t b_step) const;
+    // Units of a group that sums of 16 bits hold with these packed panels, which are more where few bytes are large.  To look
+    // at them pays where many rows follow.
+    std::size_t steps_for(const Panels& panels, std::size_t rows, int threads) const;
 };
+
+// Adds a segment to a list of segments in groups of at most so many units.
+void append(std::vector<Segment>& groups, Segment segment, std::size_t steps, std::ptrdiff_t a_step,
+            std::ptrdiff_t b_step);
 
 // The sums of a tile: modulo 2^32, or whole where 32 bits may not hold them.
 struct Sums {

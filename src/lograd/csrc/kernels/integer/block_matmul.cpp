@@ -53,7 +53,8 @@ private:
             std::fill(offsets_ + at, offsets_ + at + width_, 0);
             const auto step = static_cast<std::ptrdiff_t>(4 * width_);
             groups.clear();
-            arithmetic_.append(groups, {0, step * static_cast<std::ptrdiff_t>(block * units_), units_, 1}, 0, step);
+            append(groups, {0, step * static_cast<std::ptrdiff_t>(block * units_), units_, 1}, arithmetic_.steps, 0,
+                   step);
             KLoop(arithmetic_, groups.data(), groups.size(), 0, step)
                 .column_offsets(to, t_.block, {offsets_ + at, wide, nullptr, nullptr}, 0);
         }

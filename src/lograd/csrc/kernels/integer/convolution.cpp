@@ -24,8 +24,9 @@ struct Channels {
 // One phase of both axes: the results that meet the same taps.
 struct Phase {
     const AxisPhase *y, *x;
-    std::vector<Segment> segments;
+    std::vector<Segment> segments;  // without neighbours in memory
     std::size_t first_tap, taps;
+    std::vector<Segment> groups;  // the same, cut
 };
 
 class Sliding {
@@ -55,6 +56,7 @@ public:
     void run(IntegerWorkspace& space, int threads) {
         for (std::size_t group = 0; group < t_.layer.groups; ++group) {
             pack_weights(group, space.panels, threads);
+            cut_segments(threads);
             slide(group, space, columns_of(group, space, threads), threads);
         }
     }
@@ -64,7 +66,7 @@ private:
         std::size_t first = 0;
         for (const AxisPhase& y : y_.phases)
             for (const AxisPhase& x : x_.phases) {
-                Phase phase{&y, &x, {}, first, y.taps.size() * x.taps.size()};
+                Phase phase{&y, &x, {}, first, y.taps.size() * x.taps.size(), {}};
                 std::size_t at = 0;
                 for (const AxisTap& tap_y : y.taps)
                     for (const AxisTap& tap_x : x.taps) {
@@ -78,13 +80,20 @@ private:
                                 {static_cast<std::ptrdiff_t>(offset), static_cast<std::ptrdiff_t>(at), units_, 1});
                         at += units_ * 4 * width_;
                     }
-                std::vector<Segment> groups;
-                for (const Segment& each : phase.segments)
-                    arithmetic_.append(groups, each, 4, static_cast<std::ptrdiff_t>(4 * width_));
-                phase.segments = std::move(groups);
                 first += phase.taps;
                 phases_.push_back(std::move(phase));
             }
+    }
+
+    void cut_segments(int threads) {
+        const Panels panels{packed_, panels_, panel_bytes_, panel_bytes_ / (4 * width_)};
+        const std::size_t pixels = t_.layer.batch * out_height_ * out_width_;
+        const std::size_t steps = arithmetic_.steps_for(panels, pixels / phases_.size(), threads);
+        for (Phase& phase : phases_) {
+            phase.groups.clear();
+            for (const Segment& each : phase.segments)
+                append(phase.groups, each, steps, 4, static_cast<std::ptrdiff_t>(4 * width_));
+        }
     }
 
     // Panels of all phases; a phase has the taps that are its own, so that all together are the kernel once.
@@ -117,7 +126,7 @@ private:
     }
 
     KLoop k_loop_of(const Phase& phase) const {
-        return {arithmetic_, phase.segments.data(), phase.segments.size(), 4, static_cast<std::ptrdiff_t>(4 * width_)};
+        return {arithmetic_, phase.groups.data(), phase.groups.size(), 4, static_cast<std::ptrdiff_t>(4 * width_)};
     }
 
     // The columns of each phase.

@@ -16,8 +16,8 @@ constexpr MicroKernels kBytes{4, byte_tile, plain_byte_tile, byte_block_tile, pa
 constexpr MicroKernels kBytes{4, nullptr, nullptr, nullptr, pack_bytes};
 constexpr bool kExactBytes = false;
 #endif
-constexpr IntegerKernels kInteger{kMR,    kNR,      kBlockRows,     kExactBytes, kBytes,
-                                  kWords, epilogue, block_epilogue, largest,     look_up};
+constexpr IntegerKernels kInteger{
+    kMR, kNR, kBlockRows, kExactBytes, kBytes, kWords, epilogue, block_epilogue, largest, longest_group, look_up};
 
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -60,10 +60,9 @@ public:
     // With ranges that are given or, without limits, found; channels or columns may have factors.
     void round(const float* limits, const float* factors, std::size_t count, std::size_t inner, int threads) {
         const bool together = t_.channels_last || (t_.inner == 1 || t_.channels == 1);
-        const LevelTensor tensor = together ? LevelTensor{Type::kFloat32, t_.x, codes_.codes, t_.batch, 1,
-                                                          t_.channels * t_.inner, false}
-                                            : LevelTensor{Type::kFloat32, t_.x, codes_.codes, t_.batch, t_.channels,
-                                                          t_.inner, true};
+        const LevelTensor tensor =
+            together ? LevelTensor{Type::kFloat32, t_.x, codes_.codes, t_.batch, 1, t_.channels * t_.inner, false}
+                     : LevelTensor{Type::kFloat32, t_.x, codes_.codes, t_.batch, t_.channels, t_.inner, true};
         LevelRounding how{};
         how.per_row = codes_.ranges > 1 || rule_.range == OperandRule::kFirst;
         how.limits = limits;
@@ -241,9 +240,8 @@ Outcome layer_output(const LayerShape& s, const OperandRule& of_x, const Operand
         // The sum is multiplied by the factor of its column first, which must leave room for that of its row.
         const double room = kLargest / (255.0 * 255.0 * static_cast<double>(std::max<std::size_t>(inputs, 1)));
         rows = x_steps;
-        ordinary = std::all_of(columns.begin(), columns.end(), [&](float step) {
-            return step == 0 || is_ordinary(step, room);
-        });
+        ordinary = std::all_of(columns.begin(), columns.end(),
+                               [&](float step) { return step == 0 || is_ordinary(step, room); });
     } else {
         ordinary = multiply(columns, x_steps[0]);
     }
@@ -340,8 +338,7 @@ Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
     Rounding rounding(p.rule, p.g, own);
     rounding.round(limits.data(), columns.data(), columns.size(), inner, s.threads);
     std::vector<float> steps(outputs);
-    for (std::size_t c = 0; c < outputs; ++c)
-        steps[c] = 1.0f / (p.folds ? columns[c] : parameters[0] * columns[c]);
+    for (std::size_t c = 0; c < outputs; ++c) steps[c] = 1.0f / (p.folds ? columns[c] : parameters[0] * columns[c]);
     const std::vector<float> own_steps = steps;
     if (rounding.finite() && !multiply(steps, unit)) return Outcome::kElsewhere;
     rounding.count();

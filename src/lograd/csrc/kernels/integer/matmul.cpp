@@ -44,6 +44,7 @@ class Product {
     const std::uint8_t *a_, *b_;
     float* out_;
     std::uint8_t* packed_ = nullptr;
+    std::size_t steps_ = 0;  // units of a group
     const bool past_cache_;
 
 public:
@@ -61,7 +62,7 @@ public:
     void pack(Buffer& panels, const ColumnTerms& columns, int threads) {
         packed_ = panels.get<std::uint8_t>(panels_ * panel_bytes());
         std::vector<Segment> groups;
-        arithmetic_.append(groups, {0, 0, units_, 1}, 0, panel_step());
+        append(groups, {0, 0, units_, 1}, arithmetic_.steps, 0, panel_step());
         const KLoop k_loop(arithmetic_, groups.data(), groups.size(), 0, panel_step());
         parallel_tasks(panels_, threads, [&](std::size_t, std::size_t panel) {
             const std::size_t first = panel * width_;
@@ -70,6 +71,7 @@ public:
                                     width_, arithmetic_.b_shift, 0, to});
             k_loop.column_offsets(to, t_.k, columns, first);
         });
+        steps_ = arithmetic_.steps_for({packed_, panels_, panel_bytes(), units_}, t_.m, threads);
     }
 
     // Rows [first, end), at most kBlocking.mc, by all panels of [panel, last).
@@ -148,8 +150,8 @@ private:
         for (std::size_t unit = 0; unit < units_; unit += kBlocking.kc) {
             std::vector<Segment> part;
             const auto at = static_cast<std::ptrdiff_t>(unit);
-            arithmetic_.append(part, {rows.step * at, panel_step() * at, std::min(kBlocking.kc, units_ - unit), 1},
-                               rows.step, panel_step());
+            append(part, {rows.step * at, panel_step() * at, std::min(kBlocking.kc, units_ - unit), 1}, steps_,
+                   rows.step, panel_step());
             rows.groups.insert(rows.groups.end(), part.begin(), part.end());
             rows.ends.push_back(rows.groups.size());
         }

@@ -124,5 +124,39 @@ inline int largest(const std::uint8_t* x, std::size_t count) {
     return most;
 }
 
+#if defined(__AVX2__)
+// Magnitudes are summed over blocks; a group as long as q of them meets at most q + 1.
+inline std::size_t longest_group(const std::uint8_t* panel, std::size_t units, int limit, std::int16_t* sums) {
+    constexpr std::size_t block = kGroupBlock, lanes = 2 * W, width = 2 * lanes;
+    const std::size_t blocks = (units + block - 1) / block;
+    std::memset(sums, 0, blocks * width * sizeof *sums);
+    for (std::size_t unit = 0; unit < units; ++unit)
+        for (std::size_t v = 0; v < 2; ++v) {
+            std::int16_t* to = sums + unit / block * width + v * lanes;
+            const Register b = magnitudes(load<Register>(panel + (2 * unit + v) * 4 * W));
+            store(to, add16(load<Register>(to), byte_pairs(b, ones8())));
+        }
+    for (std::size_t q = kLongestGroup / block; q != 0; q = q * 3 / 4) {
+        Register most = zero();
+        for (std::size_t v = 0; v < 2; ++v) {
+            Register window = zero();
+            for (std::size_t i = 0; i < blocks; ++i) {
+                window = add16(window, load<Register>(sums + i * width + v * lanes));
+                if (i > q) window = subtract16(window, load<Register>(sums + (i - q - 1) * width + v * lanes));
+                most = larger16(most, window);
+            }
+        }
+        std::int16_t each[lanes];
+        store(each, most);
+        int found = 0;
+        for (const std::int16_t one : each) found = one > found ? one : found;
+        if (found <= limit) return q * block;
+    }
+    return 0;
+}
+#else
+inline std::size_t longest_group(const std::uint8_t*, std::size_t, int, std::int16_t*) { return 0; }
+#endif
+
 }  // namespace LOGRAD_ISA
 }  // namespace lograd

@@ -96,11 +96,17 @@ struct IntegerKernels {
     void (*epilogue)(const Epilogue&);
     void (*block_epilogue)(const BlockEpilogue&);
     int (*largest)(const std::uint8_t* x, std::size_t count);
+    // Units, at most kLongestGroup, that any group of a panel of bytes B may have so that in no column the magnitudes of two
+    // neighbouring bytes, summed over the group, exceed the limit; 0 where kGroupBlock are too many.  `sums` are 2 NR numbers
+    // for each block.
+    std::size_t (*longest_group)(const std::uint8_t* panel, std::size_t units, int limit, std::int16_t* sums);
     // to[i] = table[from[i]], with 256 entries.
     void (*look_up)(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table);
 };
 
 // At most so many rows and columns has a tile of any kernel.
 constexpr std::size_t kMaxMR = 8, kMaxNR = 32;
+// With so many units, sums of 16 bits hold those of A itself, whose bytes are at most 255.
+constexpr std::size_t kLongestGroup = 64, kGroupBlock = 4;
 
 }  // namespace lograd

@@ -22,6 +22,10 @@ inline Register add16(Register a, Register b) { return _mm512_add_epi16(a, b); }
 inline Register pairs(Register a, Register b) { return _mm512_madd_epi16(a, b); }
 inline Register byte_pairs(Register a, Register b) { return _mm512_maddubs_epi16(a, b); }
 inline Register ones16() { return _mm512_set1_epi16(1); }
+inline Register subtract16(Register a, Register b) { return _mm512_sub_epi16(a, b); }
+inline Register larger16(Register a, Register b) { return _mm512_max_epi16(a, b); }
+inline Register magnitudes(Register a) { return _mm512_abs_epi8(a); }
+inline Register ones8() { return _mm512_set1_epi8(1); }
 #elif defined(__AVX2__)
 constexpr std::size_t kMR = 6;
 typedef __m256i Register;
@@ -36,6 +40,10 @@ inline Register add16(Register a, Register b) { return _mm256_add_epi16(a, b); }
 inline Register pairs(Register a, Register b) { return _mm256_madd_epi16(a, b); }
 inline Register byte_pairs(Register a, Register b) { return _mm256_maddubs_epi16(a, b); }
 inline Register ones16() { return _mm256_set1_epi16(1); }
+inline Register subtract16(Register a, Register b) { return _mm256_sub_epi16(a, b); }
+inline Register larger16(Register a, Register b) { return _mm256_max_epi16(a, b); }
+inline Register magnitudes(Register a) { return _mm256_abs_epi8(a); }
+inline Register ones8() { return _mm256_set1_epi8(1); }
 #else
 constexpr std::size_t kMR = 4;
 #endif

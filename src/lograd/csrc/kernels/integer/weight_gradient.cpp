@@ -67,7 +67,9 @@ public:
         for (std::size_t first = 0; first < units_; first += block_) {
             const std::size_t count = std::min(block_, units_ - first);
             pack(first, count, space, threads);
-            find_segments(count);
+            const std::size_t length = count * l_.y.output * l_.x.output;
+            const Panels panels{g_units_, l_.groups * panels_, block_ * gradient_, length};
+            find_segments(count, arithmetic_.steps_for(panels, inputs_ * taps_, threads));
             if (arithmetic_.a_zero != 0)
                 parallel_tasks(l_.groups * panels_, threads,
                                [&](std::size_t, std::size_t panel) { find_offsets(panel); });
@@ -119,17 +121,17 @@ private:
                        to + index * block_ * bytes + at, 4 * width, pixels);
     }
 
-    void find_segments(std::size_t units) {
+    void find_segments(std::size_t units, std::size_t steps) {
         groups_.clear(), ends_.clear();
         const std::size_t rows = units * l_.y.output,
                           together = std::max<std::size_t>(1, kBlocking.gradient_kc / l_.x.output);
         std::vector<Segment> part;
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t unit = row / l_.y.output, y = row % l_.y.output;
-            arithmetic_.append(part,
-                               {distance(unit * input_ + 4 * y * l_.y.stride * x_.size * rows_),
-                                distance(unit * gradient_ + 4 * y * l_.x.output * width_), l_.x.output, 1},
-                               a_step(), b_step());
+            append(part,
+                   {distance(unit * input_ + 4 * y * l_.y.stride * x_.size * rows_),
+                    distance(unit * gradient_ + 4 * y * l_.x.output * width_), l_.x.output, 1},
+                   steps, a_step(), b_step());
             if ((row + 1) % together != 0 && row + 1 < rows) continue;
             groups_.insert(groups_.end(), part.begin(), part.end());
             ends_.push_back(groups_.size());
