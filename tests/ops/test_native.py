@@ -63,11 +63,6 @@ class TestKernel:
     def test_any_bits(self, dtype: Float, data: st.DataObject) -> None:
         assert_equals_definition(data.draw(bit_patterns(dtype)))
 
-    @given(data=st.data())
-    def test_any_floats(self, dtype: Float, data: st.DataObject) -> None:
-        # Hypothesis favours zeros, infinities, NaN, subnormals and the edges of the range.
-        assert_equals_definition(data.draw(hnp.arrays(dtype, st.integers(0, 40))))
-
     def test_every_edge_of_every_bin(self, dtype: Float) -> None:
         lowest, bins = native.histogram_layout(dtype)
         octave, within = np.divmod(np.arange(bins), native.BINS_PER_OCTAVE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -226,10 +226,11 @@ class BlockCoding:
         """How many blocks a row of so many columns has."""
         return (columns + self.size - 1) // self.size
 
+    @cached_property
     def compiled(self) -> Any:
-        """The same for the native kernels."""
+        """The same for the native kernels, which know it by an address."""
         numbers = (self.size, self.power_of_two, self.element_emax, self.scale_emin, self.scale_emax)
-        return native.kernel("block_coding")(self.element.compiled(), self.scale.compiled(), *numbers)
+        return native.kernel("block_coding")(self.element.compiled, self.scale.compiled, *numbers)
 
 
 @lru_cache(maxsize=64)
@@ -258,12 +259,6 @@ def why_biased(format: BlockFormat) -> str:
             f"at {format.element.max:g}."
         )
     return ""
-
-
-@lru_cache(maxsize=64)
-def compiled_block_coding_of(text: str, unbiased: bool) -> Any:
-    """`block_coding_of` for the native kernels."""
-    return block_coding_of(text, unbiased).compiled()
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -393,7 +388,7 @@ def _quantize(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, tensor_scale: Tensor, format: str,
     stochastic: bool, unbiased: bool, key: Tensor
 ) -> Tensor:  # fmt: skip
-    counts, coding = x.new_zeros(COUNTS, dtype=torch.int64), compiled_block_coding_of(format, unbiased)
+    counts, coding = x.new_zeros(COUNTS, dtype=torch.int64), block_coding_of(format, unbiased).compiled
     run(
         "quantize_blocks", coding, FLOAT_TYPES[x.dtype], x.contiguous(), y, codes, scales, *rows_and_columns(x),
         tensor_scale, torch.finfo(x.dtype).max, stochastic, unbiased, key, counts,
@@ -419,7 +414,7 @@ def _decoded_native(
 ) -> Tensor:
     y = codes.new_empty(codes.shape, dtype=dtype)
     run(
-        "dequantize_blocks", compiled_block_coding_of(format, unbiased), codes.contiguous(), scales.contiguous(),
+        "dequantize_blocks", block_coding_of(format, unbiased).compiled, codes.contiguous(), scales.contiguous(),
         FLOAT_TYPES[dtype], y, *rows_and_columns(codes), tensor_scale, torch.finfo(dtype).max, unbiased,
     )  # fmt: skip
     return in_layout_of(codes, y)

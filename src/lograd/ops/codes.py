@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -214,8 +214,9 @@ class Coding:
         code = torch.where(value.signbit(), below, code)
         return torch.where(value.isnan(), self.nan, code).to(torch.uint8)
 
+    @cached_property
     def compiled(self) -> Any:
-        """The same for the native kernels."""
+        """The same for the native kernels, which know it by an address."""
         *numbers, values = (getattr(self, name) for name in self.__dataclass_fields__ if name != "grid")
         return native.kernel("coding")(*self.grid, *numbers, list(values))
 
@@ -240,12 +241,6 @@ def coding_of(text: str) -> Coding:
     check_element_format("quantize_codes", format)
     assert isinstance(format, FloatFormat | IntFormat)
     return Coding.of(format, grid_of(format))
-
-
-@lru_cache(maxsize=256)
-def compiled_coding_of(text: str) -> Any:
-    """`coding_of` for the native kernels."""
-    return coding_of(text).compiled()
 
 
 # -------------------------------------------------------------------------------------------------------------- levels
@@ -423,7 +418,7 @@ def _codes_native(x: Tensor, scale: Tensor, format: str, stochastic: bool, key: 
 def _write_codes(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic: bool, key: Tensor) -> Tensor:
     """Write codes that lie as x does, and return their counts."""
     counts = x.new_zeros(COUNTS, dtype=torch.int64)
-    coding = compiled_coding_of(format)
+    coding = coding_of(format).compiled
     run("quantize_codes", FLOAT_TYPES[x.dtype], x, out, x.numel(), scale, coding, stochastic, key, counts)
     return counts
 
@@ -431,7 +426,7 @@ def _write_codes(out: Tensor, x: Tensor, scale: Tensor, format: str, stochastic:
 def _values_native(codes: Tensor, scale: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     codes = dense(codes)
     out = torch.empty_like(codes, dtype=dtype)
-    run("dequantize_codes", codes, FLOAT_TYPES[dtype], out, codes.numel(), scale, compiled_coding_of(format))
+    run("dequantize_codes", codes, FLOAT_TYPES[dtype], out, codes.numel(), scale, coding_of(format).compiled)
     return out
 
 
