@@ -69,7 +69,6 @@ TABLE: dict[str, Row] = {
         "pattern", "sparsity", "law", "bits", "format", "scale", "rounding", "products", "treat",
     )),
     "uniform": (lograd.Plan.uniform, {}, ("name",)),
-    "diff": (PLAN.diff, {}, ("other",)),
     "attach": (_attach, {}, ("model", "plan", "seed", "refresh", "backend", "loss_scale", "start")),
     "step": (_step, {}, ("loss_scale",)),
     "low_precision_weights": (_weights, {}, (
