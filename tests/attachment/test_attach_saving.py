@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attached import IDENTITY, Block, assert_same, gradients_of, ready
-from refusals import same
+from states import same
 from torch import nn
 
 import lograd

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refusals import same
+from states import same
 from torch import Tensor, nn
 
 import lograd

@@ -60,23 +60,11 @@ SENTENCES: dict[str, tuple[list[LayerTimes], dict[str, str], str]] = {
         {},
         "Fastest here: int8-full, 1.90 times FP32 by geometric mean; switch it on with lograd.accelerate(model).",
     ),
-    "fewer bits win clearly": (
-        planted(bf16=0.4, int8=1.1, int6=1.3, int4=1.5, sparse=1.4),
-        {},
-        "Fastest here: int4-full, 1.50 times FP32 by geometric mean; switch it on with "
-        "lograd.attach(model, lograd.Plan.uniform('int4-full')).",
-    ),
     "zeros win": (
         planted(bf16=0.4, int8=0.8, int6=0.9, int4=1.1, sparse=1.4),
         {},
         "Fastest here: prune85 sparse, 1.40 times FP32 by geometric mean; switch it on with "
         "lograd.attach(model, lograd.Plan.uniform('prune85')).",
-    ),
-    "bf16 wins": (
-        planted(bf16=4.0, int8=2.0, int6=2.1, int4=2.1, sparse=1.4),
-        {},
-        "Fastest here: bf16 autocast, 4.00 times FP32 by geometric mean; switch it on with "
-        "torch.autocast('cpu', torch.bfloat16).",
     ),
     "bf16 wins with channels-last": (
         planted(last=4.0, bf16=4.0, int8=2.0),
@@ -84,12 +72,6 @@ SENTENCES: dict[str, tuple[list[LayerTimes], dict[str, str], str]] = {
         "Fastest here: bf16 autocast, 4.00 times FP32 by geometric mean; switch it on with "
         "torch.autocast('cpu', torch.bfloat16); FP32 convolutions are 2.00 times faster after "
         "model.to(memory_format=torch.channels_last).",
-    ),
-    "bf16 draws": (
-        planted(bf16=2.0, int8=2.02),
-        {},
-        "Fastest here: bf16 autocast, 2.00 times FP32 by geometric mean; switch it on with "
-        "torch.autocast('cpu', torch.bfloat16).",
     ),
     "nothing wins": (
         planted(bf16=0.5, int8=1.04, int6=1.0, int4=1.0, sparse=0.9),
