@@ -28,6 +28,7 @@ from ..engine.layers import (
 )
 from ..engine.site import PASSES
 from ..errors import InvalidType, InvalidValue, LogradWarning, plural, sentence
+from ..files import check_whole
 from ..formats.values import check_width
 from ..nn import (
     AttentionHandle,
@@ -60,10 +61,8 @@ from .refresh import (
     Cost,
     Group,
     OperandStatistics,
-    Refresh,
     average_over_ranks,
     check_loss_scale,
-    check_refresh,
     is_due,
     set_keys,
     share_out,
@@ -81,7 +80,7 @@ def attach(
     plan: Plan,
     seed: int = 0,
     *,
-    refresh: Refresh = 10,
+    refresh: int = 10,
     backend: Backend = "auto",
     loss_scale: float | None = None,
     start: int = 0,
@@ -97,8 +96,8 @@ def attach(
         plan: from `profile.plan(...)`, `Plan.load(path)` or `Plan.uniform("fp6")`.
         seed: of the random numbers.  They also depend on layer, step, element and, in a process group, on the rank:
             ranks draw independent noise.
-        refresh: when statistics are taken anew: every so many steps (in each of the first forty, then less and less
-            often down to that); or "epoch", in the first twenty steps and at the step after each `handle.epoch()`.
+        refresh: statistics are taken anew every so many steps; in each of the first forty, then less and less often,
+            down to that.
         backend: how products are computed: "auto" times dense, sparse (of pruned gradients) and integer products (of
             operands that are levels, as in "int6-full") of each layer once, where they serve, on its own shapes and
             zeros, takes the fastest, and times again when the share of zeros has changed by a tenth.  They sum in
@@ -116,7 +115,7 @@ def attach(
     if transforming():
         raise InvalidValue("attach the plan before torch.func transforms the model, not inside of what is transformed.")
     handle = Handle(
-        model, plan, operator.index(seed), check_refresh(refresh), modules, check_backend(backend),
+        model, plan, operator.index(seed), check_whole("refresh", refresh, 1), modules, check_backend(backend),
         check_loss_scale(loss_scale), check_width("start", start, 0, 2**62), check_guard(guard),
     )  # fmt: skip
     warn_of_skipped_layers(plan, len(handle.layers), handle.skipped)
@@ -133,7 +132,7 @@ class Handle:
         model: nn.Module,
         plan: Plan,
         seed: int,
-        refresh: Refresh,
+        refresh: int,
         modules: dict[str, nn.Module],
         backend: Backend,
         loss_scale: float | None,
@@ -250,11 +249,6 @@ class Handle:
             self._explosion = exploded(self.gradients, self.steps, self._first_collected)
             if self._explosion:
                 warnings.warn(f"{self._explosion}.", LogradWarning, stacklevel=3)
-
-    def epoch(self) -> None:
-        """Mark an epoch: with refresh="epoch", the next step takes statistics."""
-        if self.refresh == "epoch":
-            self._collect()
 
     def _wait_or_begin(self) -> None:
         for layer in self.layers.values():

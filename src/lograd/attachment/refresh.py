@@ -11,7 +11,7 @@ import numbers
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..engine.layer import LayerEngine
 from ..engine.site import CPU, STRIDE, Operand, Site
-from ..errors import InvalidType, InvalidValue, nearest_name, sentence
+from ..errors import InvalidType, InvalidValue, sentence
 from ..laws import Empirical
 from ..laws.law import Values
 from ..ops import LogHistogram
@@ -38,18 +38,7 @@ LEAST_SPARSE, MOST_SPARSE = 1e-4, 0.99
 """The least and the most sparsity that one layer gets where several share a target."""
 
 
-Refresh = int | Literal["epoch"]
 Group = dist.ProcessGroup
-
-
-def check_refresh(refresh: Refresh) -> Refresh:
-    """Return the policy; refuse what is none."""
-    whole = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
-    if not (whole or refresh == "epoch"):
-        raise InvalidValue(
-            sentence("refresh", refresh, "a number of steps or 'epoch'") + nearest_name(str(refresh), ("epoch",))
-        )
-    return refresh
 
 
 def check_loss_scale(loss_scale: float | None) -> float | None:
@@ -71,17 +60,12 @@ def _in_float(number: Any) -> float:
         return float("inf")
 
 
-def is_due(policy: Refresh, steps: int, last: int) -> bool:
-    """Return True if step number `steps` takes statistics.
+def is_due(refresh: int, steps: int, last: int) -> bool:
+    """Return True if step number `steps` takes statistics, where the last step that did is `last`.
 
-    Args:
-        last: the last step that took them.
-
-    A number of steps is reached gradually, as gradients settle: the interval is a twentieth of the run so far.
+    The interval is reached gradually, as gradients settle: it is a twentieth of the run so far.
     """
-    if policy == "epoch":
-        return steps < EARLY_STEPS
-    return steps - last >= min(policy, max(steps // EARLY_STEPS, 1))
+    return steps - last >= min(refresh, max(steps // EARLY_STEPS, 1))
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attachment.refresh import Cost, OperandStatistics, Refresh, check_refresh, is_due, mix
+from ..attachment.refresh import Cost, OperandStatistics, is_due, mix
 from ..attachment.state import check_values
 from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
@@ -98,14 +98,6 @@ def _sentence(plan: Any, direction: str) -> Sentence | None:
     return plan
 
 
-def check_edge_refresh(refresh: Refresh) -> Refresh:
-    """Return the policy of refreshing statistics: a number of steps; edges know no epochs."""
-    found = check_refresh(refresh)
-    if not isinstance(found, int):
-        raise InvalidValue(sentence("refresh", refresh, "a number of steps"))
-    return found
-
-
 def decode_like(packet: Tensor, like: Tensor) -> Tensor:
     """Return the tensor of a packet; a packet that claims to be much larger than another tensor is refused."""
     found = decode(packet, limit=2 * like.numel() * like.element_size() + 4096)
@@ -125,7 +117,7 @@ class Edge:
     """
 
     def __init__(
-        self, treatments: Sentence, operand: str, number: int, seed: int, refresh: Refresh, device: torch.device
+        self, treatments: Sentence, operand: str, number: int, seed: int, refresh: int, device: torch.device
     ) -> None:
         products = [product for product in PRODUCTS if operand in OPERANDS[product]]
         self.operand = Operand(operand, dict.fromkeys(products, treatments), True, device)

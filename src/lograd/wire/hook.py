@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from ..attachment.refresh import Refresh
 from ..attachment.state import check_values
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
 from ..files import check_object, check_whole
@@ -26,7 +25,6 @@ from .edge import (
     FLOATS,
     Edge,
     EdgePlan,
-    check_edge_refresh,
     decode_like,
     edge_sentences,
 )  # fmt: skip
@@ -75,7 +73,7 @@ class HookState:
         smallest: int = 1024,
         start: int = 0,
         seed: int = 0,
-        refresh: Refresh = 10,
+        refresh: int = 10,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -96,7 +94,7 @@ class HookState:
         if group is None:
             raise InvalidValue("a hook needs a process group; call torch.distributed.init_process_group first.")
         self.process_group: dist.ProcessGroup = group
-        refresh = check_edge_refresh(refresh)
+        refresh = check_whole("refresh", refresh, 1)
         self._names: dict[int, str] = {}
         self._edges: dict[str, Edge] = {}
         self._errors: dict[str, Tensor] = {}

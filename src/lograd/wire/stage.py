@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from ..attachment.refresh import Refresh
 from ..attachment.state import check_values
 from ..errors import InvalidType, InvalidValue, PacketError, sentence
-from ..files import check_object
+from ..files import check_object, check_whole
 from .channel import Channel, EdgeCount, Message, SideWay
 from .edge import (
     BACKWARD,
@@ -26,7 +25,6 @@ from .edge import (
     OPERAND,
     Edge,
     EdgePlans,
-    check_edge_refresh,
     decode_like,
     edge_name,
     edge_sentences,
@@ -56,7 +54,7 @@ class CompressedStage(PipelineStage):
             that names edges ("1->0" is the gradient from stage 1 to stage 0); "identity" changes nothing and encodes.
         forward: the same for activations; a recipe's activations of the output, or else its treatment of gradients.
         seed: of the random numbers; they also depend on edge, step, microbatch, element and rank.
-        refresh: when statistics are taken anew, as in `lograd.attach`: a number of steps.
+        refresh: when statistics are taken anew, as in `lograd.attach`.
     """
 
     def __init__(
@@ -69,13 +67,13 @@ class CompressedStage(PipelineStage):
         backward: EdgePlans = "prune90",
         forward: EdgePlans = None,
         seed: int = 0,
-        refresh: Refresh = 10,
+        refresh: int = 10,
         **others: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, torch.device(device), *arguments, **others)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidType(sentence("seed", seed, "a whole number"))
-        self._seed, self._refresh = seed, check_edge_refresh(refresh)
+        self._seed, self._refresh = seed, check_whole("refresh", refresh, 1)
         plans = {BACKWARD: backward, FORWARD: forward}
         self._sentences = {way: edge_sentences(plan, way, num_stages) for way, plan in plans.items()}
         ahead = {FORWARD: 1, BACKWARD: -1}
