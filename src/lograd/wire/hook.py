@@ -61,7 +61,6 @@ class HookState:
         smallest: parameters with fewer elements, such as biases, are sent as they are.
         start: steps at the beginning in which all gradients are sent as they are.
         seed, refresh: as in `lograd.attach`; ranks draw independent random numbers.
-        process_group: None for that of the model.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class HookState:
         start: int = 0,
         seed: int = 0,
         refresh: int = 10,
-        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidType(sentence("model", model, "the module whose gradients are exchanged"))
@@ -90,7 +88,7 @@ class HookState:
         """Steps that were averaged."""
         self.count = EdgeCount()
         """The bytes that this rank has sent and received, and the time that it took."""
-        group = process_group or getattr(model, "process_group", None) or dist.group.WORLD
+        group = getattr(model, "process_group", None) or dist.group.WORLD
         if group is None:
             raise InvalidValue("a hook needs a process group; call torch.distributed.init_process_group first.")
         self.process_group: dist.ProcessGroup = group
