@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import lograd
 from lograd import native
 from lograd.engine.backends import choice as choosing
-from lograd.engine.backends.choice import DENSE, SPARSE, Times, timed
-from lograd.engine.backends.sparse import unserved, unserved_here
+from lograd.engine.backends.choice import DENSE, SPARSE, Times, timed, unserved, unserved_here
 
 Call = Any
 
@@ -18,17 +19,17 @@ Call = Any
 def test_reasons_to_stay_dense() -> None:
     image = torch.zeros(2, 64, 8, 8)
     if native.status().available:
-        assert unserved_here(image) is None
+        assert unserved_here("sparse", image) is None
     else:
-        assert "native" in str(unserved_here(image))
-    assert unserved((32, 64, 3, 3)) is None
-    assert unserved((5, 3)) is None
-    assert "depthwise" in str(unserved((64, 1, 3, 3), groups=64))
-    assert "transposed" in str(unserved((32, 64, 3, 3), transposed=True))
-    assert "three dimensions" in str(unserved((2, 64, 3, 3, 3)))
-    assert "3 input channels" in str(unserved((32, 3, 3, 3)))
-    assert "meta" in str(unserved_here(image.to("meta")))
-    assert "float64" in str(unserved_here(image.double()))
+        assert "native" in str(unserved_here("sparse", image))
+    assert unserved("sparse", (32, 64, 3, 3)) is None
+    assert unserved("sparse", (5, 3)) is None
+    assert "depthwise" in str(unserved("sparse", (64, 1, 3, 3), groups=64))
+    assert "transposed" in str(unserved("sparse", (32, 64, 3, 3), transposed=True))
+    assert "three dimensions" in str(unserved("sparse", (2, 64, 3, 3, 3)))
+    assert "3 input channels" in str(unserved("sparse", (32, 3, 3, 3)))
+    assert "meta" in str(unserved_here("sparse", image.to("meta")))
+    assert "float64" in str(unserved_here("sparse", image.double()))
 
 
 class Clock:
@@ -70,3 +71,10 @@ def test_sparse_wins_by_a_margin() -> None:
     assert Times(1.0, 0.9).fastest == SPARSE
     assert Times(1.0, 0.97).fastest == DENSE
     assert Times(1.0, 1.1).fastest == DENSE
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    layer = nn.Sequential(nn.Linear(16, 16))
+    with pytest.raises(lograd.InvalidValue, match=r"backend must be .* got 'spars'\. Did you mean 'sparse'\?"):
+        lograd.attach(layer, lograd.Plan.uniform("prune85"), backend="spars")  # type: ignore[arg-type]
+    assert type(layer[0]) is nn.Linear

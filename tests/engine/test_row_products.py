@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import lograd
 from lograd import InvalidValue, LayerPlan, Plan
 from lograd.engine import rows as engine_rows
+from lograd.engine.backends import integer
 from lograd.engine.backends.integer import OneCall
 from lograd.treatments import Rows, both, recipe
 
@@ -82,6 +83,36 @@ def test_whole_samples_of_a_convolution_are_skipped(name):
         assert (counts.rows, counts.rows_kept) == (16, 6)
 
 
+@pytest.mark.parametrize("zero", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "backend", ["dense", pytest.param("sparse", marks=native), pytest.param("integer", marks=native)]
+)
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_pixels_of_zeros_are_skipped_where_they_are_many(dimensions, backend, last, zero, monkeypatch):
+    """The same results, in integers the same bits, as with all pixels multiplied; few zeros are not gathered."""
+    if last and dimensions == 1:
+        pytest.skip("sequences have no such layout")
+    torch.manual_seed(0)
+    kind, shape = (nn.Conv1d, (60,)) if dimensions == 1 else (nn.Conv2d, (6, 10))
+    layer, x = kind(136, 130, 1), torch.randn(4, 136, *shape)
+    g = torch.randn(4, 130, *shape) * (torch.rand(4, 1, *shape) >= zero)
+    if last:
+        x, g = (one.to(memory_format=torch.channels_last) for one in (x, g))
+    name = {"dense": "int8-ptq", "sparse": "topk10", "integer": "int8-full"}[backend]
+    calls: list[int] = []
+    original = engine_rows._products_of_pixels
+    monkeypatch.setattr(engine_rows, "_products_of_pixels", lambda *given: calls.append(1) or original(*given))
+    skipping, _ = passed(layer, x, g, name, backend=backend)
+    if backend == "dense":
+        assert bool(calls) == (zero >= 0.9)
+    monkeypatch.setattr(engine_rows, "LEAST_WORK", float("inf"))
+    monkeypatch.setattr(integer, "LEAST_WORK", float("inf"))
+    whole, _ = passed(layer, x, g, name, backend=backend)
+    assert all(map(torch.equal, skipping, whole)) if backend == "integer" else close(skipping, whole) is None
+    assert skipping[1].stride() == whole[1].stride()
+
+
 @native
 @pytest.mark.parametrize(
     "name", ["int8-full", "int6-full", "int6-full-rows", "int8x6-full-rows", "int4-full", "fqt8-ptq"]
@@ -103,6 +134,17 @@ def test_integers_skip_rows_of_zeros_with_the_same_bits(kind, name, monkeypatch)
     monkeypatch.setattr(engine_rows, "LEAST_WORK", float("inf"))
     whole, _ = passed(layer, x, g, name, backend="integer")
     assert all(map(torch.equal, skipping, whole))
+
+
+def test_where_rows_cannot_be_left_out_they_are_zeros_in_the_tensor():
+    """The pixels of a 3 x 3 convolution."""
+    torch.manual_seed(0)
+    layer, x, g = nn.Conv2d(8, 16, 3, padding=1), torch.randn(4, 8, 12, 12), torch.randn(4, 16, 12, 12)
+    found, counts = passed(layer, x, g, "rows75")
+    assert (counts.rows, counts.treated) == (0, 1)
+    assert counts.zeros_after / counts.elements == pytest.approx(0.75, abs=4 * (0.25 * 0.75 / 576) ** 0.5)
+    assert counts.zeros_after % 16 == 0
+    assert found[2].any()
 
 
 def test_nan_in_a_row_is_kept_and_counted():

@@ -14,6 +14,7 @@ import lograd
 from lograd import InvalidValue, acceleration
 from lograd.acceleration import Acceleration, Times
 from lograd.errors import LogradWarning
+from lograd.treatments import Rows
 
 
 @pytest.fixture
@@ -73,6 +74,22 @@ ENOUGH = 20
 """More steps than any decision takes."""
 
 
+def decided(**options) -> tuple[nn.Module, Acceleration]:
+    """Return a network and its handle, after the decision."""
+    model = network()
+    handle = lograd.accelerate(model, quiet=True, **options)
+    train(model, handle, ENOUGH)
+    return model, handle
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Return True if a network has its own classes and no hook."""
+    modules = list(model.modules())
+    return not any(one._forward_hooks or one._forward_pre_hooks for one in modules) and all(
+        type(model[place]) in (nn.Conv2d, nn.Linear) for place in (0, 3, 6, 8)
+    )
+
+
 def test_layers_that_are_faster_have_integers_and_others_are_untouched(plant, capsys):
     plant({"3": 0.4, "6": 0.5})
     model = network()
@@ -89,9 +106,26 @@ def test_layers_that_are_faster_have_integers_and_others_are_untouched(plant, ca
     assert handle.counters().total.treated
     assert "int8 levels" in handle.explain()
     handle.remove()
-    assert all(type(module) in (nn.Conv2d, nn.Linear) for module in (model[0], model[3], model[6], model[8]))
-    assert not model._forward_pre_hooks
-    assert not any(module._forward_hooks for module in model.modules())
+    assert is_plain(model)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.0])
+@pytest.mark.parametrize("first", [True, False], ids=["loss of the first token", "loss of all tokens"])
+def test_rows_are_dropped_where_few_are_left(plant, first, noise):
+    plant({"0": 0.4, "2": 0.4})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    handle = lograd.accelerate(model, noise=noise, quiet=True)
+    for _ in range(ENOUGH):
+        y = model(torch.randn(8, 16, 64))
+        (y[:, 0] if first else y).square().sum().backward()
+        handle.step()
+    ways = [layer.input_gradient.gradient[0] for layer in handle.plan.layers.values()]
+    rows = Rows(noise=acceleration.ROW_NOISE * noise, most=acceleration.MOST_ROWS)
+    assert [one == rows for one in ways] == [first, first]
+    assert ("of the rows of gradients in 2 layers" in handle.words) == first
+    total = handle.counters().total
+    assert 0 < total.rows_kept <= total.rows / 16 if first else not total.rows
 
 
 def test_where_no_layer_is_faster_everything_stays(plant):
@@ -110,9 +144,7 @@ def test_where_no_layer_is_faster_everything_stays(plant):
 
 def test_a_step_that_gains_nothing_as_a_whole_falls_back(plant):
     plant({"3": 0.4, "6": 0.5}, overhead=1.2)
-    model = network()
-    handle = lograd.accelerate(model, quiet=True)
-    train(model, handle, ENOUGH)
+    model, handle = decided()
     assert handle.words.startswith("the step stays as it is: it takes")
     assert "in float32" in handle.words
     assert not handle.plan.layers
@@ -166,8 +198,7 @@ def test_a_loss_that_raises_leaves_the_model_as_it_was(plant):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="mine"):
         lograd.accelerate(model, batches(3), loss)
-    assert not model._forward_pre_hooks
-    assert all(type(module) in (nn.Conv2d, nn.Linear) for module in (model[0], model[3], model[6], model[8]))
+    assert is_plain(model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -180,17 +211,13 @@ def test_leaving_at_any_moment_gives_the_model_back(plant, steps):
     with lograd.accelerate(model, quiet=True) as handle:
         train(model, handle, steps)
         model(batches(1)[0][0])
-    assert all(type(module) in (nn.Conv2d, nn.Linear) for module in (model[0], model[3], model[6], model[8]))
-    assert not model._forward_pre_hooks
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert is_plain(model)
     assert {name: parameter.stride() for name, parameter in model.named_parameters()} == strides
 
 
 def test_a_decision_is_resumed_to_the_same_bits(plant):
     plant({"3": 0.4, "6": 0.5})
-    model = network()
-    handle = lograd.accelerate(model, quiet=True)
-    train(model, handle, ENOUGH)
+    model, handle = decided()
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(handle.state_dict())
     expected = train(model, handle, 4)
     again = network()
@@ -280,9 +307,7 @@ def test_compiled_models(plant):
 
 
 def test_real_times_end_in_a_decision(wide):
-    model = network()
-    handle = lograd.accelerate(model, quiet=True)
-    train(model, handle, ENOUGH)
+    _, handle = decided()
     assert "float32" in handle.words or "stays as it is" in handle.words
 
 
@@ -314,6 +339,7 @@ def test_bad_arguments():
     for arguments, words in (
         ({"keep": "nope*"}, "pattern of layer names"),
         ({"keep": 3}, "pattern of layer names"),
+        ({"noise": 1.5}, "at least 0 and below 1"),
         ({"loss_fn": F.cross_entropy}, "give batches as well"),
         ({"batches": []}, "batches are empty"),
         ({"batches": 3}, "iterable of batches"),
@@ -330,9 +356,7 @@ def test_bad_arguments():
 
 def test_kept_layers_are_left_alone(plant):
     plant({"3": 0.4, "6": 0.5})
-    model = network()
-    handle = lograd.accelerate(model, keep="6", quiet=True)
-    train(model, handle, ENOUGH)
+    _, handle = decided(keep="6")
     assert set(handle.plan.layers) == {"3"}
 
 
@@ -406,9 +430,7 @@ def test_batches_of_different_sizes_are_compared_by_their_work(wide, monkeypatch
 @pytest.mark.parametrize("steps", range(0, 15, 2))
 def test_a_decision_is_taken_over_in_the_middle_of_the_measurement(plant, steps):
     plant({"3": 0.4, "6": 0.5})
-    model = network()
-    handle = lograd.accelerate(model, quiet=True)
-    train(model, handle, ENOUGH)
+    _, handle = decided()
     other = network()
     strides = {name: parameter.stride() for name, parameter in other.named_parameters()}
     second = lograd.accelerate(other, quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from pipelined import MICROBATCHES, Pipeline, batch
 from ranks import run_ranks
 from torch import Tensor
 
-from lograd.engine.site import applied
 from lograd.wire import channel as channels
 from lograd.wire import edge as edges
 from lograd.wire import stage as stages
@@ -58,10 +58,9 @@ def _recorded() -> tuple[list[Tensor], list[Tensor]]:
     def recording_packet(self: edges.Edge, x: Tensor, *others: Any, **more: Any) -> Tensor:
         site = self.site
         assert site is not None
-        state = (site.treatments, site.numbers, site.key.clone(), site.memory.clone())
-        ready = self.operand.ready
+        before, ready = copy.deepcopy(site), self.operand.ready
         found = packet(self, x, *others, **more)
-        sent.append(applied(x, *state).result if ready else x.clone())
+        sent.append(before.values(x).result if ready else x.clone())
         return found
 
     def recording_decode(packet: Tensor, like: Tensor) -> Tensor:

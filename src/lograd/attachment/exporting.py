@@ -12,7 +12,6 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_converted, unwrapped, works_transposed
-from ..engine.site import applied, encoded
 from ..nn.running import take_off
 from ..ops.coded import CodedTensor
 
@@ -61,14 +60,17 @@ def _write(found: Exported, name: str, layer: LayerEngine) -> None:
         return
     turned = works_transposed(module)
     oriented = weight.detach().t() if turned else weight.detach()
-    given = (oriented, site.treatments, site.numbers, site.key.clone(), site.memory.clone())
-    if site.levels:
-        coded = encoded(*given).coded
-        found.weights[name], values = coded, coded.decode()
-    else:
-        inputs = 0 if isinstance(module, _ConvTransposeNd) else 1
-        summed = () if layer.weights.shared else (inputs,)
-        values = applied(*given, summed, signs=layer.signs("output")).result
+    layer.hold(True)
+    try:
+        if site.levels:
+            found.weights[name] = coded = site.codes(oriented).coded
+            values = coded.decode()
+        else:
+            inputs = 0 if isinstance(module, _ConvTransposeNd) else 1
+            summed = () if layer.weights.shared else (inputs,)
+            values = site.values(oriented, summed, signs=layer.signs("output")).result
+    finally:
+        layer.hold(False)
     # A parameter of its own: others that share the weight are not rounded by this layer.
     own = torch.empty_like(weight.detach()).copy_(values.t() if turned else values)
     module.weight = nn.Parameter(own, weight.requires_grad)

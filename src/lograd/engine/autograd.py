@@ -6,8 +6,7 @@ input and in its weight, and the products of its backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..errors import LogradError
 from ..ops.registry import direct, transforming
-from .forms import Addmm, Convolution, Form, Gradients, Linear, Need, is_turned, lies_by_column
+from .forms import Convolution, Form, Gradients, Linear, Need, is_turned, lies_by_column
 
 PLAIN, VALUES, CODES, BLOCKS = range(4)
 """How a layer treats the operands of its output: not at all, as tensors, as codes, or as codes in blocks."""
@@ -57,32 +56,8 @@ class Call(NamedTuple):
     """Whether ranges of the activations and of the weights are learned."""
 
 
-class Engine(Protocol):
-    """The object that treats the operands of one layer and computes its products."""
-
-    by_sample: bool
-    """True if something is decided for all rows of a sample together."""
-
-    def mode(self, x: Tensor, weight: Tensor) -> int:
-        """Return how the operands of the output are treated now."""
-
-    def learned_ranges(self, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the parameters of ranges that are learned, of activations and of weights."""
-
-    def output(
-        self, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, held: bool
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Return Y, and the tensors that `backward` reads.
-
-        Args:
-            held: True in an evaluation, which leaves ranges and counters as they are.
-        """
-
-    def compute_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
-        """Return dX, dW, dbias and the gradients of learned ranges; anything where one is not needed."""
-
-    def traced_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
-        """Return the same by an operator that tracers do not look into."""
+Engine = Any
+"""A `LayerEngine`, which imports this module."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Tensor:
@@ -102,7 +77,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Te
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, engine: Engine) -> Tensor:
     """Return bias + x weight with the weight stored as (inputs, outputs), as in the Conv1D of transformers."""
     rows = x.view(x.shape[:-1].numel(), x.shape[-1])
-    form = Addmm(lies_by_column(rows), weight.shape[0], _length(x, engine))
+    form = Linear(True, lies_by_column(rows), weight.shape[0], _length(x, engine), by_input=True)
     flat = differentiable(rows, weight, bias, form, engine)
     return flat.view(*x.shape[:-1], weight.shape[1])
 

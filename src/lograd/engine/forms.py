@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,43 +36,6 @@ def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tu
     return cast(x), cast(weight), cast(bias)
 
 
-class Form(Protocol):
-    """The dense products of a kind of layer."""
-
-    @property
-    def geometry(self) -> Geometry:
-        """The geometry of a convolution; that of a linear layer is empty."""
-
-    @property
-    def transposed(self) -> bool:
-        """True for a transposed convolution."""
-
-    @property
-    def numbers(self) -> list[int]:
-        """Whole numbers of which `form_of` makes the form again: operators take them."""
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return Y."""
-
-    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """Return the two operands for `products` to read, None for one that it does not need."""
-
-    def summed(self, product: str) -> tuple[int, ...]:
-        """Return the dimensions of the weight that a product sums over."""
-
-    def products(self, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
-        """Return dX, dW and dbias from the gradient of the output, densely; anything where one is not needed."""
-
-    def operands(self, g: Tensor, x: Any, weight: Any) -> tuple[Tensor, Tensor]:
-        """Return x and the weight as (outputs, inputs, ...), for a backend."""
-
-    def oriented(self, weight: Tensor) -> Tensor:
-        """Return the weight as (outputs, inputs, ...), for a backend."""
-
-    def as_stored(self, d_weight: Tensor) -> Tensor:
-        """Return dW of such a weight in the layer's own orientation."""
-
-
 class Linear(NamedTuple):
     """x weight^T + bias of matrices."""
 
@@ -83,98 +46,59 @@ class Linear(NamedTuple):
     inputs: int
     length: int = 1
     """Rows of a sample, where anybody asks."""
-    geometry: Geometry = LINEAR
-    transposed: bool = False
+    by_input: bool = False
+    """True if the weight is stored as (inputs, outputs), as in the Conv1D of transformers."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry of a linear layer, which is empty."""
+        return LINEAR
+
+    @property
+    def transposed(self) -> bool:
+        """True for a transposed convolution."""
+        return False
 
     @property
     def numbers(self) -> list[int]:
-        """Whole numbers of which `form_of` makes the form again."""
-        return [0, int(self.fused), int(self.by_column), self.inputs, self.length]
+        """Whole numbers of which `form_of` makes the form again: operators take them."""
+        return [0, *map(int, self)]
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return Y."""
+        columns = self.oriented(weight).t()
         if bias is None:
-            return x.mm(weight.t())
-        return torch.addmm(bias, x, weight.t()) if self.fused else x.mm(weight.t()).add_(bias)
+            return x.mm(columns)
+        return torch.addmm(bias, x, columns) if self.fused else x.mm(columns).add_(bias)
 
     def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
         """Return the tensors that the backward reads: x for dW, the weight for dX."""
-        return _read(x, weight, need)
+        return x if need[1] else None, weight if need[0] else None
 
     def summed(self, product: str) -> tuple[int, ...]:
         """Return the dimensions of the weight that a product sums over."""
-        return (1,) if product == "output" else (0,)
+        return (1,) if (product == "output") != self.by_input else (0,)
 
     def products(self, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
         """Return dX, dW and dbias, None where not needed."""
         d_x = d_weight = None
         if need[0]:
-            d_x = weight.t().mm(g.t()).t() if self.by_column else g.mm(weight)
+            rows = self.oriented(weight)
+            d_x = rows.t().mm(g.t()).t() if self.by_column else g.mm(rows)
         if need[1]:
-            d_weight = g.t().mm(x)
+            d_weight = x.t().mm(g) if self.by_input else g.t().mm(x)
         return d_x, d_weight, g.sum(0) if need[2] else None
 
     def operands(self, g: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
-        return _shaped(g, self.inputs, x, weight)
+        return (
+            g.new_empty(()).expand(g.shape[0], self.inputs) if x is None else x,
+            g.new_empty(()).expand(g.shape[1], self.inputs) if weight is None else self.oriented(weight),
+        )
 
     def oriented(self, weight: Tensor) -> Tensor:
-        """Return the weight as (outputs, inputs)."""
-        return weight
-
-    def as_stored(self, d_weight: Tensor) -> Tensor:
-        """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
-        return d_weight
-
-
-class Addmm(NamedTuple):
-    """x weight + bias of matrices."""
-
-    by_column: bool
-    """True if dX is laid out by columns."""
-    inputs: int
-    length: int = 1
-    """Rows of a sample, where anybody asks."""
-    geometry: Geometry = LINEAR
-    transposed: bool = False
-
-    @property
-    def numbers(self) -> list[int]:
-        """Whole numbers of which `form_of` makes the form again."""
-        return [1, int(self.by_column), self.inputs, self.length]
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return Y."""
-        return x.mm(weight) if bias is None else torch.addmm(bias, x, weight)
-
-    def saved(self, x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-        """Return the tensors that the backward reads: x for dW, the weight for dX."""
-        return _read(x, weight, need)
-
-    def summed(self, product: str) -> tuple[int, ...]:
-        """Return the dimensions of the weight that a product sums over."""
-        return (0,) if product == "output" else (1,)
-
-    def products(self, g: Tensor, x: Any, weight: Any, need: Need) -> Gradients:
-        """Return dX, dW and dbias, None where not needed."""
-        d_x = d_weight = None
-        if need[0]:
-            d_x = weight.mm(g.t()).t() if self.by_column else g.mm(weight.t())
-        if need[1]:
-            d_weight = x.t().mm(g)
-        return d_x, d_weight, g.sum(0) if need[2] else None
-
-    def operands(self, g: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return x and the weight as (outputs, inputs), for a backend; one that is None only has its shape."""
-        return _shaped(g, self.inputs, x, None if weight is None else weight.t())
-
-    def oriented(self, weight: Tensor) -> Tensor:
-        """Return the weight as (outputs, inputs)."""
-        return weight.t()
-
-    def as_stored(self, d_weight: Tensor) -> Tensor:
-        """Return dW of a weight of (outputs, inputs) in the layer's own orientation."""
-        return d_weight.t()
+        """Return the weight, or dW, as (outputs, inputs); and one of that orientation as it is stored."""
+        return weight.t() if self.by_input else weight
 
 
 class Convolution(NamedTuple):
@@ -188,7 +112,12 @@ class Convolution(NamedTuple):
     def numbers(self) -> list[int]:
         """Whole numbers of which `form_of` makes the form again."""
         stride, padding, dilation, groups = self.geometry
-        return [2, int(self.transposed), groups, *stride, *padding, *dilation, *self.output_padding]
+        return [1, int(self.transposed), groups, *stride, *padding, *dilation, *self.output_padding]
+
+    def is_pixelwise(self, weight_shape: Sequence[int]) -> bool:
+        """Return True for a convolution of one pixel, which is a linear layer whose rows are pixels."""
+        stride, padding, _, groups = self.geometry
+        return {*weight_shape[2:], *stride, groups} == {1} and not any(padding) and not self.transposed
 
     @property
     def _arguments(self) -> tuple[Any, ...]:
@@ -220,12 +149,12 @@ class Convolution(NamedTuple):
         return x, weight
 
     def oriented(self, weight: Tensor) -> Tensor:
-        """Return the weight as a backend takes it."""
+        """Return the weight, or dW, which a backend takes as it is stored."""
         return weight
 
-    def as_stored(self, d_weight: Tensor) -> Tensor:
-        """Return dW in the layer's own orientation."""
-        return d_weight
+
+Form = Linear | Convolution
+"""The dense products of a kind of layer."""
 
 
 @lru_cache(maxsize=1024)
@@ -237,9 +166,7 @@ def form_of(numbers: tuple[int, ...]) -> Form:
     """
     kind, *rest = numbers
     if kind == 0:
-        return Linear(bool(rest[0]), bool(rest[1]), rest[2], rest[3])
-    if kind == 1:
-        return Addmm(bool(rest[0]), rest[1], rest[2])
+        return Linear(bool(rest[0]), bool(rest[1]), rest[2], rest[3], bool(rest[4]))
     transposed, groups, *sizes = rest
     spatial = len(sizes) // (4 if transposed else 3)
     stride, padding, dilation, more = (tuple(sizes[part * spatial : (part + 1) * spatial]) for part in range(4))
@@ -272,19 +199,6 @@ def empty(like: Tensor, shape: Sequence[Any], turned: bool) -> Tensor:
     if len(shape) == 2:
         return like.new_empty(shape[::-1]).t()
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
-
-
-def _read(x: Tensor, weight: Tensor, need: Need) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the backward of a linear layer reads: x for dW, the weight for dX."""
-    return x if need[1] else None, weight if need[0] else None
-
-
-def _shaped(g: Tensor, inputs: int, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return x and the weight, with a tensor that has its shape and no memory in the place of one that is not read."""
-    return (
-        g.new_empty(()).expand(g.shape[0], inputs) if x is None else x,
-        g.new_empty(()).expand(g.shape[1], inputs) if weight is None else weight,
-    )
 
 
 def lies_by_column(x: Tensor) -> bool:

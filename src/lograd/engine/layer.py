@@ -350,7 +350,7 @@ class LayerEngine:
     def _by_channel(self, site: Site, weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         """Return weights with a scale for each output, as a product takes them, and the step of each output."""
         values, steps = site.treat_channels(form.oriented(weight), self.weights.control)
-        return form.as_stored(values), steps
+        return form.oriented(values), steps
 
     def traced_backward(self, call: Call, g: Tensor, saved: Sequence[Any]) -> Gradients:
         """Return what `compute_backward` does, by an operator that tracers do not look into."""
@@ -370,8 +370,7 @@ class LayerEngine:
         # Here the gradient and what was saved of the operands meet, before any of it is rounded or multiplied.
         if self.drops_rows and self.gradient.ready and g.dtype in FLOAT_TYPES and g.numel() > 0:
             d_x, d_weight, d_bias = backward_of_rows(self, call, g, operands)
-        elif call.mode >= CODES:
-            assert self._coder is not None
+        elif self._coder is not None and call.mode >= CODES:
             d_x, d_weight, d_bias = self._coder.backward(call, g, operands)
         else:
             d_x, d_weight, d_bias = self.products_of_values(call, g, *operands)
@@ -385,11 +384,9 @@ class LayerEngine:
 
     def by_mode(self, call: Call, g: Tensor, operands: tuple[Any, ...]) -> Gradients:
         """Return dX, dW and dbias from a gradient and the operands that the layer has saved."""
-        if call.mode >= CODES:
-            assert self._coder is not None
-            found: Gradients = self._coder.backward(call, g, operands)
-            return found
-        return self.products_of_values(call, g, *operands)
+        if self._coder is None or call.mode < CODES:
+            return self.products_of_values(call, g, *operands)
+        return self._coder.backward(call, g, operands)
 
     def activations_of(self, call: Call, operands: tuple[Any, ...]) -> Tensor:
         """Return the activations that the layer has saved, as numbers."""
@@ -434,19 +431,14 @@ class LayerEngine:
                 weight = self._met(self.weights, weight, "input_gradient", form.summed("input_gradient"))
         found: list[Tensor | None] = [None, None, None]
         for name, site, contracted, wanted in self.passes(g, need):
-            choice, threshold = self.choices.get(name), None if site is None else site.threshold
-            treated = g
-            if site is not None and (choice is None or threshold is None):
+            choice, now, treated = self.choices.get(name), call._replace(need=wanted), g
+            if site is not None and (choice is None or site.threshold is None):
                 factors, dim = (rows, 0) if name == "weight_gradient.gradient" else (fold, 1)
                 treated = site.treat(g, contracted, gradient.control, factors, None, dim)
             if site is None or choice is None or SPARSE not in choice.serving:
-                results = without_zeros(call._replace(need=wanted), treated, x, weight, self.skips_zeros)
+                results = without_zeros(now, treated, x, weight, self.skips_zeros)
             else:
-                met = form.operands(g, x, weight)
-                d_x, d_weight, d_bias = sparse.multiply(
-                    treated, *met, form.geometry, gradient, site, threshold, choice, wanted
-                )
-                results = d_x, form.as_stored(d_weight) if wanted[1] else d_weight, d_bias
+                results = sparse.multiply(now, treated, x, weight, gradient, site, choice)
             if rows is not None and wanted[2]:  # rows of zeros have no part in dW, and are lost there; not so in dbias
                 results = *results[:2], g.sum(0)
             found = [new if is_wanted else old for old, new, is_wanted in zip(found, results, wanted, strict=True)]

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..ops.contracts import FLOAT_TYPES
-from .backends import integer, sparse
+from .backends.choice import Kind, unserved, unserved_here
 from .site import CPU
 
 KINDS: tuple[type[nn.Module], ...] = (
@@ -92,12 +92,12 @@ def _reason_of_type(weight: Any) -> str | None:
 
 def reason_dense(module: nn.Module) -> str | None:
     """Return why a layer has no sparse products; None if it has."""
-    return _unserved(module, sparse)
+    return _unserved(module, "sparse")
 
 
 def reason_not_integer(module: nn.Module) -> str | None:
     """Return why a layer has no integer products; None if it has."""
-    return _unserved(module, integer)
+    return _unserved(module, "integer")
 
 
 def reason_not_channels_last(model: nn.Module) -> str | None:
@@ -121,16 +121,16 @@ def reason_not_channels_last(model: nn.Module) -> str | None:
     return None
 
 
-def _unserved(module: nn.Module, backend: Any) -> str | None:
+def _unserved(module: nn.Module, kind: Kind) -> str | None:
     like = next(module.parameters(), None)
     if like is None:
         return "it has no parameters"
     shape, groups = weight_shape(module), getattr(module, "groups", 1)
     if works_transposed(module):
         shape = shape[::-1]
-    reason: str | None = backend.unserved(shape, groups, isinstance(module, _ConvTransposeNd))
+    reason = unserved(kind, shape, groups, isinstance(module, _ConvTransposeNd))
     # A layer on meta has its device still to come; the operator that multiplies serves any.
-    return reason or backend.unserved_here(torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
+    return reason or unserved_here(kind, torch.empty(0, dtype=like.dtype, device=CPU) if like.is_meta else like)
 
 
 def output_ranges(module: nn.Module) -> Tensor:

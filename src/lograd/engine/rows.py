@@ -1,6 +1,6 @@
 """Rows of a gradient that are zero, or that `Rows` drops, are not multiplied: the others are gathered first.
 
-A row is what lies along the first dimension: a token or sample of a linear layer, a sample of a convolution.  It
+A row is a token or sample of a linear layer, a sample of a convolution, or a pixel of a convolution of one pixel.  It
 stands alone in dX, and dW is a sum over rows, so what is left is the backward of a smaller batch, by whatever backend
 the layer has.
 
@@ -19,14 +19,17 @@ from torch import Tensor
 from ..ops.row_pruning import KeptRows, expected_rows, keep_rows, nonzero_rows, row_norms, row_threshold
 from ..treatments import BACKWARD
 from .autograd import CODES, Call
-from .forms import Gradients, Linear, Need
+from .backends.choice import LEAST_WORK
+from .forms import Convolution, Gradients, Linear, Need, empty
 from .site import COUNTERS, Levels, Site
 
 FEWEST = 0.1
 """Share of rows of zeros from which products of the others are faster, gathering included: at 0.06 a product of 960 x
 384 x 384 gains nothing, at 0.17 a tenth (AVX2, one thread)."""
-LEAST_WORK = 2**22
-"""Multiply-adds of a product, a tenth of a millisecond, below which looking for rows takes as long as it saves."""
+FEWEST_PIXELS, FEWEST_CHANNELS = 0.7, 128
+"""Share of pixels of zeros, and channels on either side, from which a convolution of one pixel is faster as a product
+of the other pixels: with 256 x 1024 channels it takes as long at 0.6, 0.7 of the time at 0.7 and a quarter at 0.9; with
+32 or 64 it gains nothing, as most of its time is that of reading and writing images (one thread)."""
 ELEMENTS, ZEROS_BEFORE, ZEROS_AFTER, TREATED, PRUNED, ROWS, ROWS_ZERO, ROWS_KEPT = map(
     COUNTERS.index,
     ("elements", "zeros_before", "zeros_after", "treated", "pruned", "rows", "rows_zero", "rows_kept"),
@@ -55,6 +58,8 @@ def without_zeros(call: Call, g: Tensor, x: Any, weight: Any, skips: bool = True
         g, x, weight: the gradient, and what it meets.
         skips: False for the products of all rows.
     """
+    if skips and (at := _pixels_to_multiply(g, call)) is not None:
+        return _products_of_pixels(call, g, x, weight, at)
     index = rows_to_multiply(g, call) if skips else None
     if index is None:
         return call.form.products(g, x, weight, call.need)
@@ -63,6 +68,29 @@ def without_zeros(call: Call, g: Tensor, x: Any, weight: Any, skips: bool = True
     taken = None if x is None else x.index_select(0, index)
     d_x, *others = call.form.products(g.index_select(0, index), taken, weight, call.need)
     return scattered(d_x, index, g.shape[0]) if call.need[0] and d_x is not None else None, *others
+
+
+def _pixels_to_multiply(g: Tensor, call: Call) -> tuple[Tensor, ...] | None:
+    """Return the samples and places of pixels that are not zero; None where multiplying all takes no longer."""
+    form, channels = call.form, call.weight_shape[:2]
+    if not isinstance(form, Convolution) or not form.is_pixelwise(call.weight_shape):
+        return None
+    total = g.numel() // g.shape[1]
+    if min(channels) < FEWEST_CHANNELS or total * math.prod(channels) < LEAST_WORK:
+        return None
+    at = (g.abs().amax(1) != 0).flatten(1).nonzero().unbind(1)
+    return at if len(at[0]) <= (1 - FEWEST_PIXELS) * total else None
+
+
+def _products_of_pixels(call: Call, g: Tensor, x: Tensor, weight: Tensor, at: tuple[Tensor, ...]) -> Gradients:
+    """Return dX, dW and dbias of some pixels; the others are zero."""
+    form, taken = Linear(False, False, weight.shape[1]), x.flatten(2).mT[at] if call.need[1] else None
+    d_x, d_weight, d_bias = form.products(g.flatten(2).mT[at], taken, weight.flatten(1), call.need)
+    if d_x is not None:
+        whole = empty(g, call.x_shape, call.x_turned).zero_()
+        whole.flatten(2).mT[at] = d_x
+        d_x = whole
+    return d_x, None if d_weight is None else d_weight.view(call.weight_shape), d_bias
 
 
 def nothing(call: Call, g: Tensor) -> Gradients:
@@ -81,11 +109,11 @@ def scattered(d_x: Tensor, index: Tensor, rows: int) -> Tensor:
     return whole.zero_().index_copy_(0, index, d_x)
 
 
-def of_rows(x: Levels, index: Tensor) -> Levels:
-    """Return some rows of coded activations or gradients, which may have a scale each."""
+def of_rows(x: Levels, index: Tensor, by_column: bool = False) -> Levels:
+    """Return some rows of coded activations or gradients; these may have a scale each, or one for each column."""
     codes, parameters = x.codes, x.parameters
     taken = codes.index_select(0, index) if codes.stride(0) else codes[:1].expand(len(index), *codes.shape[1:])
-    return Levels(taken, parameters.index_select(1, index) if parameters.shape[1] > 1 else parameters)
+    return Levels(taken, parameters if by_column or parameters.shape[1] == 1 else parameters.index_select(1, index))
 
 
 # ------------------------------------------------------------------------------------------- rows that are dropped

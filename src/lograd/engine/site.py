@@ -14,9 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import native
@@ -26,6 +24,7 @@ from ..ops.coded import CodedTensor, Encoded, Folded, Householder
 from ..ops.codes import levels_of
 from ..ops.contracts import FLOAT_TYPES
 from ..ops.histogram import SLOTS
+from ..ops.integer_products import fold_by
 from ..ops.layouts import dense
 from ..ops.registry import call
 from ..treatments import (
@@ -66,15 +65,13 @@ COUNTERS = (
 `fell_back` counts tensors that were not finite, so that their product was dense where integer ones were in force.
 `rows` are counted where rows may be skipped, with those that were zero and those that were multiplied.
 """
-NAN = 1
-"""The slot of counts that tells of elements that are not finite."""
+NAN, CLIPPED = 1, 2
+"""Slots of counts: elements that are not finite, and those that saturated."""
 CPU = torch.device("cpu")
 BY_COLUMN = 2
 """In a rule: the second dimension has ranges."""
 LONGEST_ROW = 128
 """A row of one element may be padded to so many, each with its own random number."""
-
-Floats = NDArray[np.float32]
 
 
 # ------------------------------------------------------------------------------------------------- counters and keys
@@ -141,26 +138,19 @@ class Levels(NamedTuple):
     """How rows were mixed, which is undone at last; None if they were not."""
 
     @property
-    def scale(self) -> Floats:
-        """The scales."""
-        found: Floats = self.parameters.numpy()[0]
-        return found
-
-    @property
-    def step(self) -> Floats:
+    def step(self) -> Tensor:
         """The differences between neighbouring levels."""
-        found: Floats = self.parameters[0].reciprocal().numpy()  # NumPy would warn of a scale of 0
-        return found
+        return self.parameters[0].reciprocal()
 
     @property
     def zero(self) -> int:
         """The code of zero."""
-        return int(self.parameters.numpy()[1, 0])
+        return int(self.parameters[1, 0])
 
     @property
     def finite(self) -> bool:
         """True if every element was finite."""
-        return not bool(np.isnan(self.scale).any())
+        return not bool(self.parameters[0].isnan().any())
 
     def decode(self) -> Tensor:
         """Return an operand without `low` as float32, in the layout of its codes."""
@@ -168,32 +158,6 @@ class Levels(NamedTuple):
             "dequantize_levels", self.codes, self.parameters[0], self.parameters[1, :1], torch.float32
         )
         return result
-
-
-class Levelled(NamedTuple):
-    """An operand as levels, with the counts of its sentence."""
-
-    levels: Levels
-    counts: Tensor
-    finite: bool
-    """True if every element was finite; codes of an operand that was not are of no use."""
-
-
-# ----------------------------------------------------------------------------------------------- a sentence on a tensor
-
-
-def applied(
-    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
-) -> Counted:  # fmt: skip
-    """Return a tensor treated by a sentence, in its own type, with its counts."""
-    results: list[Counted] = []
-    settings = _settings(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
-    for one, setting in zip(treatments, settings, strict=True):
-        current = results[-1].result if results else x
-        found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
-        results.append(checked_result(one, current, found))
-    return settled(treatments, x, results)
 
 
 def _folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
@@ -204,46 +168,6 @@ def _folded(one: Treatment, x: Tensor, setting: Setting) -> Counted:
     multiplied = x.float() * _factors(setting, x)
     found = checked_result(one, multiplied, one.apply(multiplied, setting._replace(fold=None)))
     return Counted(Folded(setting.fold, setting.fold_dim).undone(found.result).to(x.dtype), found.counts)
-
-
-def encoded(
-    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None, signs: Tensor | None = None, fold_dim: int = 1,
-) -> Encoded:  # fmt: skip
-    """Return a tensor as the codes of the last treatment of a sentence, with the counts of all."""
-    settings = _settings(treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
-    current, counts = x, []
-    for one, setting in zip(treatments[:-1], settings[:-1], strict=True):
-        current, found = checked_result(one, current, one.apply(current, setting))
-        counts.append(found)
-    last, setting = treatments[-1], settings[-1]
-    assert isinstance(last, Coded)
-    if fold is None or last.reads_fold:
-        coded, found = last.encode(current, setting)
-    else:
-        coded, found = last.encode(current * _factors(setting, x), setting._replace(fold=None))
-        coded = replace(coded, transform=(*coded.transform, Folded(fold, setting.fold_dim)))
-    return Encoded(coded, total_counts(treatments, x, [*counts, found]))
-
-
-def levelled(
-    x: Tensor, treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...] = (),
-    fold: Tensor | None = None, fold_dim: int = 1,
-) -> Levelled:  # fmt: skip
-    """Return a tensor as the levels of the last treatment of a sentence, which has some."""
-    if len(treatments) == 1 and not treatments[0].number_names:
-        assert isinstance(treatments[0], Coded)
-        found = treatments[0].level_codes(x, Setting({}, key, memory, contracted, fold, fold_dim))
-        if found is not None:
-            return Levelled(Levels(found.codes, found.parameters), found.counts, not found.counts.numpy()[NAN])
-    coded, counts = encoded(x, treatments, numbers, key, memory, contracted, fold, None, fold_dim)
-    _, nan, saturated, *_ = counts.tolist()
-    finite = not nan
-    if finite and saturated and not treatments[-1].reads_fold:  # most treatments saturate infinity, and count it
-        finite = is_finite(x)
-    last = treatments[-1]
-    assert isinstance(last, Coded)
-    return Levelled(_levels(coded, finite, last, fold is not None), counts, finite)
 
 
 def _levels(coded: CodedTensor, finite: bool, by: Coded, multiplied: bool) -> Levels:
@@ -274,25 +198,6 @@ def _factors(setting: Setting, x: Tensor) -> Tensor:
     """Return the factors of channels in a shape that multiplies a tensor."""
     assert setting.fold is not None
     return setting.fold.reshape([-1 if dim == setting.fold_dim else 1 for dim in range(x.dim())])
-
-
-def _settings(
-    treatments: Sentence, numbers: Tensor, key: Tensor, memory: Tensor, contracted: tuple[int, ...],
-    fold: Tensor | None, signs: Tensor | None = None, fold_dim: int = 1,
-) -> list[Setting]:  # fmt: skip
-    """Return what each treatment of a sentence is given beside the tensor; the last one alone is given the factors.
-
-    `numbers` are those of all treatments, in order.
-    """
-    if len(treatments) == 1 and not treatments[0].number_names:
-        return [Setting({}, key, memory, contracted, fold, fold_dim, signs)]
-    values = iter(numbers.unbind())
-    named = [{name: next(values) for name in one.number_names} for one in treatments]
-    settings = stages(treatments, named, key, memory, contracted)
-    if fold is None and signs is None:
-        return settings
-    last = settings[-1]._replace(fold=fold, fold_dim=fold_dim, signs=signs)
-    return [*(one._replace(signs=signs) for one in settings[:-1]), last]
 
 
 # --------------------------------------------------------------------------------------------------------------- sites
@@ -382,27 +287,68 @@ class Site:
 
     # -- tensors that pass --
 
-    def treat(
-        self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None,
-        signs: Tensor | None = None, fold_dim: int = 1,
-    ) -> Tensor:  # fmt: skip
-        """Return the operand as the product takes it, which sums over the dimensions `contracted`.
+    def values(
+        self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, signs: Tensor | None = None,
+        fold_dim: int = 1,
+    ) -> Counted:  # fmt: skip
+        """Return a tensor as the sentence treats it, in its own type, with its counts.
 
         Args:
-            control: that of the operand; until it is ready, the operand passes through.
+            contracted: the dimensions that the product sums over.
             fold, signs, fold_dim: factors of the channels, and a key that names random signs; see `Setting`.
         """
-        if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
-            self.count_passed_through()
-            return dense(x).clone()
-        results: list[Counted] = []  # as `applied`, with one call less on the way
-        numbers, key, memory = self.numbers, self.key, self.own_memory
-        settings = _settings(self.treatments, numbers, key, memory, contracted, fold, signs, fold_dim)
+        results: list[Counted] = []
+        settings = self._settings(contracted, fold, signs, fold_dim)
         for one, setting in zip(self.treatments, settings, strict=True):
             current = results[-1].result if results else x
             found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
             results.append(checked_result(one, current, found))
-        result, counts = settled(self.treatments, x, results)
+        return settled(self.treatments, x, results)
+
+    def codes(
+        self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, signs: Tensor | None = None,
+        fold_dim: int = 1,
+    ) -> Encoded:  # fmt: skip
+        """Return a tensor as the codes of the last treatment, with the counts of all; arguments as in `values`."""
+        settings = self._settings(contracted, fold, signs, fold_dim)
+        current, counts = x, []
+        for one, setting in zip(self.treatments[:-1], settings[:-1], strict=True):
+            current, found = checked_result(one, current, one.apply(current, setting))
+            counts.append(found)
+        last, setting = self.treatments[-1], settings[-1]
+        assert isinstance(last, Coded)
+        if fold is None or last.reads_fold:
+            coded, found = last.encode(current, setting)
+        else:
+            coded, found = last.encode(current * _factors(setting, x), setting._replace(fold=None))
+            coded = replace(coded, transform=(*coded.transform, Folded(fold, setting.fold_dim)))
+        return Encoded(coded, total_counts(self.treatments, x, [*counts, found]))
+
+    def _settings(
+        self, contracted: tuple[int, ...], fold: Tensor | None, signs: Tensor | None, fold_dim: int
+    ) -> list[Setting]:
+        """Return what each treatment is given beside the tensor; the last one alone is given the factors."""
+        memory = self.memory.clone() if self.held else self.memory
+        if len(self.treatments) == 1 and not self.names:
+            return [Setting({}, self.key, memory, contracted, fold, fold_dim, signs)]
+        numbers = iter(self.numbers.unbind())
+        named = [{name: next(numbers) for name in one.number_names} for one in self.treatments]
+        settings = [one._replace(signs=signs) for one in stages(self.treatments, named, self.key, memory, contracted)]
+        return [*settings[:-1], settings[-1]._replace(fold=fold, fold_dim=fold_dim)]
+
+    def treat(
+        self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None,
+        signs: Tensor | None = None, fold_dim: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """Return the operand as the product takes it, and count it; arguments as in `values`.
+
+        Args:
+            control: that of the operand; until it is ready, the operand passes through.
+        """
+        if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
+            self.count_passed_through()
+            return dense(x).clone()
+        result, counts = self.values(x, contracted, fold, signs, fold_dim)
         self.count(counts, x.numel())
         return result
 
@@ -415,31 +361,35 @@ class Site:
         if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
             self.count_passed_through()
             return dense(x).clone(), x.new_ones(x.shape[0], dtype=torch.float32)
-        coded, counts = encoded(x, self.treatments, self.numbers, self.key, self.own_memory)
+        coded, counts = self.codes(x)
         self.count(counts, x.numel())
-        steps = coded.scale.reciprocal().cpu()
-        return coded.decode(), torch.from_numpy(fold_by(steps.numpy()).factors).to(x.device)
+        return coded.decode(), fold_by(coded.scale.reciprocal()).factors
 
     def levelled(
         self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, fold_dim: int = 1
-    ) -> Levelled:
-        """Return the operand as levels, and count it."""
-        found = levelled(x, self.treatments, self.numbers, self.key, self.own_memory, contracted, fold, fold_dim)
-        if not self.held:
-            if not found.finite:
-                self.counters[COUNTERS.index("fell_back")] += 1
-            count_treated(self.counters, self.key, found.counts, x.numel())
-        return found
+    ) -> tuple[Levels, bool]:
+        """Return the operand as levels, and True if it was finite, else they are of no use; count it."""
+        last, found = self.treatments[-1], None
+        assert isinstance(last, Coded)
+        if len(self.treatments) == 1 and not self.names:
+            found = last.level_codes(x, self._settings(contracted, fold, None, fold_dim)[0])
+        if found is not None:
+            levels, counts = Levels(found.codes, found.parameters), found.counts
+            finite = not int(counts[NAN])
+        else:
+            coded, counts = self.codes(x, contracted, fold, None, fold_dim)
+            # Most treatments saturate infinity, and count it.
+            finite = not int(counts[NAN]) and (not int(counts[CLIPPED]) or last.reads_fold or is_finite(x))
+            levels = _levels(coded, finite, last, fold is not None)
+        self.count(counts, x.numel(), fell_back=not finite)
+        return levels, finite
 
-    @property
-    def own_memory(self) -> Tensor:
-        """The memory for treatments to change; a copy of it where nothing shall change."""
-        return self.memory.clone() if self.held else self.memory
-
-    def count(self, counts: Tensor, elements: int) -> None:
+    def count(self, counts: Tensor, elements: int, fell_back: bool = False) -> None:
         """Count a treated tensor, unless nothing shall change."""
         if not self.held:
             count_treated(self.counters, self.key, counts, elements)
+            if fell_back:
+                self.counters[COUNTERS.index("fell_back")] += 1
 
     def count_passed_through(self) -> None:
         """Count a tensor that passed through, unless nothing shall change."""
@@ -524,24 +474,6 @@ class Site:
 def _gathered(treatments: Sentence, units: tuple[str, ...]) -> Rows | None:
     first = treatments[0] if treatments else None
     return first if isinstance(first, Rows) and first.of in units else None
-
-
-class Fold(NamedTuple):
-    """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
-
-    factors: Floats
-    """The steps over `unit`; 0 for outputs whose weights are all zero, which are no part of dX."""
-    unit: float
-    """A power of two near the largest step, by which dX is multiplied: the bits are those of the steps themselves, but
-    the product with a small gradient does not underflow."""
-
-
-def fold_by(step: Floats) -> Fold:
-    """Return the factors for an operand with one step for each row; NaN, the step of one not finite, becomes 0."""
-    step = np.where(step > 0, step, np.float32(0))
-    largest = float(step.max()) if step.size else 0.0
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
-    return Fold(step / np.float32(unit), unit)
 
 
 class Operand:

@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import theory
 from ..engine.backends import LEAST_WORK
-from ..engine.backends.sparse import unserved
+from ..engine.backends.choice import unserved
 from ..formats import FloatFormat
 from ..laws import Empirical
 from ..plan import Expected, Forecast, LayerPlan, Plan, predicted
@@ -256,7 +256,9 @@ def why_no_gain(layer: LayerProfile, products: Iterable[str] = BACKWARD) -> str 
     Args:
         products: the products in which the gradient is pruned.
     """
-    reason = None if layer.weight_shape is None else unserved(layer.weight_shape, layer.groups, layer.transposed)
+    reason = (
+        None if layer.weight_shape is None else unserved("sparse", layer.weight_shape, layer.groups, layer.transposed)
+    )
     if reason:
         return f"{NO_TIME}: {reason}"
     counts = dict(zip(BACKWARD, (layer.flops_input or 0, layer.flops_weight or 0), strict=True))

@@ -174,7 +174,7 @@ def fold_of(weight: CodedTensor) -> Tensor | None:
     largest of them; 0 where all weights of an output are zero.  The product for dW needs no factors, and where steps
     differ much they coarsen it: quantize the gradient once more without them.
     """
-    return _fold_by(weight.scale.reciprocal()).factors if weight.scale.numel() > 1 else None
+    return fold_by(weight.scale.reciprocal()).factors if weight.scale.numel() > 1 else None
 
 
 def reason_not_integer(
@@ -224,7 +224,7 @@ class _Operand(NamedTuple):
         return self.step.numel() > 1
 
 
-class _Fold(NamedTuple):
+class Fold(NamedTuple):
     """The factors of a gradient's channels that stand for the steps of a weight, over which dX sums."""
 
     factors: Tensor
@@ -234,12 +234,12 @@ class _Fold(NamedTuple):
     the product with a small gradient does not underflow."""
 
 
-def _fold_by(step: Tensor) -> _Fold:
+def fold_by(step: Tensor) -> Fold:
     """Return the factors for a weight with one step for each output."""
     step = torch.where(step > 0, step, 0.0)  # NaN, the step of weights that are not finite, becomes 0, too
     largest = float(step.max()) if step.numel() else 0.0
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
-    return _Fold(step / unit, unit)
+    return Fold(step / unit, unit)
 
 
 def _operand(name: str, coded: CodedTensor, summed: Sequence[int]) -> _Operand:
@@ -336,7 +336,7 @@ def _operands(
             raise InvalidValue(f"samples of {each.name} have scales of their own; a convolution takes one for all.")
     _check_folding(product, a, b, 1 if convolution else len(first.layout.shape) - 1)
     if product == "input_gradient" and a.folded is not None:  # the factors were the steps of the weights
-        a, b = a._replace(folded=None), b._replace(step=torch.full_like(a.step, _fold_by(b.step).unit))
+        a, b = a._replace(folded=None), b._replace(step=torch.full_like(a.step, fold_by(b.step).unit))
     return (a, b) if convolution else (_matrix(a, summed[0]), _matrix(b, summed[1]))
 
 
@@ -372,7 +372,7 @@ def _check_folding(product: Product, a: _Operand, b: _Operand, channel: int) -> 
             "the product sums over the rows of the weights, which have scales of their own; multiply the gradient by "
             "`fold_of(weight)` before it is quantized."
         )
-    if not b.by_row or not torch.equal(a.folded.factors, _fold_by(b.step).factors):
+    if not b.by_row or not torch.equal(a.folded.factors, fold_by(b.step).factors):
         raise InvalidValue("the gradient was multiplied by other factors than the steps of these weights.")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..attachment.refresh import Cost, OperandStatistics, is_due, mix
 from ..attachment.state import check_values
-from ..engine.site import COUNTERS, CPU, READY, Operand, Site, encoded
+from ..engine.site import COUNTERS, CPU, READY, Operand, Site
 from ..errors import InvalidType, InvalidValue, nearest_name, sentence, shown
 from ..files import check_object
 from ..ops import Counted
@@ -150,7 +150,7 @@ class Edge:
             return x
         if not (self._coded and is_finite(x)):
             return site.treat(x, (), self.operand.control)
-        coded, counts = encoded(x, site.treatments, site.numbers, site.key, site.own_memory)
+        coded, counts = site.codes(x)
         site.count(counts, x.numel())
         return coded
 

@@ -21,7 +21,7 @@ from ...ops.coded import CodedTensor, Encoded, Hadamard, Layout
 from ...treatments import OPERANDS, PRODUCTS, SYMBOLS
 from ..autograd import BLOCKS, Call
 from ..forms import Gradients, laid_out
-from ..site import COUNTERS, NAN, Site, applied, encoded
+from ..site import NAN, Site
 from .choice import DENSE, INTEGER, RAGGED, UNDECIDED, ZEROS, Choice, timed
 from .integer import owned, reason_not_served
 
@@ -70,7 +70,7 @@ class BlockProducts:
             d_x = laid_out(found, call.x_turned)
         if need[1]:
             found, d_bias = self._product("weight_gradient", g, x, None, (0, 0), need[2])
-            d_weight = laid_out(form.as_stored(found), call.weight_turned)
+            d_weight = laid_out(form.oriented(found), call.weight_turned)
         elif need[2]:
             d_bias = self.layer.gradient.treated(g, "weight_gradient", (0,)).sum(0)
         return d_x, d_weight, d_bias
@@ -131,28 +131,24 @@ class _Side:
         rotation = self.site.rotation
         return rotation is None or self.x.shape[self.summed] % rotation[0] == 0
 
-    def codes(self, memory: Tensor) -> Encoded:
+    def codes(self) -> Encoded:
         """Return the operand as codes, with its counts."""
-        site = self.site
-        return encoded(self.x, site.treatments, site.numbers, site.key, memory, (self.summed,), None, self.signs)
+        return self.site.codes(self.x, (self.summed,), None, self.signs)
 
-    def values(self, memory: Tensor) -> Counted:
+    def values(self) -> Counted:
         """Return the treated operand, with its counts."""
-        site = self.site
-        return applied(self.x, site.treatments, site.numbers, site.key, memory, (self.summed,), None, self.signs)
+        return self.site.values(self.x, (self.summed,), None, self.signs)
 
     def counted_codes(self) -> tuple[CodedTensor, bool]:
         """Return the operand as codes, and True if all are of finite elements; count it."""
-        coded, counts = self.codes(self.site.own_memory)
+        coded, counts = self.codes()
         finite = not int(counts[NAN])
-        if not finite and not self.site.held:
-            self.site.counters[COUNTERS.index("fell_back")] += 1
-        self.site.count(counts, self.x.numel())
+        self.site.count(counts, self.x.numel(), fell_back=not finite)
         return coded, finite
 
     def counted_values(self) -> Tensor:
         """Return the treated operand, and count it."""
-        result, counts = self.values(self.site.own_memory)
+        result, counts = self.values()
         self.site.count(counts, self.x.numel())
         return result
 
@@ -170,14 +166,16 @@ def _choose(first: _Side, second: _Side, bias: Tensor | None, choice: Choice) ->
         return DENSE  # and not decided
 
     def densely() -> None:
-        a, b = (side.values(side.site.memory.clone()).result for side in (first, second))
-        _dense(a, b, first, second, bias)
+        _dense(first.values().result, second.values().result, first, second, bias)
 
     def by_codes() -> None:
-        a, b = (side.codes(side.site.memory.clone()).coded for side in (first, second))
-        _integer(a, b, first, second, bias)
+        _integer(first.codes().coded, second.codes().coded, first, second, bias)
 
-    return choice.decide(timed(dense=densely, integer=by_codes))
+    first.site.held = second.site.held = True
+    try:
+        return choice.decide(timed(dense=densely, integer=by_codes))
+    finally:
+        first.site.held = second.site.held = False
 
 
 def _dense(a: Tensor, b: Tensor, first: _Side, second: _Side, bias: Tensor | None) -> Tensor:

@@ -5,15 +5,17 @@ What was chosen is a small tensor: products sum in different orders, so a resume
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ... import native
+from ...ops.contracts import FLOAT_TYPES
 from ...treatments import Backend
 from ..site import CPU, zeros
 
@@ -31,15 +33,21 @@ TOO_SMALL = -1
 RAGGED = -2
 """In the slot ZEROS: marks a product whose last sum was not of whole blocks of a Hadamard transform."""
 LEAST_WORK = 2**22
-"""Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain, and nothing is timed."""
+"""Multiply-adds of one product, a tenth of a millisecond: below there is nothing to gain:
+nothing is timed, and no rows of zeros are looked for."""
 FEWEST_CHANNELS = 8
 """Input channels of a group, a vector of eight: with fewer the kernels compute mostly padding."""
+SHORTEST_SUM = 64
+"""Products of an output element: below, writing the output takes most of an integer product, as of a dense one."""
 CHANGE = 0.1
 """Backends are timed again when the share of zeros differs by so much from the one at which they were timed."""
 MARGIN = 0.05
 """Other products have to be faster by so much: timing cannot tell less, and dense ones are the safe choice."""
 FEWEST_TURNS, MOST_TURNS, LONG_ENOUGH = 2, 50, 0.01
 """Turns of a timing, and seconds after which it ends: a short product needs many turns for one without disturbance."""
+
+Kind = Literal["sparse", "integer"]
+"""Backends with kernels of their own."""
 
 
 class Times(NamedTuple):
@@ -191,16 +199,15 @@ def timed(**ways: Callable[[], object]) -> Times:
     return Times(**best)
 
 
-def unserved(kind: str, depthwise: str, shape: Sequence[int], groups: int, transposed: bool) -> str | None:
-    """Return why a layer with a weight of this shape has no products of a kind on any machine; None where it may.
+def unserved(kind: Kind, shape: Sequence[int], groups: int = 1, transposed: bool = False) -> str | None:
+    """Return why a layer with a weight of this shape has no products of a kind on any machine; None where it has.
 
-    Args:
-        kind: "sparse" or "integer".
-        depthwise: why a depthwise convolution has none.
-        shape, groups, transposed: of the layer.
+    >>> unserved("integer", (32, 64, 3, 3))
+    >>> unserved("sparse", (64, 1, 3, 3), groups=64)
+    'depthwise: an output is a sum of too few products for sparse ones'
     """
     if len(shape) > 2 and groups > 1 and shape[1] == 1:
-        return f"depthwise: {depthwise}"
+        return f"depthwise: an output is a sum of too few products for {kind} ones"
     if transposed:
         return f"transposed convolutions have no {kind} kernel"
     if len(shape) > 4:
@@ -208,14 +215,16 @@ def unserved(kind: str, depthwise: str, shape: Sequence[int], groups: int, trans
     if len(shape) > 2 and shape[1] < FEWEST_CHANNELS:
         channels = "1 input channel" if shape[1] == 1 else f"{shape[1]} input channels"
         return f"{channels} in a group; {kind} products pay from {FEWEST_CHANNELS} on"
+    if kind == "integer" and (summed := math.prod(shape[1:])) < SHORTEST_SUM:
+        return f"each output sums over {summed} products; integer products pay from {SHORTEST_SUM} on"
     return None
 
 
-def unserved_here(kind: str, types: Collection[torch.dtype], x: Tensor) -> str | None:
+def unserved_here(kind: Kind, x: Tensor) -> str | None:
     """Return why tensors like this one have no products of a kind on this machine; None where they have."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device.type}; {kind} kernels are for the CPU"
-    if x.dtype not in types:
+    if x.dtype not in (FLOAT_TYPES if kind == "sparse" else (torch.float32,)):
         return f"{str(x.dtype).removeprefix('torch.')} has no {kind} kernel"
     status = native.status()
     return None if status.available else f"native kernels are not in use: {status.reason}"

@@ -8,36 +8,30 @@ all NaN.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ... import native
-from ...ops import Counted, scaled_products
+from ...ops import scaled_products
 from ...ops.coded import Householder
 from ...ops.geometry import Geometry, output_size
-from ...ops.registry import call, kernel_of
+from ...ops.integer_products import Fold, fold_by
+from ...ops.registry import call
 from ...ops.scaled_products import Steps, lists
 from ...treatments import SYMBOLS
 from ..autograd import CODES, Call
-from ..forms import Addmm, Form, Gradients, Need, empty, laid_out
-from ..rows import LEAST_WORK, of_rows, rows_to_multiply, scattered
-from ..site import BY_COLUMN, CPU, Floats, Fold, Levels, Site, applied, fold_by, levelled
-from . import choice as served
+from ..forms import Form, Gradients, Need, empty, laid_out
+from ..rows import of_rows, rows_to_multiply, scattered, without_zeros
+from ..site import BY_COLUMN, CPU, Levels, Site
 from . import sparse
-from .choice import DENSE, INTEGER, NAMES, SPARSE, UNDECIDED, Choice, timed
+from .choice import DENSE, INTEGER, LEAST_WORK, NAMES, SPARSE, UNDECIDED, Choice, timed
 
 Layer = Any
 """A `LayerEngine`, which imports this module."""
-SHORTEST_SUM = 64
-"""Products of an output element: below, writing the output takes most of the time, and dense products do that too."""
-_TINY, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-_BYTES = 255.0**2
-"""No product of two levels is larger."""
 _LEAST_STEP, _LARGEST_STEP = 2.0**-96, 2.0**64
 """Steps of weights between these leave sums of products in float32's range."""
 
@@ -47,9 +41,6 @@ the range of float32."""
 MOST_SHAPES = 64
 """Shapes of tensors that a layer remembers."""
 
-PASSED_THROUGH = -1
-"""In place of a backend: the gradient is not treated yet, and its products are dense."""
-
 Results = tuple[Tensor, ...]
 
 
@@ -58,16 +49,11 @@ Results = tuple[Tensor, ...]
 
 def output(x: Levels, weight: Levels, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return Y as float32; images lie channels-last."""
-    x_step, steps, zeros = x.step, weight.step, (x.zero, weight.zero)
-    if len(x_step) > 1:  # rows of a linear layer
-        return _matmul(x.codes, weight.codes.t(), zeros, (x_step,), (steps,), bias)
-    if not geometry.stride:
-        return _matmul(x.codes, weight.codes.t(), zeros, None, (x_step, steps), bias)
-    columns = _factor((x_step, steps))
-    if columns is None:
-        return scaled_products.convolution(x.codes, weight.codes, *zeros, _steps((x_step, steps)), bias, geometry)
-    result: Tensor = kernel_of("integer_convolution")(x.codes, weight.codes, *zeros, columns, bias, *lists(geometry))
-    return result
+    zeros, x_step, steps = (x.zero, weight.zero), x.step, weight.step
+    if geometry.stride:
+        return scaled_products.convolution(x.codes, weight.codes, *zeros, Steps((x_step, steps)), bias, geometry)
+    rows, columns = (Steps((x_step,)), Steps((steps,))) if len(x_step) > 1 else (None, Steps((x_step, steps)))
+    return scaled_products.matmul(x.codes, weight.codes.t(), *zeros, rows, columns, bias)
 
 
 def products(g: Levels, fold: Fold | None, x: Levels, weight: Levels, geometry: Geometry, need: Need) -> Results:
@@ -83,72 +69,24 @@ def products(g: Levels, fold: Fold | None, x: Levels, weight: Levels, geometry: 
         return input_gradient_by_sample(g, g.low, fold, weight, geometry, tuple(x.codes.shape)), d_weight, d_bias
     step, zero = g.step, g.zero
     if need[0]:
-        by, zeros = (step, weight.step if fold is None else fold.unit), (zero, weight.zero)
-        if not geometry.stride:
-            by_row, by_column = (by, None) if len(step) > 1 else (None, by)
-            d_x = _matmul(g.codes, weight.codes, zeros, by_row, by_column, None)
-        elif (scale := _factor(by)) is not None:
-            where = *lists(geometry), list(x.codes.shape[2:])
-            d_x = kernel_of("integer_convolution_input_gradient")(g.codes, weight.codes, *zeros, scale, *where)
+        by = Steps((step, weight.step if fold is None else fold.unit))
+        codes = g.codes, weight.codes, zero, weight.zero
+        if geometry.stride:
+            d_x = scaled_products.convolution_input_gradient(*codes, by, geometry, x.codes.shape[2:])
         else:
-            d_x = scaled_products.convolution_input_gradient(
-                g.codes, weight.codes, *zeros, _steps(by), geometry, x.codes.shape[2:]
-            )
+            rows, columns = (by, None) if len(step) > 1 else (None, by)
+            d_x = scaled_products.matmul(*codes, rows, columns, None)
     if need[1]:
-        by, zeros = (step, x.step if fold is None else fold.unit), (zero, x.zero)
-        if not geometry.stride:
-            d_weight = _matmul(g.codes.t(), x.codes, zeros, by, None, None)
-        elif (scale := _factor(by)) is not None:
-            where = *lists(geometry), list(weight.codes.shape[2:])
-            d_weight = kernel_of("integer_convolution_weight_gradient")(g.codes, x.codes, *zeros, scale, *where)
+        by = Steps((step, x.step if fold is None else fold.unit))
+        if geometry.stride:
+            codes = g.codes, x.codes, zero, x.zero
+            d_weight = scaled_products.convolution_weight_gradient(*codes, by, geometry, weight.codes.shape[2:])
         else:
-            d_weight = scaled_products.convolution_weight_gradient(
-                g.codes, x.codes, *zeros, _steps(by), geometry, weight.codes.shape[2:]
-            )
+            d_weight = scaled_products.matmul(g.codes.t(), x.codes, zero, x.zero, by, None, None)
     if need[2]:  # the sum of each channel, exact but for one rounding and its scale
-        rows = g.codes if g.codes.dim() == 2 else g.codes.permute(0, 2, 3, 1).reshape(-1, g.codes.shape[1])
-        d_bias = _matmul(rows.new_ones(1, rows.shape[0]), rows, (0, zero), None, (step,), None).view(-1)
+        flat = g.codes if g.codes.dim() == 2 else g.codes.permute(0, 2, 3, 1).reshape(-1, g.codes.shape[1])
+        d_bias = scaled_products.matmul(flat.new_ones(1, len(flat)), flat, 0, zero, None, Steps((step,)), None).view(-1)
     return d_x, d_weight, d_bias
-
-
-Factors = tuple[Floats | float, ...]
-
-
-def _matmul(
-    a: Tensor, b: Tensor, zeros: tuple[int, int], rows: Factors | None, columns: Factors | None, bias: Tensor | None
-) -> Tensor:
-    """Return the product of two matrices of codes, times the factors of its rows and columns."""
-    # The sum is multiplied by the factor of its column first, which must leave room for that of its row.
-    room = _LARGEST if rows is None else _LARGEST / (_BYTES * max(a.shape[1], 1))
-    of_rows, of_columns = rows and _factor(rows), columns and _factor(columns, room)
-    if (rows is None) == (of_rows is None) and (columns is None) == (of_columns is None):
-        result: Tensor = kernel_of("integer_matmul")(a, b, *zeros, of_rows, of_columns, bias)
-        return result
-    by_row, by_column = (None if one is None else _steps(one) for one in (rows, columns))
-    return scaled_products.matmul(a, b, *zeros, by_row, by_column, bias)
-
-
-def _factor(factors: Factors, largest: float = _LARGEST) -> Tensor | None:
-    """Return the product of steps as float32; None where it is not ordinary, which `scaled_products` takes care of.
-
-    A step of zero is that of zeros alone, whose sums are zero whatever they are multiplied by.
-    """
-    first, *others = factors
-    assert isinstance(first, np.ndarray)
-    found = torch.from_numpy(first)
-    for other in others:  # by PyTorch: NumPy would warn of overflow
-        found = found * (torch.from_numpy(other) if isinstance(other, np.ndarray) else other)
-    if others or largest < _LARGEST:
-        low, high = (found, found) if found.numel() == 1 else found.aminmax() if found.numel() else (_TINY, _TINY)
-        if not (float(low) >= _TINY and float(high) <= largest):
-            zeros = [torch.as_tensor(one) == 0 for one in factors]
-            if not bool((((found >= _TINY) & (found <= largest)) | zeros[0] | zeros[-1]).all()):
-                return None
-    return found
-
-
-def _steps(factors: Factors) -> Steps:
-    return Steps(tuple(torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in factors))
 
 
 # ---------------------------------------------------------------------------------------- samples with their own ranges
@@ -170,8 +108,8 @@ def input_gradient_by_sample(
         fold: factors by which its channels were multiplied before it was coded; None for none.
         shape: of the layer's input.
     """
-    scale = torch.from_numpy(weight.step) if fold is None else torch.tensor([fold.unit], dtype=torch.float32)
-    step, rows = torch.from_numpy(g.step), (-1, *(1,) * (g.codes.dim() - 1))
+    scale = weight.step if fold is None else torch.tensor([fold.unit], dtype=torch.float32)
+    step, rows = g.step, (-1, *(1,) * (g.codes.dim() - 1))
     ones = torch.ones_like(g.codes[:1])
     if not _LEAST_STEP <= float(scale) <= _LARGEST_STEP:
         # Too far from 1 to come first: (s_i (c_i . W) + l_i (1 . W)) times it, in float64.
@@ -260,29 +198,34 @@ class CodedProducts:
         geometry, operands = planar(form.geometry), (image(x), image(form.oriented(weight)))
         choice = layer.choices["output"]
         mode = choice.mode_for(sites[0].held)
+        if mode == UNDECIDED:
+            mode = self._choose_output(operands, bias, geometry, (sites[0], sites[1]))
         made = self._one_call.output(*operands, bias, geometry, (sites[0], sites[1])) if mode == INTEGER else None
-        if made is not None:
-            y, *others = made
-            if geometry.stride and (len(call.x_shape) < 4 or not self.turned_output(call)):
-                y = owned(laid_out(_flat(y, form.geometry), False))
-            if self.packs(call):
-                others[0] = in_nibbles(others[0])
-            return y, *others
-        before = [site.memory.clone() for site in sites if site is not None] if mode == UNDECIDED else []
-        first, second = sites[0].levelled(operands[0]), sites[1].levelled(operands[1])
-        levels = first.levels, second.levels
-        if not (first.finite and second.finite):
-            y = _dense_output(*operands, bias, geometry)
-        else:
-            if mode == UNDECIDED:
-                mode = _choose_for_output(operands, bias, geometry, (sites[0], sites[1]), before, choice)
-            if mode == INTEGER:
-                y = output(*levels, bias, geometry)
-            else:
-                y = _dense_output(levels[0].decode(), levels[1].decode(), bias, geometry)
-        x_codes = in_nibbles(levels[0].codes) if self.packs(call) else levels[0].codes
-        y = laid_out(_flat(y, form.geometry), self.turned_output(call))
-        return owned(y), x_codes, levels[0].parameters, levels[1].codes, levels[1].parameters
+        if made is None:
+            made = _output_in_steps(mode, operands, bias, geometry, (sites[0], sites[1]))
+        y, x_codes, *others = made
+        y = owned(laid_out(_flat(y, form.geometry), self.turned_output(call)))
+        return y, in_nibbles(x_codes) if self.packs(call) else x_codes, *others
+
+    def _choose_output(
+        self, operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site]
+    ) -> int:
+        """Time both backends on the operands at hand, and return the faster; encoding is part of either."""
+        choice, (x, weight) = self.layer.choices["output"], operands
+        if choice.is_too_small(x.numel() // x.shape[1] * weight.numel()):
+            return INTEGER
+        if not all(bool(one.isfinite().all()) for one in operands):
+            return DENSE  # and not decided
+        self.layer.hold(True)
+        try:
+            ways = {
+                NAMES[mode]: partial(_output_in_steps, mode, operands, bias, geometry, sites)
+                for mode in (DENSE, INTEGER)
+            }
+            mode: int = choice.decide(timed(**ways))
+            return mode
+        finally:
+            self.layer.hold(False)
 
     def promise(self, call: Call) -> list[int]:
         """Return what `fake_output` has to know beside the tensors."""
@@ -294,46 +237,64 @@ class CodedProducts:
     def backward(self, call: Call, g: Tensor, saved: Results) -> Gradients:
         """Return dX, dW and dbias from the gradient of the output and the codes of its operands."""
         layer, form, need = self.layer, call.form, call.need
-        passes = layer.passes(g, need)
-        channels = form.geometry.groups * saved[2].shape[1]
-        x = Levels(in_bytes(saved[0], channels, need[1]), saved[1])
+        geometry, passes = form.geometry, layer.passes(g, need)
+        x = Levels(in_bytes(saved[0], geometry.groups * saved[2].shape[1], need[1]), saved[1])
         weight = Levels(saved[2], saved[3])
         if any(site is None for _, site, _, _ in passes):
-            decoded: Gradients = layer.products_of_values(call, g, *self._decoded(form, x, weight))
-            return decoded
+            fold = fold_by(weight.step).factors if layer.folds else None
+            rows = fold_by(x.step).factors if layer.folds_rows and not geometry.stride else None
+            values: Gradients = layer.products_of_values(
+                call, g, *_as_stored(form, *_decoded(x, weight, need)), fold, rows
+            )
+            return values
         found: list[Tensor | None] = [None, None, None]
-        geometry = form.geometry
         for name, site, contracted, wanted in passes:
-            assert site is not None
             by_row = name == "weight_gradient.gradient"
             folds = layer.folds_rows and not geometry.stride if by_row else layer.folds
-            choice = layer.choices[name]
-            mode = choice.mode if layer.gradient.ready else PASSED_THROUGH
-            now, operands = call._replace(need=wanted), (image(g), x, weight, planar(geometry), site)
-            made: Any = self._one_call.gradient(*operands, now, folds) if mode == INTEGER else None
+            now, choice = call._replace(need=wanted), layer.choices[name]
+            mode = choice.mode if layer.gradient.ready else DENSE
+            gradient = _Gradient(layer, now, g, x, weight, site, contracted, folds)
+            made = self._one_call.gradient(gradient) if mode == INTEGER else None
             if made is None:
-                gradient = _Gradient(*operands, now, contracted, folds)
-                made = gradient.by(gradient.choose(choice) if mode == UNDECIDED else mode)
+                made = gradient.products(gradient.choose(choice) if mode == UNDECIDED else mode)
             d_x, d_weight, d_bias = made
-            if wanted[0]:
-                found[0] = laid_out(_flat(d_x, geometry), call.x_turned)
-            if wanted[1]:
-                # dW of (outputs, inputs) is laid out as the weight in that orientation.
-                turned = call.weight_turned != isinstance(form, Addmm)
-                found[1] = form.as_stored(laid_out(_flat(d_weight, geometry), turned))
+            if wanted[0] and d_x is not None:
+                found[0] = laid_out(d_x, call.x_turned)
+            if wanted[1] and d_weight is not None:
+                found[1] = laid_out(d_weight, call.weight_turned)
             if wanted[2]:  # where codes have the steps of rows in them, dbias has no use for these
-                found[2] = d_bias if not folds or mode == PASSED_THROUGH else g.sum(0)
+                found[2] = g.sum(0) if folds else d_bias
         return tuple(found)
 
-    def _decoded(self, form: Form, x: Levels, weight: Levels) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return activations, weights and factors of the gradient, as products of values take them."""
-        values = [one.decode() for one in (x, weight)]
-        if len(form.geometry.stride) == 1:
-            values = [one.squeeze(2) for one in values]
-        fold = torch.from_numpy(fold_by(weight.step).factors) if self.layer.folds else None
-        by_row = self.layer.folds_rows and not form.geometry.stride
-        rows = torch.from_numpy(fold_by(x.step).factors) if by_row else None
-        return values[0], form.as_stored(values[1]), fold, rows
+
+def _decoded(x: Levels, weight: Levels, need: Need) -> tuple[Tensor, Tensor]:
+    """Return activations and weights as numbers; in the place of one that is not needed a tensor of its shape."""
+    activations, weights = (
+        levels.decode() if needed else levels.parameters.new_empty(()).expand(levels.codes.shape)
+        for levels, needed in ((x, need[1]), (weight, need[0]))
+    )
+    return activations, weights
+
+
+def _as_stored(form: Form, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return activations and weights as the layer has them."""
+    return _flat(x, form.geometry), form.oriented(_flat(weight, form.geometry))
+
+
+def _output_in_steps(
+    mode: int, operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site]
+) -> Results:
+    """Return Y by a backend, and codes and parameters of activations and weights."""
+    (x, x_finite), (weight, weight_finite) = (
+        site.levelled(operand) for site, operand in zip(sites, operands, strict=True)
+    )
+    if not (x_finite and weight_finite):
+        y = _dense_output(*operands, bias, geometry)
+    elif mode == INTEGER:
+        y = output(x, weight, bias, geometry)
+    else:
+        y = _dense_output(x.decode(), weight.decode(), bias, geometry)
+    return y, *x[:2], *weight[:2]
 
 
 class OneCall:
@@ -378,11 +339,11 @@ class OneCall:
             y = output(Levels(x_codes, of_codes[0]), Levels(weight_codes, of_codes[1]), bias, geometry)
         return y, x_codes, of_codes[0], weight_codes, of_codes[1]
 
-    def gradient(
-        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call, folds: bool
-    ) -> tuple[Tensor | None, ...] | None:
+    def gradient(self, gradient: _Gradient) -> Gradients | None:
         """Return dX, or dW and dbias, whichever is needed; None where this is not to be had."""
-        need, matrix = call.need, not geometry.stride
+        call, x, weight, site, folds = gradient.call, gradient.x, gradient.weight, gradient.site, gradient.folds
+        g, need, geometry = image(gradient.g), call.need, planar(call.form.geometry)
+        matrix = not geometry.stride
         rule, g_last, met = site.rule(matrix), _channels_last(g), weight if need[0] else x
         if rule is None or g_last is None or need[0] == need[1] or (rule[1] == BY_COLUMN) != need[1]:
             return None
@@ -393,7 +354,7 @@ class OneCall:
         last = not matrix and (need[0] or call.weight_turned)
         out = _room((x if need[0] else weight).codes.shape, torch.float32, last)
         d_bias = _room((g.shape[1],), torch.float32) if need[2] and not folds else None
-        skips = g.shape[0] > 1 and g.numel() // g.shape[1] * weight.codes.numel() >= LEAST_WORK
+        skips = g.numel() // g.shape[1] * weight.codes.numel() >= LEAST_WORK
         outcome = self._backward(
             need[1], shape, rule, native.view_address("g", g, torch.float32), g_last, native.own_address(met.codes),
             native.own_address(met.parameters), ranges, folds, skips, native.own_address(out), last,
@@ -402,8 +363,8 @@ class OneCall:
         if outcome == ELSEWHERE:
             return None
         if outcome == NOT_FINITE:
-            return sparse.dense_products(g, *_decoded(g, x, weight, need), geometry, need)
-        return (out, None, None) if need[0] else (None, out, d_bias)
+            return gradient.dense(gradient.g)
+        return gradient.stored(*((out, None, None) if need[0] else (None, out, d_bias)))
 
     def _shape(self, x: torch.Size, weight: torch.Size, geometry: Geometry) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return what the kernels must know of shapes and geometry, and the shape of Y."""
@@ -440,121 +401,70 @@ def _room(shape: Sequence[int], dtype: torch.dtype, channels_last: bool = False)
 
 
 class _Gradient:
-    """A gradient, the codes that it meets, and the ways to compute its products."""
+    """A gradient in one of its products or both, the codes that it meets, and the ways to compute these products."""
 
     def __init__(
-        self, g: Tensor, x: Levels, weight: Levels, geometry: Geometry, site: Site, call: Call,
-        contracted: tuple[int, ...], folds: bool,
+        self, layer: Layer, call: Call, g: Tensor, x: Levels, weight: Levels, site: Site, contracted: tuple[int, ...],
+        folds: bool,
     ) -> None:  # fmt: skip
-        self.g, self.x, self.weight, self.geometry, self.need = g, x, weight, geometry, call.need
-        self.site, self.call, self.contracted = site, call, contracted
-        self.fold_dim = 1 if self.need[0] else 0
-        self.fold = fold_by((weight if self.need[0] else x).step) if folds else None
-        self.factors = None if self.fold is None else torch.from_numpy(self.fold.factors)
+        self.layer, self.call, self.g, self.x, self.weight = layer, call, g, x, weight
+        self.site, self.contracted, self.folds = site, contracted, folds
 
-    def by(self, mode: int) -> Results:
-        """Return dX, dW and dbias by a backend, and count."""
-        if mode == PASSED_THROUGH:
-            self.site.count_passed_through()
-            return self.by_dense(self.g)
-        if mode == INTEGER and (not self.need[1] or self.x.finite) and (not self.need[0] or self.weight.finite):
-            found = self.site.levelled(self.g, self.contracted, self.factors, self.fold_dim)
-            if not found.finite:
-                return self.by_dense(self.g)
-            arguments, index = self._arguments(found.levels)
-            d_x, d_weight, d_bias = products(*arguments)
-            return d_x if index is None or not self.need[0] else scattered(d_x, index, len(self.g)), d_weight, d_bias
-        result, total = self._applied(self.site.memory)
-        self.site.count(total, self.g.numel())
-        return self._by_lists(result) if mode == SPARSE else self.by_dense(result)
+    def products(self, mode: int) -> Gradients:
+        """Return dX, dW and dbias by a backend, as the layer has its operands, and count."""
+        call, g, site, x, weight = self.call, self.g, self.site, self.x, self.weight
+        form, need, by_channel = call.form, call.need, call.need[0]
+        fold = fold_by((weight if by_channel else x).step) if self.folds else None
+        factors, dim = None if fold is None else fold.factors, 1 if by_channel else 0
+        if mode == INTEGER and (x.finite or not need[1]) and (weight.finite or not need[0]):
+            levels, finite = site.levelled(image(g), self.contracted, factors, dim)
+            if not finite:
+                return self.dense(g)
+            index = None if levels.low is not None else rows_to_multiply(g, call)  # else codes of zeros are no zeros
+            if index is not None and len(index):
+                levels, x = of_rows(levels, index, site.per_column), of_rows(x, index)
+            summed = need if fold is None else (*need[:2], False)  # with factors in them, codes do not give dbias
+            d_x, d_weight, d_bias = products(levels, fold, x, weight, planar(form.geometry), summed)
+            if need[0] and index is not None and len(index):
+                d_x = scattered(d_x, index, len(g))
+            return self.stored(d_x, d_weight, d_bias)
+        treated = site.treat(g, self.contracted, self.layer.gradient.control, factors, None, dim)
+        if mode != SPARSE:
+            return self.dense(treated)
+        met = _decoded(x, weight, need)
+        d_x, d_weight, d_bias, _ = sparse.products(image(treated), *met, planar(form.geometry), None, site.key, need)
+        return self.stored(d_x, d_weight, d_bias)
+
+    def dense(self, g: Tensor) -> Gradients:
+        """Return the dense products of a gradient, as the layer has its operands."""
+        met = _decoded(self.x, self.weight, self.call.need)
+        return without_zeros(self.call, g, *_as_stored(self.call.form, *met))
+
+    def stored(self, d_x: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Gradients:
+        """Return results of codes as the layer has its operands."""
+        form, need = self.call.form, self.call.need
+        return (
+            _flat(d_x, form.geometry) if need[0] and d_x is not None else None,
+            form.oriented(_flat(d_weight, form.geometry)) if need[1] and d_weight is not None else None,
+            d_bias,
+        )
 
     def choose(self, choice: Choice) -> int:
         """Time the backends that serve on the gradient at hand, and return the fastest; treating it is part of each."""
-        memory, serving = self.site.memory, choice.serving
-        if choice.is_too_small(self.g.numel() // self.g.shape[1] * self.weight.codes.numel()):
+        g, serving = self.g, choice.serving
+        if choice.is_too_small(g.numel() // g.shape[1] * self.weight.codes.numel()):
             return INTEGER if INTEGER in serving else DENSE
-        if not (bool(self.g.isfinite().all()) and self.x.finite and self.weight.finite):
+        if not (bool(g.isfinite().all()) and self.x.finite and self.weight.finite):
             return DENSE  # and not decided
-        ways: dict[int, Callable[[], object]] = {
-            DENSE: lambda: self.by_dense(self._applied(memory.clone()).result),
-            SPARSE: lambda: self._by_lists(self._applied(memory.clone()).result),
-            INTEGER: lambda: products(*self._arguments(self._levels(memory.clone()))[0]),
-        }
-        times = timed(**{NAMES[mode]: ways[mode] for mode in (DENSE, *serving)})
-        if SPARSE in serving:
-            times = times._replace(zeros=int(self._applied(memory.clone()).counts[0]) / self.g.numel())
+        self.site.held = True
+        try:
+            times = timed(**{NAMES[mode]: partial(self.products, mode) for mode in (DENSE, *serving)})
+            if SPARSE in serving:
+                treated = self.site.values(g, self.contracted).result
+                times = times._replace(zeros=1 - int(treated.count_nonzero()) / g.numel())
+        finally:
+            self.site.held = False
         return choice.decide(times)
-
-    def _arguments(self, levels: Levels) -> tuple[tuple[Any, ...], Tensor | None]:
-        """Return the arguments of `products` for these codes, and the rows that they have; None where they have all."""
-        own_zeros = levels.low is not None or levels.mixing is not None  # zeros have codes that are not the zero point
-        index, x = None if own_zeros else rows_to_multiply(self.g, self.call), self.x
-        if index is not None and len(index):
-            codes = levels.codes.index_select(0, index)  # scales of columns are those of all rows
-            levels = of_rows(levels, index) if self.site.per_row else levels._replace(codes=codes)
-            x = of_rows(x, index)
-        else:
-            index = None
-        return (levels, self.fold, x, self.weight, self.geometry, self._summed), index
-
-    @property
-    def _summed(self) -> Need:
-        """The results that codes of the gradient give: with factors in them, they do not give dbias."""
-        return self.need if self.fold is None else (*self.need[:2], False)
-
-    def by_dense(self, g: Tensor) -> Results:
-        """Return the dense products of a gradient."""
-        index = rows_to_multiply(g, self.call)
-        if index is None or not len(index):
-            return sparse.dense_products(g, *_decoded(g, self.x, self.weight, self.need), self.geometry, self.need)
-        met = _decoded(g, of_rows(self.x, index), self.weight, self.need)
-        d_x, *others = sparse.dense_products(g.index_select(0, index), *met, self.geometry, self.need)
-        return scattered(d_x, index, g.shape[0]) if self.need[0] else d_x, *others
-
-    def _by_lists(self, g: Tensor) -> Results:
-        met = _decoded(g, self.x, self.weight, self.need)
-        return sparse.products(g, *met, self.geometry, None, self.site.key, self.need)[:3]
-
-    def _levels(self, memory: Tensor) -> Levels:
-        site = self.site
-        given = self.g, site.treatments, site.numbers, site.key, memory, self.contracted, self.factors, self.fold_dim
-        return levelled(*given).levels
-
-    def _applied(self, memory: Tensor) -> Counted:
-        site = self.site
-        given = self.g, site.treatments, site.numbers, site.key, memory, self.contracted, self.factors
-        return applied(*given, None, self.fold_dim)
-
-
-def _decoded(g: Tensor, x: Levels, weight: Levels, need: Need) -> tuple[Tensor, Tensor]:
-    """Return activations and weights as numbers; in the place of one that is not needed a tensor of its shape."""
-    activations, weights = (
-        levels.decode() if needed else g.new_empty(()).expand(levels.codes.shape)
-        for levels, needed in ((x, need[1]), (weight, need[0]))
-    )
-    return activations, weights
-
-
-def _choose_for_output(
-    operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site],
-    memories: list[Tensor], choice: Choice,
-) -> int:  # fmt: skip
-    """Time both backends on the operands at hand, and return the faster; encoding is part of either."""
-    if choice.is_too_small(operands[0].numel() // operands[0].shape[1] * operands[1].numel()):
-        return INTEGER
-
-    def coded() -> tuple[Levels, Levels]:
-        x, weight = (
-            levelled(operand, site.treatments, site.numbers, site.key, memory.clone()).levels
-            for operand, site, memory in zip(operands, sites, memories, strict=True)
-        )
-        return x, weight
-
-    def densely() -> None:
-        x, weight = coded()
-        _dense_output(x.decode(), weight.decode(), bias, geometry)
-
-    return choice.decide(timed(dense=densely, integer=lambda: output(*coded(), bias, geometry)))
 
 
 def _dense_output(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -683,23 +593,3 @@ def reason_not_levels(layer: Layer, name: str) -> str | None:
     if product != "weight_gradient" and not site.can_fold and weights is not None and weights.per_channel:
         return f"dX sums over the scales of the weights, which the gradient{where} cannot be multiplied by"
     return None
-
-
-def unserved(shape: Sequence[int], groups: int = 1, transposed: bool = False) -> str | None:
-    """Return why a layer with a weight of this shape has no integer products on any machine; None where it has.
-
-    >>> unserved((32, 64, 3, 3))
-    >>> unserved((64, 1, 3, 3), groups=64)
-    'depthwise: each output sums over too few products to be worth integers'
-    """
-    depthwise = "each output sums over too few products to be worth integers"
-    if reason := served.unserved("integer", depthwise, shape, groups, transposed):
-        return reason
-    if (summed := math.prod(shape[1:])) < SHORTEST_SUM:
-        return f"each output sums over {summed} products; integer products pay from {SHORTEST_SUM} on"
-    return None
-
-
-def unserved_here(x: Tensor) -> str | None:
-    """Return why tensors like this one have no integer products on this machine; None where they have."""
-    return served.unserved_here("integer", (torch.float32,), x)

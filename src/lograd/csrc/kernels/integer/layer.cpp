@@ -25,6 +25,8 @@ constexpr std::int64_t kRandomNumbers = 128;
 constexpr double kMomentum = 0.9;
 // As FEWEST of engine/rows.py: the share of rows of zeros from which products of the others are faster.
 constexpr double kFewestZeroRows = 0.1;
+// As FEWEST_PIXELS there.
+constexpr double kFewestZeroPixels = 0.7;
 // Factors of rows are at least this, so that no scale overflows: `_above_zero` of treatments/integers.py.
 constexpr float kLeastFactor = 0x1p-60f;
 
@@ -125,39 +127,53 @@ struct Fold {
     }
 };
 
-// True if all elements are zero; NaN is not.
-bool is_zero(const float* x, std::size_t count) {
+// True if all codes are that of zero.
+bool is_zero(const std::uint8_t* codes, std::size_t count, int zero) {
     constexpr std::size_t together = 64;
+    const auto code = static_cast<std::uint8_t>(zero);
     for (std::size_t done = 0; done < count; done += together) {
-        std::uint32_t any = 0;  // bits but for signs
-        for (std::size_t i = done; i < std::min(count, done + together); ++i) {
-            std::uint32_t bits;
-            std::memcpy(&bits, x + i, sizeof bits);
-            any |= bits << 1;
-        }
+        std::uint8_t any = 0;
+        for (std::size_t i = done; i < std::min(count, done + together); ++i) any |= codes[i] ^ code;
         if (any != 0) return false;
     }
     return true;
 }
 
-// Samples of a gradient that are not zero, where leaving out the others pays.
+// True for a convolution of one pixel, which is a linear layer whose rows are pixels.
+bool is_pixelwise(const ConvolutionShape& layer) {
+    const auto plain = [](const Axis& axis) { return axis.kernel == 1 && axis.stride == 1 && axis.padding == 0; };
+    return layer.groups == 1 && plain(layer.y) && plain(layer.x);
+}
+
+// Rows of a gradient whose codes are not all zero, where leaving out the others pays.  A row is a sample or, in a
+// convolution of one pixel, a pixel.
 class RowsLeft {
     std::vector<std::size_t> rows_;
-    std::size_t count_;
-    bool all_ = true;
+    std::size_t total_, count_;
+    bool all_ = true, pixels_ = false;
+
+    void look(const std::uint8_t* codes, std::size_t total, std::size_t size, int zero, double fewest) {
+        rows_.clear();
+        for (std::size_t row = 0; row < total; ++row)
+            if (!is_zero(codes + row * size, size, zero)) rows_.push_back(row);
+        all_ = rows_.empty() || static_cast<double>(rows_.size()) > (1 - fewest) * static_cast<double>(total);
+        total_ = total, count_ = all_ ? total : rows_.size();
+    }
 
 public:
-    explicit RowsLeft(const GradientProduct& p) : count_(p.g.batch) {
+    RowsLeft(const LayerShape& s, const GradientProduct& p, const Codes& own)
+        : total_(p.g.batch), count_(p.g.batch) {
         if (!p.skips_rows) return;
-        const std::size_t size = p.g.channels * p.g.inner;
-        for (std::size_t row = 0; row < p.g.batch; ++row)
-            if (!is_zero(p.g.x + row * size, size)) rows_.push_back(row);
-        const double few = (1 - kFewestZeroRows) * static_cast<double>(p.g.batch);
-        if (rows_.empty() || static_cast<double>(rows_.size()) > few) return;
-        count_ = rows_.size(), all_ = false;
+        const int zero = zero_of(own);
+        if (s.convolves && is_pixelwise(s.layer)) {
+            look(own.codes, p.g.batch * p.g.inner, p.g.channels, zero, kFewestZeroPixels);
+            pixels_ = !all_;
+        }
+        if (!pixels_) look(own.codes, p.g.batch, p.g.channels * p.g.inner, zero, kFewestZeroRows);
     }
 
     bool all() const { return all_; }
+    bool pixels() const { return pixels_; }
     std::size_t count() const { return count_; }
 
     // Those of a matrix, one behind the other; the matrix itself if they are all.
@@ -169,8 +185,8 @@ public:
     }
 
     // Rows of a result to where they belong, and zeros between them.
-    void spread(const float* from, std::size_t size, float* to, std::size_t total) const {
-        std::fill_n(to, total * size, 0.0f);
+    void spread(const float* from, std::size_t size, float* to) const {
+        std::fill_n(to, total_ * size, 0.0f);
         for (std::size_t i = 0; i < count_; ++i) std::copy_n(from + i * size, size, to + rows_[i] * size);
     }
 };
@@ -217,10 +233,6 @@ void channels_first(const float* from, std::size_t outputs, std::size_t channels
             for (std::size_t c = 0; c < channels; ++c)
                 for (std::size_t tap = 0; tap < taps; ++tap) to[row + c * taps + tap] = from[row + tap * channels + c];
     });
-}
-
-std::size_t result_size(const Axis& y, const Axis& x, bool input) {
-    return input ? y.input * x.input : y.output * x.output;
 }
 
 }  // namespace
@@ -282,12 +294,13 @@ Outcome layer_input_gradient(const LayerShape& s, const GradientProduct& p) {
     if (rounding.finite() && !multiply(steps, unit)) return Outcome::kElsewhere;
     rounding.count();
     if (!rounding.finite()) return Outcome::kNotFinite;
-    const RowsLeft rows(p);
-    const std::size_t outputs = s.layer.outputs, inputs = s.layer.channels, size = p.g.channels * p.g.inner;
-    const std::size_t out_size = inputs * result_size(s.layer.y, s.layer.x, true);
+    const RowsLeft rows(s, p, own);
+    const std::size_t outputs = s.layer.outputs, inputs = s.layer.channels;
+    const std::size_t size = p.g.channels * (rows.pixels() ? 1 : p.g.inner);
+    const std::size_t out_size = inputs * (rows.pixels() ? 1 : s.layer.y.input * s.layer.x.input);
     float* out = rows.all() ? p.out : space.result.get<float>(rows.count() * out_size);
     const Bytes a{rows.of<std::uint8_t>(codes, size, space.left), zero_of(own)}, b{p.other.codes, zero_of(p.other)};
-    if (s.convolves) {
+    if (s.convolves && !rows.pixels()) {
         IntegerConvolution t = convolution_of(s.layer, rows.count(), a, b, out, s.threads);
         t.columns = {steps.data(), 1};
         integer_input_gradient(t);
@@ -300,13 +313,13 @@ Outcome layer_input_gradient(const LayerShape& s, const GradientProduct& p) {
         t.out = out;
         integer_matmul(t);
     }
-    if (!rows.all()) rows.spread(out, out_size, p.out, p.g.batch);
+    if (!rows.all()) rows.spread(out, out_size, p.out);
     return Outcome::kDone;
 }
 
 Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
     if (!is_finite(p.other)) return Outcome::kElsewhere;
-    const std::size_t outputs = s.layer.outputs, inputs = s.layer.channels, size = p.g.channels * p.g.inner;
+    const std::size_t outputs = s.layer.outputs, inputs = s.layer.channels;
     const float middle = static_cast<float>((1 << (p.rule.bits - 1)) - 1);
     // Factors of rows, and of columns: the largest magnitude of a column has the last code, but for a hair.
     std::vector<float> limits{-middle, middle}, columns(outputs), factors;
@@ -343,12 +356,12 @@ Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
     if (rounding.finite() && !multiply(steps, unit)) return Outcome::kElsewhere;
     rounding.count();
     if (!rounding.finite()) return Outcome::kNotFinite;
-    const int zero = static_cast<int>(middle);
-    const RowsLeft rows(p);
-    const std::size_t other_size = inputs * result_size(s.layer.y, s.layer.x, true);
-    const Bytes a{rows.of<std::uint8_t>(codes, size, space.left), zero};
+    const RowsLeft rows(s, p, own);
+    const std::size_t size = p.g.channels * (rows.pixels() ? 1 : p.g.inner);
+    const std::size_t other_size = inputs * (rows.pixels() ? 1 : s.layer.y.input * s.layer.x.input);
+    const Bytes a{rows.of<std::uint8_t>(codes, size, space.left), zero_of(own)};
     const Bytes b{rows.of<std::uint8_t>(p.other.codes, other_size, space.other), zero_of(p.other)};
-    if (s.convolves) {
+    if (s.convolves && !rows.pixels()) {
         const std::size_t channels = inputs / s.layer.groups, taps = s.layer.y.kernel * s.layer.x.kernel;
         float* out = p.out_last || taps == 1 ? p.out : space.result.get<float>(outputs * channels * taps);
         IntegerConvolution t = convolution_of(s.layer, rows.count(), a, b, out, s.threads);
@@ -364,7 +377,7 @@ Outcome layer_weight_gradient(const LayerShape& s, const GradientProduct& p) {
         integer_matmul(t);
     }
     if (p.d_bias != nullptr) {
-        const std::size_t pixels = rows.count() * p.g.inner;
+        const std::size_t pixels = rows.count() * (rows.pixels() ? 1 : p.g.inner);
         const std::vector<std::uint8_t> ones(pixels, 1);
         IntegerMatmul t = matmul_of(1, outputs, pixels, s.threads);
         t.a = {ones.data(), 0}, t.a_row = pixels, t.a_k = 1;

@@ -61,7 +61,7 @@ struct GradientProduct {
     OperandTensor g;
     Codes other;      // what it meets
     bool folds;       // it is multiplied by the steps of `other` before it is rounded
-    bool skips_rows;  // samples that are zero are left out where they are many
+    bool skips_rows;  // samples, or pixels of a convolution of one, that are zero are left out where they are many
     float* out;
     bool out_last;  // dW alone: its input channels lie last, and not before the pixels of the kernel
     float* d_bias;  // may be null; dW alone, and not where it folds
