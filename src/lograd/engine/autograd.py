@@ -104,7 +104,8 @@ def differentiable(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, e
         raise NotTransformed
     mode = engine.mode(x, weight)
     if not torch.is_grad_enabled():
-        return engine.output(_call(mode, form, (False, False, False), x, weight), x, weight, bias, True)[0]
+        y: Tensor = engine.output(_call(mode, form, (False, False, False), x, weight), x, weight, bias, True)[0]
+        return y
     function = _Layer if mode < CODES else _Coded
     result: Tensor = function.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, *engine.learned_ranges(x, weight), form, engine, mode
@@ -133,6 +134,7 @@ class _Layer(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         ctx.call = _call(mode, form, (need_x or learns[0], need_weight or learns[1], need_bias), x, weight, learns)
         ctx.engine = engine
+        y: Tensor
         y, saved = engine.output(ctx.call, x, weight, bias, False)
         ctx.save_for_backward(*saved, *(tensor for tensor, one in ((x, learns[0]), (weight, learns[1])) if one))
         return y
