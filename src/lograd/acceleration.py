@@ -11,7 +11,6 @@ why.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -36,8 +35,8 @@ from .attachment.selection import fitting_modules
 from .engine.backends import LEAST_WORK
 from .engine.layers import (
     reason_not_channels_last,
-    reason_not_integer,
     reason_not_supported,
+    reason_unserved,
     unwrapped,
     work_of_element,
     works_transposed,
@@ -360,7 +359,7 @@ class Acceleration:
         """Leave the model as it is, for a reason."""
         self._attach(Plan())
         threads = plural(torch.get_num_threads(), "thread")
-        self._end(f"the step stays as it is: {reason} ({threads}).{_bf16_words(1.0)}")
+        self._end(f"the step stays as it is: {reason} ({threads}).{_bf16_words()}")
 
     def _conclude(self, plan: Plan, done: str, chosen: float, plain: float, turned: bool) -> None:
         """Keep the plan if its step is shorter than the plain one in its better layout."""
@@ -375,7 +374,7 @@ class Acceleration:
         rest = f"; {plural(left, 'other layer')} stay{'s' * (left == 1)} float32" if left else ""
         self._end(
             f"a step takes {times}: {plain / chosen:.2f} times faster, measured in the first steps{rest}."
-            + _bf16_words(plain / chosen)
+            + _bf16_words()
         )
 
     def _end(self, words: str) -> None:
@@ -462,7 +461,7 @@ def _candidates(model: nn.Module, keep: str | Iterable[str]) -> dict[str, nn.Mod
     found = {
         name: module for name, module in modules.items()
         if unique[id(module)] == name and name not in kept and reason_not_supported(module) is None
-        and reason_not_integer(module) is None
+        and reason_unserved(module, "integer") is None
     }  # fmt: skip
     if not found:
         raise InvalidValue(
@@ -580,37 +579,17 @@ def _weights_channels_last(model: nn.Module) -> Iterator[None]:
             weight.data = data.copy_(weight.data)
 
 
-def _bf16_words(gain: float) -> str:
-    """Return a sentence where products in bfloat16 gain more than the step has gained; else nothing.
+def _bf16_words() -> str:
+    """Return a sentence where the CPU multiplies bfloat16 in one step; else nothing.
 
-    AMX of some virtual machines kills the process, so it is not tried here; `lograd doctor` tries it in a child.
+    AMX of some virtual machines kills the process, so products are not tried here; `lograd doctor` tries in a child.
     """
-    flags = cpuinfo("flags").split()
-    if "amx_bf16" in flags:
-        return (
-            " This CPU has AMX: torch.autocast('cpu', torch.bfloat16) may be faster than integers; `lograd doctor` "
-            "times both."
-        )
-    faster = _bf16_gain() if "avx512_bf16" in flags else 0.0
-    if faster <= (1 + MARGIN) * gain:
+    if not {"amx_bf16", "avx512_bf16"} & set(cpuinfo("flags").split()):
         return ""
     return (
-        f" Products in bfloat16 are {faster:.1f} times faster than float32 here (512 x 768 x 768): "
-        "torch.autocast('cpu', torch.bfloat16) is probably faster than this; `lograd doctor` times both."
+        " This CPU multiplies bfloat16, and torch.autocast('cpu', torch.bfloat16) may be faster: `lograd doctor` times "
+        "both."
     )
-
-
-def _bf16_gain() -> float:
-    """Return how many times faster than in float32 the products of a linear layer are in bfloat16."""
-    x, weight = torch.ones(512, 768), torch.ones(768, 768)
-    best: dict[torch.dtype, float] = {}
-    for _ in range(3):
-        for dtype in (torch.float32, torch.bfloat16):
-            operands = x.to(dtype), weight.to(dtype)
-            start = time.perf_counter()
-            F.linear(*operands)
-            best[dtype] = min(best.get(dtype, float("inf")), time.perf_counter() - start)
-    return best[torch.float32] / best[torch.bfloat16]
 
 
 def _strides(output: object) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from zoo import torchvision
 import lograd
 from lograd import Plan, Profile, theory
 from lograd.engine.backends import LEAST_WORK
-from lograd.engine.layers import reason_dense as why_dense
+from lograd.engine.layers import reason_unserved
 from lograd.errors import InvalidValue, LogradWarning
 from lograd.measure import prediction as precision
 from lograd.measure.prediction import why_no_gain
@@ -84,8 +84,8 @@ def test_the_rule_is_the_one_by_which_attach_decides(profile):
     modules = dict(model.named_modules())
     for name, layer in profile.layers.items():
         small = layer.flops_weight // 2 < LEAST_WORK
-        assert (why_no_gain(layer) is not None) == (why_dense(modules[name]) is not None or small)
-        if reason := why_dense(modules[name]):
+        assert (why_no_gain(layer) is not None) == (reason_unserved(modules[name], "sparse") is not None or small)
+        if reason := reason_unserved(modules[name], "sparse"):
             assert reason in why_no_gain(layer)
     plan = profile.plan(sparsity=0.6)
     with lograd.attach(model, plan) as handle:
@@ -158,8 +158,10 @@ def test_where_no_layer_gains_all_are_pruned_and_it_is_said(tiny):
 
 def test_a_computed_weight_is_judged_by_its_layer():
     module = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 3, groups=16))
-    assert "depthwise" in why_dense(module)
-    assert "transposed" in why_dense(nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(16, 16, 3)))
+    assert "depthwise" in reason_unserved(module, "sparse")
+    assert "transposed" in reason_unserved(
+        nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(16, 16, 3)), "sparse"
+    )
 
 
 # -- noise that explodes --

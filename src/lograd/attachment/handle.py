@@ -20,8 +20,7 @@ from ..engine.layer import LayerEngine
 from ..engine.layers import (
     output_ranges,
     reason_converted,
-    reason_dense,
-    reason_not_integer,
+    reason_unserved,
     row_units,
     unwrapped,
     work_of_element,
@@ -163,7 +162,7 @@ class Handle:
             engine.turns = plan.channels_last
             self._modules[name] = module
             asked = {product: getattr(layer, product).backend for product in PRODUCTS}
-            engine.choose(backend, asked, reason_dense(module), reason_not_integer(module))
+            engine.choose(backend, asked, reason_unserved(module, "sparse"), reason_unserved(module, "integer"))
             found = {
                 one.name: OperandStatistics(one) for one in (engine.weights, engine.activations) if one.has_statistics
             }

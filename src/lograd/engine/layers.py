@@ -90,16 +90,6 @@ def _reason_of_type(weight: Any) -> str | None:
     return f"its weight is {found}, and float32, bfloat16 and float16 are treated"
 
 
-def reason_dense(module: nn.Module) -> str | None:
-    """Return why a layer has no sparse products; None if it has."""
-    return _unserved(module, "sparse")
-
-
-def reason_not_integer(module: nn.Module) -> str | None:
-    """Return why a layer has no integer products; None if it has."""
-    return _unserved(module, "integer")
-
-
 def reason_not_channels_last(model: nn.Module) -> str | None:
     """Return why images may not lie channels-last in a model; None if they may.
 
@@ -121,7 +111,8 @@ def reason_not_channels_last(model: nn.Module) -> str | None:
     return None
 
 
-def _unserved(module: nn.Module, kind: Kind) -> str | None:
+def reason_unserved(module: nn.Module, kind: Kind) -> str | None:
+    """Return why a layer has no sparse, or no integer, products; None if it has."""
     like = next(module.parameters(), None)
     if like is None:
         return "it has no parameters"

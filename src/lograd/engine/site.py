@@ -77,30 +77,6 @@ LONGEST_ROW = 128
 # ------------------------------------------------------------------------------------------------- counters and keys
 
 
-def count_treated(counters: Tensor, key: Tensor, counts: Tensor, elements: int) -> None:
-    """Add the counts of a treated tensor to the counters, and move the key on to the next random numbers."""
-    if counters.is_cpu and counts.is_cpu and key.is_cpu:
-        written, found = counters.numpy(), counts.numpy()
-        written[:4] += found[:4]
-        written[4] += elements
-        written[5] += 1
-        if len(found) > 4:
-            written[7] += found[4]
-        key.numpy()[1] += LONGEST_ROW * elements
-        return
-    # Not counters[:4] += counts: that copies the sum over itself once more.
-    counters[:4].add_(counts[:4])
-    counters[4:7].add_(_constant((elements, 1, 0), counters.device))
-    if counts.numel() > 4:
-        counters[7:8].add_(counts[4:])
-    key += _constant((0, LONGEST_ROW * elements), key.device)
-
-
-def count_passed_through(counters: Tensor) -> None:
-    """Count a tensor that passed through untreated."""
-    counters[COUNTERS.index("passed_through")] += 1
-
-
 def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a small tensor of zeros that can be changed in training, even if it is made in inference mode.
 
@@ -385,16 +361,31 @@ class Site:
         return levels, finite
 
     def count(self, counts: Tensor, elements: int, fell_back: bool = False) -> None:
-        """Count a treated tensor, unless nothing shall change."""
-        if not self.held:
-            count_treated(self.counters, self.key, counts, elements)
-            if fell_back:
-                self.counters[COUNTERS.index("fell_back")] += 1
+        """Count a treated tensor, and move the key on to the next random numbers, unless nothing shall change."""
+        if self.held:
+            return
+        if fell_back:
+            self.counters[COUNTERS.index("fell_back")] += 1
+        if self.counters.is_cpu and counts.is_cpu:
+            written, found = self.counters.numpy(), counts.numpy()
+            written[:4] += found[:4]
+            written[4] += elements
+            written[5] += 1
+            if len(found) > 4:
+                written[7] += found[4]
+            self.key.numpy()[1] += LONGEST_ROW * elements
+            return
+        # Not counters[:4] += counts: that copies the sum over itself once more.
+        self.counters[:4].add_(counts[:4])
+        self.counters[4:7].add_(_constant((elements, 1, 0), self.counters.device))
+        if counts.numel() > 4:
+            self.counters[7:8].add_(counts[4:])
+        self.key += _constant((0, LONGEST_ROW * elements), self.key.device)
 
     def count_passed_through(self) -> None:
         """Count a tensor that passed through, unless nothing shall change."""
         if not self.held:
-            count_passed_through(self.counters)
+            self.counters[COUNTERS.index("passed_through")] += 1
 
     @property
     def threshold(self) -> Tensor | None:

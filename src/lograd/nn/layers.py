@@ -19,7 +19,7 @@ from ..engine.autograd import Call
 from ..engine.backends.integer import reason_not_coded
 from ..engine.forms import Convolution, Gradients, cast_as_autocast_would
 from ..engine.layer import LayerEngine
-from ..engine.layers import reason_dense, reason_not_integer, row_units
+from ..engine.layers import reason_unserved, row_units
 from ..errors import InvalidValue
 from ..ops import log_histogram
 from ..ops.contracts import FLOATS
@@ -50,7 +50,9 @@ def make_engine(name: str, module: nn.Module, seed: int, backend: Backend | None
     else:
         natural = "integer"
     chosen = check_backend(natural if backend is None else backend)
-    engine.choose(chosen, dict.fromkeys(PRODUCTS, "auto"), reason_dense(module), reason_not_integer(module))
+    engine.choose(
+        chosen, dict.fromkeys(PRODUCTS, "auto"), reason_unserved(module, "sparse"), reason_unserved(module, "integer")
+    )
     seeds = np.random.SeedSequence(seed % 2**64).generate_state(len(engine.sites), np.uint64)
     for site, one in zip(engine.sites.values(), seeds.astype(np.int64).tolist(), strict=True):
         site.key[0] = one

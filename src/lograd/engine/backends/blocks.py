@@ -10,14 +10,13 @@ block reaches is NaN, and counted.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops import Counted
-from ...ops.coded import CodedTensor, Encoded, Hadamard, Layout
+from ...ops.coded import CodedTensor, Hadamard, Layout
 from ...treatments import OPERANDS, PRODUCTS, SYMBOLS
 from ..autograd import BLOCKS, Call
 from ..forms import Gradients, laid_out
@@ -90,9 +89,9 @@ class BlockProducts:
         site, met, aligned = operand.at[product], other.at[product], layer.aligned[product]
         assert site is not None
         assert met is not None
-        first = _Side(a, summed[0], site, None)
+        first = _Side(a, summed[0], site, operand.control, None)
         # The key moves on when a is counted, which leaves the seed and so the signs.
-        second = _Side(b, summed[1], met, site.key if aligned else None)
+        second = _Side(b, summed[1], met, other.control, site.key if aligned else None)
         choice = layer.choices[product if product == "output" else f"{product}.gradient"]
         whole = not aligned or first.whole
         if not site.held and (not whole or int(choice.slots[ZEROS]) == RAGGED):
@@ -102,25 +101,28 @@ class BlockProducts:
             mode = _choose(first, second, bias, choice)
         values: Tensor | None = None
         if mode == INTEGER:
-            coded, others = first.counted_codes(), second.counted_codes()
+            coded, others = first.codes(), second.codes()
             if coded[1] and others[1]:
                 result = _integer(coded[0], others[0], first, second, bias)
             else:
                 values = coded[0].decode()
                 result = _dense(values, others[0].decode(), first, second, bias)
         else:
-            values = first.counted_values() if operand.ready else first.passed_through()
-            result = _dense(values, second.counted_values(), first, second, bias)
+            values = first.values()
+            result = _dense(values, second.values(), first, second, bias)
         if not sums:
             return owned(result), None
         return owned(result), _sums(coded[0]) if values is None else values.sum(summed[0])
 
 
-class _Side:
+class _Side(NamedTuple):
     """One operand of a product, and the ways to treat it."""
 
-    def __init__(self, x: Tensor, summed: int, site: Site, signs: Tensor | None) -> None:
-        self.x, self.summed, self.site, self.signs = x, summed, site, signs
+    x: Tensor
+    summed: int
+    site: Site
+    control: Tensor
+    signs: Tensor | None
 
     @property
     def whole(self) -> bool:
@@ -131,31 +133,16 @@ class _Side:
         rotation = self.site.rotation
         return rotation is None or self.x.shape[self.summed] % rotation[0] == 0
 
-    def codes(self) -> Encoded:
-        """Return the operand as codes, with its counts."""
-        return self.site.codes(self.x, (self.summed,), None, self.signs)
-
-    def values(self) -> Counted:
-        """Return the treated operand, with its counts."""
-        return self.site.values(self.x, (self.summed,), None, self.signs)
-
-    def counted_codes(self) -> tuple[CodedTensor, bool]:
+    def codes(self) -> tuple[CodedTensor, bool]:
         """Return the operand as codes, and True if all are of finite elements; count it."""
-        coded, counts = self.codes()
+        coded, counts = self.site.codes(self.x, (self.summed,), None, self.signs)
         finite = not int(counts[NAN])
         self.site.count(counts, self.x.numel(), fell_back=not finite)
         return coded, finite
 
-    def counted_values(self) -> Tensor:
-        """Return the treated operand, and count it."""
-        result, counts = self.values()
-        self.site.count(counts, self.x.numel())
-        return result
-
-    def passed_through(self) -> Tensor:
-        """Return the operand as it is, and count that."""
-        self.site.count_passed_through()
-        return self.x
+    def values(self) -> Tensor:
+        """Return the treated operand, or a copy before it is treated, and count it."""
+        return self.site.treat(self.x, (self.summed,), self.control, None, self.signs)
 
 
 def _choose(first: _Side, second: _Side, bias: Tensor | None, choice: Choice) -> int:
@@ -166,10 +153,10 @@ def _choose(first: _Side, second: _Side, bias: Tensor | None, choice: Choice) ->
         return DENSE  # and not decided
 
     def densely() -> None:
-        _dense(first.values().result, second.values().result, first, second, bias)
+        _dense(first.values(), second.values(), first, second, bias)
 
     def by_codes() -> None:
-        _integer(first.codes().coded, second.codes().coded, first, second, bias)
+        _integer(first.codes()[0], second.codes()[0], first, second, bias)
 
     first.site.held = second.site.held = True
     try:

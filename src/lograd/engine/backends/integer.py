@@ -200,10 +200,7 @@ class CodedProducts:
         mode = choice.mode_for(sites[0].held)
         if mode == UNDECIDED:
             mode = self._choose_output(operands, bias, geometry, (sites[0], sites[1]))
-        made = self._one_call.output(*operands, bias, geometry, (sites[0], sites[1])) if mode == INTEGER else None
-        if made is None:
-            made = _output_in_steps(mode, operands, bias, geometry, (sites[0], sites[1]))
-        y, x_codes, *others = made
+        y, x_codes, *others = self._output(mode, operands, bias, geometry, (sites[0], sites[1]))
         y = owned(laid_out(_flat(y, form.geometry), self.turned_output(call)))
         return y, in_nibbles(x_codes) if self.packs(call) else x_codes, *others
 
@@ -219,13 +216,30 @@ class CodedProducts:
         self.layer.hold(True)
         try:
             ways = {
-                NAMES[mode]: partial(_output_in_steps, mode, operands, bias, geometry, sites)
-                for mode in (DENSE, INTEGER)
+                NAMES[mode]: partial(self._output, mode, operands, bias, geometry, sites) for mode in (DENSE, INTEGER)
             }
             mode: int = choice.decide(timed(**ways))
             return mode
         finally:
             self.layer.hold(False)
+
+    def _output(
+        self, mode: int, operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry,
+        sites: tuple[Site, Site],
+    ) -> Results:  # fmt: skip
+        """Return Y by a backend, and codes and parameters of activations and weights."""
+        if mode == INTEGER and (made := self._one_call.output(*operands, bias, geometry, sites)) is not None:
+            return made
+        (x, x_finite), (weight, weight_finite) = (
+            site.levelled(operand) for site, operand in zip(sites, operands, strict=True)
+        )
+        if not (x_finite and weight_finite):
+            y = _dense_output(*operands, bias, geometry)
+        elif mode == INTEGER:
+            y = output(x, weight, bias, geometry)
+        else:
+            y = _dense_output(x.decode(), weight.decode(), bias, geometry)
+        return y, *x[:2], *weight[:2]
 
     def promise(self, call: Call) -> list[int]:
         """Return what `fake_output` has to know beside the tensors."""
@@ -253,11 +267,8 @@ class CodedProducts:
             folds = layer.folds_rows and not geometry.stride if by_row else layer.folds
             now, choice = call._replace(need=wanted), layer.choices[name]
             mode = choice.mode if layer.gradient.ready else DENSE
-            gradient = _Gradient(layer, now, g, x, weight, site, contracted, folds)
-            made = self._one_call.gradient(gradient) if mode == INTEGER else None
-            if made is None:
-                made = gradient.products(gradient.choose(choice) if mode == UNDECIDED else mode)
-            d_x, d_weight, d_bias = made
+            gradient = _Gradient(layer, self._one_call, now, g, x, weight, site, contracted, folds)
+            d_x, d_weight, d_bias = gradient.products(gradient.choose(choice) if mode == UNDECIDED else mode)
             if wanted[0] and d_x is not None:
                 found[0] = laid_out(d_x, call.x_turned)
             if wanted[1] and d_weight is not None:
@@ -279,22 +290,6 @@ def _decoded(x: Levels, weight: Levels, need: Need) -> tuple[Tensor, Tensor]:
 def _as_stored(form: Form, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return activations and weights as the layer has them."""
     return _flat(x, form.geometry), form.oriented(_flat(weight, form.geometry))
-
-
-def _output_in_steps(
-    mode: int, operands: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry, sites: tuple[Site, Site]
-) -> Results:
-    """Return Y by a backend, and codes and parameters of activations and weights."""
-    (x, x_finite), (weight, weight_finite) = (
-        site.levelled(operand) for site, operand in zip(sites, operands, strict=True)
-    )
-    if not (x_finite and weight_finite):
-        y = _dense_output(*operands, bias, geometry)
-    elif mode == INTEGER:
-        y = output(x, weight, bias, geometry)
-    else:
-        y = _dense_output(x.decode(), weight.decode(), bias, geometry)
-    return y, *x[:2], *weight[:2]
 
 
 class OneCall:
@@ -355,6 +350,7 @@ class OneCall:
         out = _room((x if need[0] else weight).codes.shape, torch.float32, last)
         d_bias = _room((g.shape[1],), torch.float32) if need[2] and not folds else None
         skips = g.numel() // g.shape[1] * weight.codes.numel() >= LEAST_WORK
+        rule = (*rule[:-1], 0) if site.held else rule  # without counters, nothing changes
         outcome = self._backward(
             need[1], shape, rule, native.view_address("g", g, torch.float32), g_last, native.own_address(met.codes),
             native.own_address(met.parameters), ranges, folds, skips, native.own_address(out), last,
@@ -404,14 +400,17 @@ class _Gradient:
     """A gradient in one of its products or both, the codes that it meets, and the ways to compute these products."""
 
     def __init__(
-        self, layer: Layer, call: Call, g: Tensor, x: Levels, weight: Levels, site: Site, contracted: tuple[int, ...],
-        folds: bool,
+        self, layer: Layer, one_call: OneCall, call: Call, g: Tensor, x: Levels, weight: Levels, site: Site,
+        contracted: tuple[int, ...], folds: bool,
     ) -> None:  # fmt: skip
-        self.layer, self.call, self.g, self.x, self.weight = layer, call, g, x, weight
+        self.layer, self.one_call, self.call = layer, one_call, call
+        self.g, self.x, self.weight = g, x, weight
         self.site, self.contracted, self.folds = site, contracted, folds
 
     def products(self, mode: int) -> Gradients:
         """Return dX, dW and dbias by a backend, as the layer has its operands, and count."""
+        if mode == INTEGER and (made := self.one_call.gradient(self)) is not None:
+            return made
         call, g, site, x, weight = self.call, self.g, self.site, self.x, self.weight
         form, need, by_channel = call.form, call.need, call.need[0]
         fold = fold_by((weight if by_channel else x).step) if self.folds else None
