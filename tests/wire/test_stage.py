@@ -60,7 +60,7 @@ def _recorded() -> tuple[list[Tensor], list[Tensor]]:
         assert site is not None
         before, ready = copy.deepcopy(site), self.operand.ready
         found = packet(self, x, *others, **more)
-        sent.append(before.values(x).result if ready else x.clone())
+        sent.append(before.treat(x, (), self.operand.control) if ready else x.clone())
         return found
 
     def recording_decode(packet: Tensor, like: Tensor) -> Tensor:

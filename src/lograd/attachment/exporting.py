@@ -68,7 +68,7 @@ def _write(found: Exported, name: str, layer: LayerEngine) -> None:
         else:
             inputs = 0 if isinstance(module, _ConvTransposeNd) else 1
             summed = () if layer.weights.shared else (inputs,)
-            values = site.values(oriented, summed, signs=layer.signs("output")).result
+            values = site.treat(oriented, summed, layer.weights.control, None, layer.signs("output"))
     finally:
         layer.hold(False)
     # A parameter of its own: others that share the weight are not rounded by this layer.

@@ -263,29 +263,16 @@ class Site:
 
     # -- tensors that pass --
 
-    def values(
+    def codes(
         self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, signs: Tensor | None = None,
         fold_dim: int = 1,
-    ) -> Counted:  # fmt: skip
-        """Return a tensor as the sentence treats it, in its own type, with its counts.
+    ) -> Encoded:  # fmt: skip
+        """Return a tensor as the codes of the last treatment, with the counts of all.
 
         Args:
             contracted: the dimensions that the product sums over.
             fold, signs, fold_dim: factors of the channels, and a key that names random signs; see `Setting`.
         """
-        results: list[Counted] = []
-        settings = self._settings(contracted, fold, signs, fold_dim)
-        for one, setting in zip(self.treatments, settings, strict=True):
-            current = results[-1].result if results else x
-            found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
-            results.append(checked_result(one, current, found))
-        return settled(self.treatments, x, results)
-
-    def codes(
-        self, x: Tensor, contracted: tuple[int, ...] = (), fold: Tensor | None = None, signs: Tensor | None = None,
-        fold_dim: int = 1,
-    ) -> Encoded:  # fmt: skip
-        """Return a tensor as the codes of the last treatment, with the counts of all; arguments as in `values`."""
         settings = self._settings(contracted, fold, signs, fold_dim)
         current, counts = x, []
         for one, setting in zip(self.treatments[:-1], settings[:-1], strict=True):
@@ -316,7 +303,7 @@ class Site:
         self, x: Tensor, contracted: tuple[int, ...], control: Tensor, fold: Tensor | None = None,
         signs: Tensor | None = None, fold_dim: int = 1,
     ) -> Tensor:  # fmt: skip
-        """Return the operand as the product takes it, and count it; arguments as in `values`.
+        """Return the operand as the product takes it, in its own type, and count it; arguments as in `codes`.
 
         Args:
             control: that of the operand; until it is ready, the operand passes through.
@@ -324,7 +311,13 @@ class Site:
         if not control.tolist()[READY] or x.dtype not in FLOAT_TYPES:
             self.count_passed_through()
             return dense(x).clone()
-        result, counts = self.values(x, contracted, fold, signs, fold_dim)
+        results: list[Counted] = []
+        settings = self._settings(contracted, fold, signs, fold_dim)
+        for one, setting in zip(self.treatments, settings, strict=True):
+            current = results[-1].result if results else x
+            found = one.apply(current, setting) if setting.fold is None else _folded(one, current, setting)
+            results.append(checked_result(one, current, found))
+        result, counts = settled(self.treatments, x, results)
         self.count(counts, x.numel())
         return result
 

@@ -459,7 +459,7 @@ class _Gradient:
         try:
             times = timed(**{NAMES[mode]: partial(self.products, mode) for mode in (DENSE, *serving)})
             if SPARSE in serving:
-                treated = self.site.values(g, self.contracted).result
+                treated = self.site.treat(g, self.contracted, self.layer.gradient.control)
                 times = times._replace(zeros=1 - int(treated.count_nonzero()) / g.numel())
         finally:
             self.site.held = False

@@ -41,25 +41,21 @@ def multiply(call: Call, g: Tensor, x: Any, weight: Any, operand: Operand, site:
     form, need, threshold = call.form, call.need, site.threshold
     ready = operand.ready and g.dtype in FLOAT_TYPES
     limit = None if threshold is None or not ready else in_type_of(g, threshold.reshape(()))
-
     by_lists = partial(products, g, *form.operands(g, x, weight), form.geometry, limit, site.key, need)
-
-    def densely() -> tuple[Gradients, Tensor]:
-        pruned, counts = (g, g) if limit is None else call_operator("stochastic_prune", g, limit, site.key, True)
-        return without_zeros(call, pruned, x, weight), counts
-
+    prune = (lambda: (g, g)) if limit is None else partial(call_operator, "stochastic_prune", g, limit, site.key, True)
     mode = choice.mode if ready else DENSE
     if mode == UNDECIDED and choice.is_too_small(g.numel() // g.shape[1] * torch.Size(call.weight_shape).numel()):
         mode = DENSE
     elif mode == UNDECIDED:
-        times = timed(dense=densely, sparse=by_lists)
+        times = timed(dense=lambda: without_zeros(call, prune()[0], x, weight), sparse=by_lists)
         # Dense products do not count the zeros of a gradient taken as it is.
         mode = choice.decide(times._replace(zeros=int(by_lists()[3][0]) / g.numel()))
     if mode == SPARSE:
         d_x, d_weight, d_bias, counts = by_lists()
         found: Gradients = d_x, form.oriented(d_weight) if need[1] else None, d_bias
     else:
-        found, counts = densely()
+        pruned, counts = prune()
+        found = without_zeros(call, pruned, x, weight)
     if limit is not None:
         site.count(counts, g.numel())
     elif threshold is not None:
