@@ -161,8 +161,7 @@ class RowsLeft {
     }
 
 public:
-    RowsLeft(const LayerShape& s, const GradientProduct& p, const Codes& own)
-        : total_(p.g.batch), count_(p.g.batch) {
+    RowsLeft(const LayerShape& s, const GradientProduct& p, const Codes& own) : total_(p.g.batch), count_(p.g.batch) {
         if (!p.skips_rows) return;
         const int zero = zero_of(own);
         if (s.convolves && is_pixelwise(s.layer)) {
