@@ -255,7 +255,7 @@ class Acceleration:
             return
         self._unproven = turns
         watch = Stopwatch({name: self._candidates[name] for name in layers})
-        times: dict[str, list[Times]] = {"plain": [], "integer": []}
+        times: dict[str, list[StepTimes]] = {"plain": [], "integer": []}
         yield from self._run(everywhere)  # warm-up
         if self._handle is not None:
             everywhere = self._handle.plan
@@ -271,15 +271,15 @@ class Acceleration:
         kept = {name: self._layer(name, widths.chosen[name], name in few) for name in faster}
         plan = replace(everywhere, layers={name: layer for name, layer in kept.items() if layer.treats})
         plain = times["plain"]
-        chosen: list[Times] = []
+        chosen: list[StepTimes] = []
         yield from self._run(plan)
         for _ in range(ROUNDS):
             yield from self._run(plan, None, chosen)
             yield from self._run(Plan(), None, plain)
         if turns:
             unturned = replace(plan, channels_last=False)
-            other: list[Times] = []
-            dense_turned: list[Times] = []
+            other: list[StepTimes] = []
+            dense_turned: list[StepTimes] = []
             yield from self._run(unturned)
             yield from self._run(unturned, None, other)
             if _shortest(other) < _shortest(chosen):
@@ -304,7 +304,7 @@ class Acceleration:
         shares = {name: one.rows_kept / one.rows for name, one in counts.items() if one.rows}
         return {name: share for name, share in shares.items() if share <= MOST_ROWS}
 
-    def _run(self, plan: Plan, watch: Stopwatch | None = None, times: list[Times] | None = None) -> Iterator[None]:
+    def _run(self, plan: Plan, watch: Stopwatch | None = None, times: list[StepTimes] | None = None) -> Iterator[None]:
         """Let the next step run with a plan, and note its time and, with a stopwatch, those of layers."""
         self._attach(plan)
         if watch is None:
@@ -320,11 +320,11 @@ class Acceleration:
         if isinstance(output, Tensor) and output.requires_grad:
             self._work[name] = self._work.get(name, 0.0) + output.numel() * work_of_element(module)
 
-    def _times(self, watch: Stopwatch | None) -> Times:
+    def _times(self, watch: Stopwatch | None) -> StepTimes:
         """Return the times of the step that has just ended, as those of a step with the work of the first."""
         scale = self._first_work / (sum(self._work.values()) or 1.0)
         layers = {} if watch is None else {name: scale * one.total for name, one in watch.read().items()}
-        return Times(scale * self._last, layers)
+        return StepTimes(scale * self._last, layers)
 
     @contextmanager
     def _widths(self) -> Iterator[_Widths]:
@@ -537,18 +537,18 @@ def _energy(x: Tensor) -> float:
 # -- times --
 
 
-class Times(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds of one step, from its first forward to `step`, and of its layers."""
 
     step: float
     layers: Mapping[str, float]
 
 
-def _shortest(times: Iterable[Times]) -> float:
+def _shortest(times: Iterable[StepTimes]) -> float:
     return min(one.step for one in times)
 
 
-def _faster(times: Mapping[str, list[Times]], layers: Iterable[str]) -> list[str]:
+def _faster(times: Mapping[str, list[StepTimes]], layers: Iterable[str]) -> list[str]:
     """Return the layers that are faster in integers than plain."""
     plain, integer = (
         {name: min(one.layers[name] for one in times[kind]) for name in layers} for kind in ("plain", "integer")

@@ -12,7 +12,7 @@ from torch import nn
 
 import lograd
 from lograd import InvalidValue, acceleration
-from lograd.acceleration import Acceleration, Times
+from lograd.acceleration import Acceleration, StepTimes
 from lograd.errors import LogradWarning
 from lograd.treatments import Rows
 
@@ -34,7 +34,7 @@ def plant(monkeypatch, wide):
             attached = {} if self._handle is None else self._handle.layers
             layers = {name: integer.get(name, 2.0) if name in attached else 1.0 for name in self._candidates}
             step = sum(layers.values()) + overhead * bool(attached)
-            return Times(step, layers if watch is not None else {})
+            return StepTimes(step, layers if watch is not None else {})
 
         monkeypatch.setattr(Acceleration, "_times", times)
 
@@ -304,11 +304,6 @@ def test_compiled_models(plant):
     train(model, handle, 2)
     assert handle.counters().total.treated > before
     handle.remove()
-
-
-def test_real_times_end_in_a_decision(wide):
-    _, handle = decided()
-    assert "float32" in handle.words or "stays as it is" in handle.words
 
 
 BAD = {

@@ -431,7 +431,9 @@ class _Gradient:
         if mode != SPARSE:
             return self.dense(treated)
         met = _decoded(x, weight, need)
-        d_x, d_weight, d_bias, _ = sparse.products(image(treated), *met, planar(form.geometry), None, site.key, need)
+        d_x, d_weight, d_bias, _ = sparse.list_products(
+            image(treated), *met, planar(form.geometry), None, site.key, need
+        )
         return self.stored(d_x, d_weight, d_bias)
 
     def dense(self, g: Tensor) -> Gradients:

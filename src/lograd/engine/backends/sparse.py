@@ -20,7 +20,7 @@ from ..site import Operand, Site
 from .choice import DENSE, SPARSE, UNDECIDED, Choice, timed
 
 
-def products(
+def list_products(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, threshold: Tensor | None, key: Tensor, need: Need
 ) -> Results:
     """Return dX, dW, dbias and counts of a gradient, which is pruned on the way if there is a threshold."""
@@ -41,7 +41,7 @@ def multiply(call: Call, g: Tensor, x: Any, weight: Any, operand: Operand, site:
     form, need, threshold = call.form, call.need, site.threshold
     ready = operand.ready and g.dtype in FLOAT_TYPES
     limit = None if threshold is None or not ready else in_type_of(g, threshold.reshape(()))
-    by_lists = partial(products, g, *form.operands(g, x, weight), form.geometry, limit, site.key, need)
+    by_lists = partial(list_products, g, *form.operands(g, x, weight), form.geometry, limit, site.key, need)
     prune = (lambda: (g, g)) if limit is None else partial(call_operator, "stochastic_prune", g, limit, site.key, True)
     mode = choice.mode if ready else DENSE
     if mode == UNDECIDED and choice.is_too_small(g.numel() // g.shape[1] * torch.Size(call.weight_shape).numel()):
