@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidType, InvalidValue, sentence
-from ..files import check_number
 from ..formats.values import check_width
 from ..ops import pack_integers
 from ..ops.contracts import FLOATS, Takes
@@ -288,9 +287,16 @@ def _check(
     fits = {len(shape) for shape in shapes} == {3} and len({shape[0] for shape in shapes}) == 1
     if not fits or shapes[0][2] != shapes[1][2] or shapes[1][1] != shapes[2][1]:
         raise InvalidValue(f"attention takes slices of queries, keys and values that fit; got shapes {shapes}.")
-    if bias is not None and bias.shape[:-2].numel() not in (1, query.shape[0]):
-        raise InvalidValue(f"the bias of attention must name each slice, or none; got shape {tuple(bias.shape)}.")
-    check_number("dropout of attention", dropout, 0, 1)
+    if bias is not None:
+        sizes = ((1, query.shape[1]), (1, keys.shape[1]))
+        covers = bias.dim() >= 2 and all(size in some for size, some in zip(bias.shape[-2:], sizes, strict=True))
+        if not covers or (bias.dim() > 2 and bias.shape[:-2].numel() != query.shape[0]):
+            raise InvalidValue(
+                f"the bias of attention must fit {(*shapes[0][:2], shapes[1][1])}, with all leading dimensions written "
+                f"out; got shape {tuple(bias.shape)}."
+            )
+    if not 0 <= dropout < 1:
+        raise InvalidValue(sentence("dropout of attention", dropout, "from 0 to below 1"))
 
 
 def _check_backward(
