@@ -38,7 +38,7 @@ from lograd.measure.planner import GoalProblem, goal_problem, option_of
 from lograd.measure.timing import DENSE, WARM_UP, Timer, method
 from lograd.measure.timing import TIMED as STEPS
 from lograd.text import markdown
-from lograd.theory import Choice
+from lograd.theory import Selection
 
 from .timing import conditions, versions, write
 
@@ -178,27 +178,27 @@ class Network:
         ]
         self.timed = replace(self.task.problem, menus=options)  # all methods, also those that are slower than dense
 
-    def of_methods(self, methods: dict[str, str]) -> tuple[Plan, Choice]:
+    def of_methods(self, methods: dict[str, str]) -> tuple[Plan, Selection]:
         """Return a plan with a method for each layer, and what is predicted of it."""
         menus = [[option.name for option in menu] for menu in self.timed.menus]
         places = [menu.index(methods[name]) for name, menu in zip(self.task.names, menus, strict=True)]
         layers = {name: method(one).plan for name, one in methods.items() if one != DENSE}
         return Plan(layers), self.timed.choice(places)
 
-    def random(self, seed: int) -> tuple[Plan, Choice]:
+    def random(self, seed: int) -> tuple[Plan, Selection]:
         """Return a plan with random methods."""
         rng = np.random.default_rng(seed)
         return self.of_methods({name: str(rng.choice(RANDOM)) for name in self.task.names})
 
-    def chosen(self, budget: float) -> tuple[Plan, Choice]:
+    def chosen(self, budget: float) -> tuple[Plan, Selection]:
         """Return the fastest plan within a budget of noise."""
         plan = self.profile.plan(noise=budget)
         expected = plan.evidence.expected
         assert expected is not None
         assert expected.seconds is not None
-        return plan, Choice((), expected.seconds, expected.rho or 0.0, expected.penalty or 0.0)
+        return plan, Selection((), expected.seconds, expected.rho or 0.0, expected.penalty or 0.0)
 
-    def plans(self) -> dict[str, tuple[Plan, Choice]]:
+    def plans(self) -> dict[str, tuple[Plan, Selection]]:
         """Return mixed plans by name."""
         found = {f"random {seed}": self.random(seed) for seed in (0, 1)}
         return found | {f"chosen for {budget:g}": self.chosen(budget) for budget in BUDGETS}

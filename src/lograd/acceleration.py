@@ -113,14 +113,6 @@ def accelerate(
     return found
 
 
-def fastest_plan(
-    model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction | None = None, *, keep: str | Iterable[str] = ()
-) -> tuple[Plan, str]:
-    """Return the plan that `accelerate` would attach, and what it says of it; the model is left as it was."""
-    with accelerate(model, batches, loss_fn, keep=keep, quiet=True) as found:
-        return found.plan, found.words
-
-
 @final
 class Acceleration:
     """A model that is made faster.  `with accelerate(model) as handle:` gives it back at the end.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..engine import autograd
-from ..engine.forms import Convolution, cast_as_autocast_would
+from ..engine.forms import ConvolutionForm, cast_as_autocast_would
 from ..engine.layer import LayerEngine
 from ..engine.layers import kind_of_class
 from ..errors import InvalidValue
@@ -116,7 +116,7 @@ class _Conv1D(_Swapped):
         return autograd.addmm(*cast_as_autocast_would(x, self.weight, self.bias), getattr(self, ATTRIBUTE))
 
 
-class _Convolution(_Swapped):
+class _ConvolutionForm(_Swapped):
     def forward(self: Any, input: Tensor) -> Tensor:
         if not _records(self, input):
             result: Tensor = super().forward(input)  # type: ignore[misc]
@@ -129,7 +129,7 @@ class _Convolution(_Swapped):
         if isinstance(padding, str):
             extra, padding = _padding_of(self)
             x = F.pad(x, extra) if any(extra) else x
-        form = Convolution(Geometry(self.stride, padding, self.dilation, self.groups))
+        form = ConvolutionForm(Geometry(self.stride, padding, self.dilation, self.groups))
         return autograd.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
 
 
@@ -143,16 +143,16 @@ class _Transposed(_Swapped):
             input, output_size, self.stride, self.padding, self.kernel_size, spatial, self.dilation
         )
         geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
-        form = Convolution(geometry, True, tuple(output_padding))
+        form = ConvolutionForm(geometry, True, tuple(output_padding))
         x, weight, bias = cast_as_autocast_would(input, self.weight, self.bias)
         return autograd.convolution(x, weight, bias, form, getattr(self, ATTRIBUTE))
 
 
 _BEHAVIOUR: dict[type[nn.Module], type[_Swapped]] = {
     nn.Linear: _Linear,
-    nn.Conv1d: _Convolution,
-    nn.Conv2d: _Convolution,
-    nn.Conv3d: _Convolution,
+    nn.Conv1d: _ConvolutionForm,
+    nn.Conv2d: _ConvolutionForm,
+    nn.Conv3d: _ConvolutionForm,
     nn.ConvTranspose1d: _Transposed,
     nn.ConvTranspose2d: _Transposed,
     nn.ConvTranspose3d: _Transposed,

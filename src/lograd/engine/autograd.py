@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..errors import LogradError
 from ..ops.registry import direct, transforming
-from .forms import Convolution, Form, Gradients, Linear, Need, is_turned, lies_by_column
+from .forms import ConvolutionForm, Form, Gradients, LinearForm, Need, is_turned, lies_by_column
 
 PLAIN, VALUES, CODES, BLOCKS = range(4)
 """How a layer treats the operands of its output: not at all, as tensors, as codes, or as codes in blocks."""
@@ -65,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Te
     # F.linear adds the bias inside the product only where it can; the sum's bits depend on it.
     fused = bias is not None and x.dim() > 1 and (x.dim() == 2 or x.is_contiguous())
     rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    form = Linear(fused, lies_by_column(rows), weight.shape[1], _length(x, engine))
+    form = LinearForm(fused, lies_by_column(rows), weight.shape[1], _length(x, engine))
     flat = differentiable(rows, weight, bias, form, engine)
     if x.dim() == 2:
         return flat
@@ -77,7 +77,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, engine: Engine) -> Te
 def addmm(x: Tensor, weight: Tensor, bias: Tensor, engine: Engine) -> Tensor:
     """Return bias + x weight with the weight stored as (inputs, outputs), as in the Conv1D of transformers."""
     rows = x.view(x.shape[:-1].numel(), x.shape[-1])
-    form = Linear(True, lies_by_column(rows), weight.shape[0], _length(x, engine), by_input=True)
+    form = LinearForm(True, lies_by_column(rows), weight.shape[0], _length(x, engine), by_input=True)
     flat = differentiable(rows, weight, bias, form, engine)
     return flat.view(*x.shape[:-1], weight.shape[1])
 
@@ -87,7 +87,7 @@ def _length(x: Tensor, engine: Engine) -> int:
     return x.shape[1:-1].numel() if engine.by_sample else 1
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, form: Convolution, engine: Engine) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, form: ConvolutionForm, engine: Engine) -> Tensor:
     """Return a convolution, transposed or not, of a batch or of one sample."""
     batched = x.dim() == weight.dim()
     result = differentiable(x if batched else x.unsqueeze(0), weight, bias, form, engine)

@@ -36,7 +36,7 @@ def cast_as_autocast_would(x: Tensor, weight: Tensor, bias: Tensor | None) -> tu
     return cast(x), cast(weight), cast(bias)
 
 
-class Linear(NamedTuple):
+class LinearForm(NamedTuple):
     """x weight^T + bias of matrices."""
 
     fused: bool
@@ -101,7 +101,7 @@ class Linear(NamedTuple):
         return weight.t() if self.by_input else weight
 
 
-class Convolution(NamedTuple):
+class ConvolutionForm(NamedTuple):
     """A convolution over one, two or three dimensions."""
 
     geometry: Geometry
@@ -153,7 +153,7 @@ class Convolution(NamedTuple):
         return weight
 
 
-Form = Linear | Convolution
+Form = LinearForm | ConvolutionForm
 """The dense products of a kind of layer."""
 
 
@@ -161,16 +161,16 @@ Form = Linear | Convolution
 def form_of(numbers: tuple[int, ...]) -> Form:
     """Return the form that has these `numbers`.
 
-    >>> form_of(tuple(Linear(True, False, 16).numbers)) == Linear(True, False, 16)
+    >>> form_of(tuple(LinearForm(True, False, 16).numbers)) == LinearForm(True, False, 16)
     True
     """
     kind, *rest = numbers
     if kind == 0:
-        return Linear(bool(rest[0]), bool(rest[1]), rest[2], rest[3], bool(rest[4]))
+        return LinearForm(bool(rest[0]), bool(rest[1]), rest[2], rest[3], bool(rest[4]))
     transposed, groups, *sizes = rest
     spatial = len(sizes) // (4 if transposed else 3)
     stride, padding, dilation, more = (tuple(sizes[part * spatial : (part + 1) * spatial]) for part in range(4))
-    return Convolution(Geometry(stride, padding, dilation, groups), bool(transposed), more)
+    return ConvolutionForm(Geometry(stride, padding, dilation, groups), bool(transposed), more)
 
 
 def is_turned(x: Tensor) -> bool:

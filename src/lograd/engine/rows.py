@@ -20,7 +20,7 @@ from ..ops.row_pruning import KeptRows, expected_rows, keep_rows, nonzero_rows, 
 from ..treatments import BACKWARD
 from .autograd import CODES, Call
 from .backends.choice import LEAST_WORK
-from .forms import Convolution, Gradients, Linear, Need, empty
+from .forms import ConvolutionForm, Gradients, LinearForm, Need, empty
 from .site import COUNTERS, Levels, Site
 
 FEWEST = 0.1
@@ -73,7 +73,7 @@ def without_zeros(call: Call, g: Tensor, x: Any, weight: Any, skips: bool = True
 def _pixels_to_multiply(g: Tensor, call: Call) -> tuple[Tensor, ...] | None:
     """Return the samples and places of pixels that are not zero; None where multiplying all takes no longer."""
     form, channels = call.form, call.weight_shape[:2]
-    if not isinstance(form, Convolution) or not form.is_pixelwise(call.weight_shape):
+    if not isinstance(form, ConvolutionForm) or not form.is_pixelwise(call.weight_shape):
         return None
     total = g.numel() // g.shape[1]
     if min(channels) < FEWEST_CHANNELS or total * math.prod(channels) < LEAST_WORK:
@@ -84,7 +84,7 @@ def _pixels_to_multiply(g: Tensor, call: Call) -> tuple[Tensor, ...] | None:
 
 def _products_of_pixels(call: Call, g: Tensor, x: Tensor, weight: Tensor, at: tuple[Tensor, ...]) -> Gradients:
     """Return dX, dW and dbias of some pixels; the others are zero."""
-    form, taken = Linear(False, False, weight.shape[1]), x.flatten(2).mT[at] if call.need[1] else None
+    form, taken = LinearForm(False, False, weight.shape[1]), x.flatten(2).mT[at] if call.need[1] else None
     d_x, d_weight, d_bias = form.products(g.flatten(2).mT[at], taken, weight.flatten(1), call.need)
     if d_x is not None:
         whole = empty(g, call.x_shape, call.x_turned).zero_()
@@ -209,7 +209,7 @@ def _backward_of_pixels(layer: Any, call: Call, g: Tensor, operands: tuple[Any, 
 
     outputs, inputs = call.weight_shape[:2]
     samples, pixels = g.shape[0], g.shape[2:].numel()
-    form = Linear(fused=False, by_column=False, inputs=inputs, length=pixels)
+    form = LinearForm(fused=False, by_column=False, inputs=inputs, length=pixels)
     shapes = torch.Size((samples * pixels, inputs)), torch.Size((outputs, inputs))
     place = 2 if call.mode == CODES else 1
     met = [one.flatten(1) if at == place and one is not None else rows_of(one) for at, one in enumerate(operands)]

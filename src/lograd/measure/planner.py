@@ -21,7 +21,7 @@ from ..formats import FloatFormat
 from ..laws import Empirical, LogNormal
 from ..laws.binned import try_binned
 from ..plan import Evidence, Expected, Forecast, LayerPlan, Plan, StepWork, check_bits, predicted
-from ..theory import Choice, Option, Problem, choose
+from ..theory import Option, Problem, Selection, choose
 from ..treatments import BACKWARD, ProductPlan, Prune, Quantize, Sentence, Statistics
 from ..treatments.products import check_backward_products
 from ..treatments.prune import PruningLaw
@@ -359,12 +359,12 @@ class GoalProblem:
     kept: Mapping[str, str]
     dense: float
 
-    def methods(self, choice: Choice) -> dict[str, str]:
+    def methods(self, choice: Selection) -> dict[str, str]:
         """Return the chosen method of each layer that is not left dense."""
         chosen = zip(self.names, self.problem.menus, choice.places, strict=True)
         return {name: menu[place].name for name, menu, place in chosen if menu[place].name != DENSE}
 
-    def reasons(self, choice: Choice) -> dict[str, str]:
+    def reasons(self, choice: Selection) -> dict[str, str]:
         """Return why layers stay dense, in words: for each without a choice, and each that was better left alone."""
         found = dict(self.kept)
         seconds, noise = self.problem.exchanges(choice.places)
@@ -510,7 +510,7 @@ def _planned(name: str, layer: LayerProfile, statistics: Statistics | None) -> L
     )
 
 
-def _growth(task: GoalProblem, choice: Choice) -> Forecast | None:
+def _growth(task: GoalProblem, choice: Selection) -> Forecast | None:
     """Return the growth of the gradient that noise multiplies most; None where no layer hands noise on."""
     noise = [menu[place].input_noise for menu, place in zip(task.problem.menus, choice.places, strict=True)]
     handing_on = sum(one > 0 for one in noise)

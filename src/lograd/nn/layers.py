@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..engine import autograd
 from ..engine.autograd import Call
 from ..engine.backends.integer import reason_not_coded
-from ..engine.forms import Convolution, Gradients, cast_as_autocast_would
+from ..engine.forms import ConvolutionForm, Gradients, cast_as_autocast_would
 from ..engine.layer import LayerEngine
 from ..engine.layers import reason_unserved, row_units
 from ..errors import InvalidValue
@@ -152,7 +152,7 @@ class Linear(_Layer, nn.Linear):
         return autograd.linear(*cast_as_autocast_would(input, self.weight, self.bias), self._own_engine())
 
 
-class _Convolution(_Layer, nn.modules.conv._ConvNd):
+class _ConvolutionForm(_Layer, nn.modules.conv._ConvNd):
     def forward(self, input: Tensor) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros" or isinstance(padding, str):
@@ -160,13 +160,13 @@ class _Convolution(_Layer, nn.modules.conv._ConvNd):
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(self.stride)
         assert not isinstance(padding, str)
-        form = Convolution(Geometry(self.stride, padding, self.dilation, self.groups))
+        form = ConvolutionForm(Geometry(self.stride, padding, self.dilation, self.groups))
         return autograd.convolution(*cast_as_autocast_would(input, self.weight, self.bias), form, self._own_engine())
 
 
-class Conv1d(_Convolution, nn.Conv1d):
+class Conv1d(_ConvolutionForm, nn.Conv1d):
     """nn.Conv1d(..., recipe="int8-full", seed=0, backend=None); see `Linear`."""
 
 
-class Conv2d(_Convolution, nn.Conv2d):
+class Conv2d(_ConvolutionForm, nn.Conv2d):
     """nn.Conv2d(..., recipe="int8-full", seed=0, backend=None); see `Linear`."""

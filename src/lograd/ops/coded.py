@@ -94,7 +94,7 @@ class Householder:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Hadamard:
+class Rotated:
     """Blocks of neighbours in a row were transformed by `ops.hadamard`."""
 
     block: int
@@ -133,7 +133,7 @@ class Folded:
         return torch.where(factors != 0, x / factors, x * 0)
 
 
-Transform = Folded | Householder | Hadamard | ThreeQuarters | Table
+Transform = Folded | Householder | Rotated | ThreeQuarters | Table
 """What was done to a tensor before its elements were rounded to codes; decoding undoes it."""
 
 # ----------------------------------------------------------------------------------------------------------- the tensor
@@ -210,7 +210,7 @@ class CodedTensor:
         """Numbers in place of codes, where these lie, before channels are divided by factors."""
         values = self._values(self.in_bytes(), dtype)
         for step in self.transform:
-            if isinstance(step, Hadamard):
+            if isinstance(step, Rotated):
                 values = _operator("hadamard")(values, step.block, step.key, True)
         return values
 
@@ -284,7 +284,7 @@ def _register(kind: type, tensors: tuple[str, ...]) -> None:
 
 
 _register(Householder, ("groups", "stretch"))
-_register(Hadamard, ("key",))
+_register(Rotated, ("key",))
 _register(Folded, ("factors",))
 _register(ThreeQuarters, ())
 _register(Table, ("values",))

@@ -102,7 +102,7 @@ def integer_convolution(
     geometry = _geometry(geometry, x)
     a, b = _operands("output", x, weight, convolution=True)
     columns = Steps((b.step.reshape(-1), a.step.reshape(-1)))
-    return scaled_products.convolution(a.codes, b.codes, a.zero, b.zero, columns, _float(bias), geometry)
+    return scaled_products.scaled_convolution(a.codes, b.codes, a.zero, b.zero, columns, _float(bias), geometry)
 
 
 def integer_convolution_backward(

@@ -75,7 +75,7 @@ def matmul(
     return _scaled(call("integer_matmul", *codes, None, None, None), factors, bias)
 
 
-def convolution(
+def scaled_convolution(
     x: Tensor, weight: Tensor, x_zero: int, weight_zero: int, columns: Steps, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     """The operator `integer_convolution`, with steps of output channels."""

@@ -70,7 +70,7 @@ class Option:
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """One option for each layer, and what is expected of them together.
 
     Args:
@@ -148,7 +148,7 @@ class Problem:
             rises("input"), rises("weight"),
         )  # fmt: skip
 
-    def choice(self, places: Sequence[int]) -> Choice:
+    def choice(self, places: Sequence[int]) -> Selection:
         """Return the choice of these places, with its seconds and its noise at the levels that it causes."""
         found, energies = self._table.at(places), self.energies
         z = self.levels(places)
@@ -156,7 +156,7 @@ class Problem:
             into_input = found.input_noise + found.input_rises.at(z) * z
             into_weight = found.weight_noise + found.weight_rises.at(z) * z
             noise = float(into_input @ energies.passed + into_weight @ energies.own) / self.unit
-        return Choice(
+        return Selection(
             tuple(map(int, places)),
             float(self.rest + found.seconds.sum()),
             noise if z.max() < LARGEST and math.isfinite(noise) else math.inf,
@@ -202,7 +202,7 @@ class _Table(NamedTuple):
         )  # fmt: skip
 
 
-def choose(problem: Problem, *, noise: float | None = None, progress: bool = False) -> Choice:
+def choose(problem: Problem, *, noise: float | None = None, progress: bool = False) -> Selection:
     """Return the best choice for one of two goals.
 
     Args:
@@ -239,28 +239,28 @@ def choose(problem: Problem, *, noise: float | None = None, progress: bool = Fal
     return min((_exchanged(problem, one, objective) for one in starts), key=lambda one: _value(objective, one))
 
 
-def frontier(problem: Problem) -> list[Choice]:
+def frontier(problem: Problem) -> list[Selection]:
     """Return choices from the fastest to the one with the least noise, of which none is both slower and noisier."""
     here = _quietest(problem)
     found = [here, problem.choice(np.argmin(problem.exchanges(here.places)[0], axis=1).tolist())]
     for price in np.geomspace(*PRICES, SWEEP)[::-1].tolist():
         here = _at_price(problem, here, price * here.seconds)
         found.append(here)
-    kept: list[Choice] = []
+    kept: list[Selection] = []
     for one in sorted(found, key=lambda one: (one.seconds, one.total)):
         if not kept or one.total < kept[-1].total:
             kept.append(one)
     return kept
 
 
-def _quietest(problem: Problem) -> Choice:
+def _quietest(problem: Problem) -> Selection:
     """Return the choice at the highest price, from the least noise of each layer by itself."""
     loudness = [[one.input_noise + one.weight_noise + one.penalty for one in menu] for menu in problem.menus]
     start = problem.choice([int(np.argmin(one)) for one in loudness])
     return _at_price(problem, start, PRICES[1] * start.seconds)
 
 
-def _at_price(problem: Problem, start: Choice, price: float) -> Choice:
+def _at_price(problem: Problem, start: Selection, price: float) -> Selection:
     """Return a choice with the least seconds + price x noise that changes of many layers at once lead to.
 
     All layers take their best option at the costs of the choice before.  Costs rise with the noise of other layers, so
@@ -285,7 +285,7 @@ def _at_price(problem: Problem, start: Choice, price: float) -> Choice:
         here = there
 
 
-def _exchanged(problem: Problem, start: Choice, objective: Objective) -> Choice:
+def _exchanged(problem: Problem, start: Selection, objective: Objective) -> Selection:
     """Return a choice that no exchange of one option improves.
 
     Args:
@@ -302,5 +302,5 @@ def _exchanged(problem: Problem, start: Choice, objective: Objective) -> Choice:
         here = there
 
 
-def _value(objective: Objective, choice: Choice) -> float:
+def _value(objective: Objective, choice: Selection) -> float:
     return float(objective(np.array(choice.seconds), np.array(choice.total)))

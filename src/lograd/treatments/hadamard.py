@@ -107,7 +107,7 @@ class Hadamard(Coded):
         assert isinstance(self.inner, Coded)
         inner, counts = self.inner.encode(spread, setting._replace(contracted=(1,)))
         key = None if seed is None else torch.cat([seed, torch.zeros_like(seed)])
-        coded = replace(inner, layout=layout, transform=(*inner.transform, coding.Hadamard(self.block, key)))
+        coded = replace(inner, layout=layout, transform=(*inner.transform, coding.Rotated(self.block, key)))
         return Encoded(coded, counts if self.block_levels else counted(coded.decode(), counts[2]).counts)
 
     def _spread(self, matrix: Tensor, setting: Setting) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import native
 from ..errors import PacketError
-from ..ops.coded import CodedTensor, Folded, Hadamard, Householder, Layout, Table, ThreeQuarters, Transform
+from ..ops.coded import CodedTensor, Folded, Householder, Layout, Rotated, Table, ThreeQuarters, Transform
 from ..ops.contracts import type_name
 from .header import CODES, DTYPES, Bytes, Header, in_order, order_of, packet_of
 from .pruned import bytes_for, pack, unpack
@@ -23,7 +23,7 @@ _PARTS = ("scale", "zero", "low", "block_scales")
 _TRANSFORMS: dict[str, tuple[type[Any], tuple[str, ...], tuple[str, ...]]] = {
     "folded": (Folded, ("factors",), ("dim",)),
     "householder": (Householder, ("groups", "stretch"), ()),
-    "hadamard": (Hadamard, ("key",), ("block",)),
+    "hadamard": (Rotated, ("key",), ("block",)),
     "three_quarters": (ThreeQuarters, (), ()),
     "table": (Table, ("values",), ()),
 }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.coded import CodedTensor, Hadamard, Layout
+from ...ops.coded import CodedTensor, Layout, Rotated
 from ...treatments import OPERANDS, PRODUCTS, SYMBOLS
 from ..autograd import BLOCKS, Call
 from ..forms import Gradients, laid_out
@@ -191,14 +191,14 @@ def _sums(coded: CodedTensor) -> Tensor:
     rows = replace(_as_transformed(coded), layout=Layout.of(torch.empty(coded.codes.shape, device="meta"))).decode()
     ones = rows.new_ones(1, rows.shape[1])
     for step in coded.transform:
-        if isinstance(step, Hadamard):
+        if isinstance(step, Rotated):
             ones = ops.hadamard(ones, step.block, None if step.key is None else step.key[:1])
     return rows.mv(ones[0])
 
 
 def _as_transformed(coded: CodedTensor) -> CodedTensor:
     """Return the coded tensor of the transformed operand, which is not transformed back."""
-    return replace(coded, transform=tuple(step for step in coded.transform if not isinstance(step, Hadamard)))
+    return replace(coded, transform=tuple(step for step in coded.transform if not isinstance(step, Rotated)))
 
 
 def reason_not_blocks(layer: Layer) -> str | None:

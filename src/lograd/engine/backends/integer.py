@@ -51,7 +51,7 @@ def output(x: Levels, weight: Levels, bias: Tensor | None, geometry: Geometry) -
     """Return Y as float32; images lie channels-last."""
     zeros, x_step, steps = (x.zero, weight.zero), x.step, weight.step
     if geometry.stride:
-        return scaled_products.convolution(x.codes, weight.codes, *zeros, Steps((x_step, steps)), bias, geometry)
+        return scaled_products.scaled_convolution(x.codes, weight.codes, *zeros, Steps((x_step, steps)), bias, geometry)
     rows, columns = (Steps((x_step,)), Steps((steps,))) if len(x_step) > 1 else (None, Steps((x_step, steps)))
     return scaled_products.matmul(x.codes, weight.codes.t(), *zeros, rows, columns, bias)
 
