@@ -29,16 +29,23 @@ def wide(monkeypatch):
 def plant(monkeypatch, wide):
     """Plant the seconds of a step: 1 for each plain layer, and a given time for each integer one."""
 
-    def planted(integer: dict[str, float], overhead: float = 0.0) -> None:
+    def planted(integer: dict[str, float], overhead: float = 0.0, rows: float = 1.0) -> None:
         def times(self, watch):
-            attached = {} if self._handle is None else self._handle.layers
+            attached = {} if self._handle is None else self._handle.plan.layers
             layers = {name: integer.get(name, 2.0) if name in attached else 1.0 for name in self._candidates}
+            for name in attached:
+                layers[name] *= rows if drops(attached[name]) else 1.0
             step = sum(layers.values()) + overhead * bool(attached)
             return StepTimes(step, layers if watch is not None else {})
 
         monkeypatch.setattr(Acceleration, "_times", times)
 
     return planted
+
+
+def drops(layer: lograd.LayerPlan) -> bool:
+    """Return True if a layer drops rows of its gradient."""
+    return any(isinstance(one, Rows) for one in layer.input_gradient.gradient)
 
 
 def network() -> nn.Module:
@@ -126,6 +133,20 @@ def test_rows_are_dropped_where_few_are_left(plant, first, noise):
     assert ("of the rows of gradients in 2 layers" in handle.words) == first
     total = handle.counters().total
     assert 0 < total.rows_kept <= total.rows / 16 if first else not total.rows
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(0.9, True), (1.1, False)])
+def test_rows_are_dropped_only_where_the_step_is_faster_for_it(plant, rows, kept):
+    plant({"0": 0.4, "2": 0.4}, rows=rows)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    handle = lograd.accelerate(model, quiet=True)
+    for _ in range(ENOUGH):
+        model(torch.randn(8, 16, 64))[:, 0].square().sum().backward()
+        handle.step()
+    assert {drops(layer) for layer in handle.plan.layers.values()} == {kept}
+    assert ("of the rows" in handle.words) == kept
+    assert f"{1 / (0.4 * min(rows, 1.0)):.2f} times faster" in handle.words
 
 
 def test_where_no_layer_is_faster_everything_stays(plant):
