@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lograd import theory
@@ -55,6 +55,7 @@ def test_threshold_adds_the_noise_that_was_asked_for(values: list[float], noise:
     values=st.lists(st.floats(1e-20, 1e20), min_size=2, max_size=40), sparsity=st.floats(0.01, 0.95),
     zeros=st.integers(0, 20),
 )  # fmt: skip
+@example(values=[2.0, 2.0, 1e-16], sparsity=0.5, zeros=1)
 @settings(max_examples=200, deadline=None)
 def test_threshold_drops_the_share_that_was_asked_for(values: list[float], sparsity: float, zeros: int) -> None:
     weights = torch.tensor(values + [0.0] * zeros, dtype=torch.float64)

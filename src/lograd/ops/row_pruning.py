@@ -104,7 +104,8 @@ def row_threshold(
     if target <= 0:
         return torch.zeros_like(unit)
     reached = count[:-1] - first[:-1] / found[1:]
-    place = torch.searchsorted(reached, target.reshape(1))[0]
+    # The right one of equals: where rounding makes them equal, the left one may have no rows to spare.
+    place = torch.searchsorted(reached, target.reshape(1), right=True)[0]
     if count[place] <= target:  # counts are estimates, and add up to fewer rows than shall go
         return torch.zeros_like(unit)
     return unit * first[place] / (count[place] - target)
