@@ -1,4 +1,4 @@
-"""What the functions of `lograd.ops` refuse, each in one sentence; test_ops_contracts has the rules of operators."""
+"""Refusals of the functions of `lograd.ops`, each in one sentence; test_ops_contracts has the rules of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callbacks of all loops do: attach when a training begins, resume, and give the model back at its end."""
+"""The part that callbacks of all training loops share: attach at the beginning, resume, remove at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attaching:
         self._plan = Plan.uniform(plan) if isinstance(plan, str) and not self._automatic else plan
         self._options = options
         self.handle: Handle | Acceleration | None = None
-        """What is attached; None before the training."""
+        """The handle of the model; None before the training."""
 
     def _attach(self, model: nn.Module) -> None:
         self._remove()  # what a training left that an exception ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from threading import local
@@ -12,7 +13,7 @@ from torch import nn
 from ..errors import InvalidType, plural, sentence
 
 
-class RunningHandle:
+class RunningHandle(ABC):
     """The handle of something that is in force while a model runs; as a context it is removed at the end."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -21,9 +22,9 @@ class RunningHandle:
         self.left_alone: Counter[str] = Counter()
         """Calls that PyTorch computed, by the reason."""
 
+    @abstractmethod
     def remove(self) -> None:
         """Make the model what it was."""
-        raise NotImplementedError
 
     def __enter__(self) -> Any:
         return self

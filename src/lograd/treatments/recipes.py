@@ -471,7 +471,7 @@ ALL_RECIPES = RECIPES + FULL_RECIPES
 """All families of names."""
 
 registered: dict[str, Treated] = {}
-"""What users have given a name by `register_recipe`."""
+"""Treatments that users have named by `register_recipe`."""
 
 MODIFIERS: dict[str, tuple[str, Callable[[Treatment], Treatment]]] = {
     "nearest": ("rounded to nearest", lambda one: _with_rounding(one, "nearest")),

@@ -15,4 +15,10 @@ struct ConvolutionShape {
     Axis y, x;
 };
 
+// True for a convolution of single pixels, which is a linear layer with a row for each of them.
+inline bool is_pixelwise(const ConvolutionShape& layer) {
+    const auto plain = [](const Axis& axis) { return axis.kernel == 1 && axis.stride == 1 && axis.padding == 0; };
+    return layer.groups == 1 && plain(layer.y) && plain(layer.x);
+}
+
 }  // namespace lograd

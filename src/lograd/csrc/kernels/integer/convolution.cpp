@@ -262,11 +262,6 @@ private:
     }
 };
 
-bool is_matmul(const ConvolutionShape& l) {
-    const auto plain = [](const Axis& a) { return a.kernel == 1 && a.stride == 1 && a.padding == 0; };
-    return l.groups == 1 && plain(l.y) && plain(l.x);
-}
-
 // A convolution with a kernel of 1 x 1 as the product of a row for each pixel and the weights.
 IntegerMatmul pixels_times_weights(const IntegerConvolution& t, std::size_t pixels, std::size_t summed,
                                    std::size_t results) {
@@ -311,7 +306,7 @@ void integer_convolution(const IntegerConvolution& t) {
     const ConvolutionShape& l = t.layer;
     IntegerMatmul product = pixels_times_weights(t, l.batch * l.y.output * l.x.output, l.channels, l.outputs);
     if (product.m * product.n == 0) return;
-    if (!is_matmul(l)) return slide(t, false);
+    if (!is_pixelwise(l)) return slide(t, false);
     product.b_k = 1, product.b_column = l.channels;
     product.bias = t.bias;
     integer_matmul(product);
@@ -321,7 +316,7 @@ void integer_input_gradient(const IntegerConvolution& t) {
     const ConvolutionShape& l = t.layer;
     IntegerMatmul product = pixels_times_weights(t, l.batch * l.y.input * l.x.input, l.outputs, l.channels);
     if (product.m * product.n == 0) return;
-    if (!is_matmul(l)) return slide(t, true);
+    if (!is_pixelwise(l)) return slide(t, true);
     product.b_k = l.channels, product.b_column = 1;
     integer_matmul(product);
 }

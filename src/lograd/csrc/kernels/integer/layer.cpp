@@ -139,12 +139,6 @@ bool is_zero(const std::uint8_t* codes, std::size_t count, int zero) {
     return true;
 }
 
-// True for a convolution of one pixel, which is a linear layer whose rows are pixels.
-bool is_pixelwise(const ConvolutionShape& layer) {
-    const auto plain = [](const Axis& axis) { return axis.kernel == 1 && axis.stride == 1 && axis.padding == 0; };
-    return layer.groups == 1 && plain(layer.y) && plain(layer.x);
-}
-
 // Rows of a gradient whose codes are not all zero, where leaving out the others pays.  A row is a sample or, in a
 // convolution of one pixel, a pixel.
 class RowsLeft {

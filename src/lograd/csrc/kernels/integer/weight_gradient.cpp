@@ -263,7 +263,7 @@ void integer_weight_gradient(const IntegerConvolution& t) {
     const std::size_t weights = l.outputs * (l.channels / l.groups) * taps;
     if (weights == 0) return;
     if (l.batch * pixels == 0) return std::fill(t.out, t.out + weights, 0.0f), void();
-    if (l.groups == 1 && taps == 1 && l.y.stride == 1 && l.x.stride == 1 && l.y.padding == 0 && l.x.padding == 0) {
+    if (is_pixelwise(l)) {
         IntegerMatmul product{};
         product.batch = 1, product.m = l.outputs, product.n = l.channels, product.k = l.batch * pixels;
         product.a = t.a, product.a_row = 1, product.a_k = l.outputs;
